@@ -66,7 +66,7 @@ const NEVER: &[&str] = &[
     "_ZN6smolet10allocation8resizing*",
     "_ZN6smolet8iptables*",
     "_ZN6smolet15kernel_tunables*",
-    "_ZN6smolet6source8api_here*",
+    "_ZN6smolet6source14api_local_pods*",
     "*smolet..source..api*",
     "_ZN6smolet6source*3api*",
     "_ZN6smolet6source11api_objects*",
@@ -116,9 +116,9 @@ const NEVER: &[&str] = &[
     "_ZN6smolet5image7archive*",
     "_ZN6smolet3cri5store6*",
     "_ZN6smolet5store3cut*",
-    "_ZN6smolet5store4keep*",
-    "*smolet..store..keep*",
-    "_ZN6smolet6source8api_kept*",
+    "_ZN6smolet5store7offline*",
+    "*smolet..store..offline*",
+    "_ZN6smolet6source11api_offline*",
     "_ZN6smolet7systemd6logind*",
     "_ZN6smolet7systemd7Systemd*",
     "_ZN6smolet7systemd4wire*",
@@ -179,7 +179,7 @@ const NEVER: &[&str] = &[
     "_ZN5hyper5proto2h16decode7Decoder6deco*",
     "_ZN5hyper5proto2h14role6Serve*",
     // Of these one short function or another runs: next to the rest, they keep no piece of their own.
-    "_ZN6smolet7systemd4Turn*",
+    "_ZN6smolet7systemd7Session*",
     "_ZN42_$LT$$RF$T$u20$as$u20$core..fmt..*",
 ];
 

@@ -1,19 +1,19 @@
-//! Work that blocks (directories, mounts, fsync) on a thread of its own, which ends with the work.
+//! Blocking work (directories, mounts, fsync) on its own thread, which ends with the work.
 //!
 //! ```text
-//!     run, run_for            smolet's own paths    few turns, no deadline: it is done when it is done
-//!     run_outside, …_for      any other path        turns of their own, and a deadline: the path may never answer
-//!     run_with_server         an NFS server         the same turns, and the deadline that its programs have
-//!     run_alone               one job at a time     no turn: it may hang, and holds up nothing but itself
+//!     run, run_for            smolet's own paths    few permits, no deadline
+//!     run_outside, …_for      any other path        other permits, and a deadline: the path may never answer
+//!     run_with_server         an NFS server         the same permits, and the deadline of its programs
+//!     run_alone               one job at a time     no permit: it may hang without delaying other work
 //! ```
 //!
-//! A path that is not smolet's own (a hostPath, what a link in a volume leads to) may lie on a server that is away: then
-//! the system call ends when that is back, days later or never, and nothing can end it before. So its thread is left to
-//! itself: whoever waited gets an error, and until it ends nobody begins anything more on that file system, with that server, or in
-//! that pod's volumes. On the file systems of the agent itself, which answer, each path is apart.
+//! A path that is not smolet's own (a hostPath, the target of a link in a volume) may be on a server that is unreachable: then
+//! the system call returns when the server is back, days later or never, and cannot be interrupted. Its thread is abandoned:
+//! the caller gets an error, and until the call returns no further work starts on that file system, with that server, or in
+//! that pod's volumes. On the agent's own file systems, which answer, each path is separate.
 //!
-//! Not the pool of the `blocking` crate: its threads stay once they were needed (1.7) and wake twice a second each, for
-//! nothing, for as long as the agent lives.
+//! Not the thread pool of the `blocking` crate (1.7): its threads stay once started, and wake up twice a second each for the
+//! agent's lifetime.
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
@@ -28,6 +28,7 @@ use smol::channel::Receiver;
 use smol::lock::{Mutex as AsyncMutex, MutexGuardArc, Semaphore, SemaphoreGuardArc};
 
 use crate::clock::SharedClock;
+use crate::fair_semaphore::{FairPermit, FairSemaphore, PermitOwner};
 use crate::limits::{
     BLOCKING_JOBS_MAX, IN_PODS_JOBS_MIN, OUTSIDE_OF_NODE_MAX, OUTSIDE_OF_PODS, OUTSIDE_PATIENCE,
 };
@@ -36,55 +37,54 @@ use crate::model::pod_dirs::{NFS, SUBPATHS};
 use crate::model::{Mono, PodUid};
 use crate::mounts;
 use crate::poison::{self, Working};
-use crate::turns::{Party, Turn, Turns};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Turns for blocking work.
+/// Limits and locks of blocking work.
 pub struct Blocking {
-    /// Of work on smolet's own paths, at most `limits::BLOCKING_JOBS_MAX` at once.
-    turns: Arc<Semaphore>,
-    /// Of work on other paths for pods, divided by pod (`limits::OUTSIDE_OF_PODS`).
-    of_pods: Turns,
-    /// Of work on what is in pods' directories, `limits::IN_PODS_JOBS_MIN` at once; then those of `of_pods`.
+    /// Permits for smolet's own paths, `limits::BLOCKING_JOBS_MAX`.
+    own_paths: Arc<Semaphore>,
+    /// Permits for other paths of pods, divided by pod (`limits::OUTSIDE_OF_PODS`).
+    of_pods: FairSemaphore,
+    /// Permits for the content of pods' directories, `limits::IN_PODS_JOBS_MIN`; when they are used up, those of `of_pods`.
     in_pods: Arc<Semaphore>,
-    /// Of work on other paths that is for no pod, `limits::OUTSIDE_OF_NODE_MAX` at once.
+    /// Permits for other paths of the node, `limits::OUTSIDE_OF_NODE_MAX`.
     of_node: Arc<Semaphore>,
-    /// One for each pod whose work is under way or waits; at most as many as pods in hand.
+    /// A lock for each pod with running or waiting work; at most as many as managed pods.
     pods: RefCell<SortedMap<Box<str>, Arc<AsyncMutex<()>>>>,
-    /// One for each place at which work is under way or waits: for each turn one, and one for each pod in hand.
+    /// A state for each region with running or waiting work: one for each permit, and one for each managed pod.
     paths: RefCell<SortedMap<Region, Arc<RegionState>>>,
-    /// Where the agent keeps what is its own.
+    /// The agent's directory.
     root: PathBuf,
     place: RunOn,
 }
 
-/// Where a path of others lies. What does not answer takes the whole place with it.
+/// Location of a path outside smolet's directories. A path that hangs makes its whole region unavailable.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Region {
-    /// Below that pod's directory: a container may have put or mounted anything there.
+    /// In that pod's directory: a container may have created or mounted anything there.
     InPod(PathBuf),
     /// On that device.
     On(Box<str>),
-    /// With that server: all it exports is away with it.
+    /// On that server: when it is unreachable, so are all its exports.
     With(Box<str>),
-    /// A program that asks that server.
+    /// A mount or unmount with that server.
     Asked(Server, Box<str>),
-    /// On a device of the agent's own, which answers; a link in it may not.
+    /// On a device of the agent's own, which answers; the target of a link may not.
     At(PathBuf),
 }
 
-/// Where a path of others lies ([`Blocking::location_of`]).
+/// Location of a path outside smolet's directories ([`Blocking::location_of`]).
 #[derive(Clone, Debug)]
 pub struct Location {
     path: PathBuf,
     lies: Region,
-    /// The pod whose turns its work takes.
+    /// The pod whose permits its work uses.
     pod: Option<PodUid>,
 }
 
 impl Region {
-    /// Reads links on the agent's own devices, and touches no others. I/O, blocking.
+    /// Reads links on the agent's own devices, and accesses no others. I/O, blocking.
     fn of(path: &Path, root: &Path) -> Self {
         let at = || Self::At(path.to_owned());
         let Ok(mounts) = mounts::read() else { return at() };
@@ -99,8 +99,8 @@ impl Region {
         }
     }
 
-    /// `None` for a server's volume too, and for parts of volumes, which may be a server's: of the pods that have one there, not
-    /// each is to wait for it with a thread of its own.
+    /// `None` also for volumes of a server, and for subpaths, which may be on one: pods that share a server must not wait for
+    /// it with a thread each.
     fn in_pod(path: &Path, root: &Path) -> Option<Self> {
         let pods = root.join("pods");
         let mut below = path.strip_prefix(&pods).ok()?.iter();
@@ -111,48 +111,48 @@ impl Region {
     }
 }
 
-/// What is asked of a server. One does not wait for the other, nor for who looks at a path there: unmounting by force ends what
-/// hangs, and that server's mounts may take long.
+/// An operation with a server. The two do not wait for each other, nor for access to paths on it: a forced unmount ends
+/// operations that hang, and mounting may take long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Server {
-    /// To mount what it exports.
+    /// Mount an export.
     Mount,
-    /// To unmount it.
+    /// Unmount one.
     Unmount,
 }
 
 enum RunOn {
-    /// With the clock of the deadlines.
+    /// With the clock for deadlines.
     OwnThread(SharedClock),
     Here,
 }
 
-/// A place that is not smolet's own.
+/// State of a region.
 #[derive(Debug, Default)]
 struct RegionState {
     turn: Arc<AsyncMutex<()>>,
-    /// When the thread began that is at it, and its path.
+    /// The start of the thread that works there, and its path.
     began: Mutex<Option<(Mono, PathBuf)>>,
 }
 
 impl RegionState {
-    /// A thread is at it for so long that it is given up.
+    /// True when a thread has exceeded its deadline there.
     fn hangs(&self, now: Mono) -> bool {
         lock(&self.began).as_ref().is_some_and(|(began, _)| now.since(*began) >= OUTSIDE_PATIENCE)
     }
 }
 
-/// What a thread at a path holds until its work ends, and the kernel lets go of it.
+/// Held by a thread until its work ends.
 struct ThreadGuard {
     at: Arc<RegionState>,
     _path: MutexGuardArc<()>,
-    _turn: Permit,
+    _permit: Permit,
 }
 
-/// A turn, until it is dropped.
+/// A permit, released when it is dropped.
 enum Permit {
-    Shared { _turn: Turn },
-    Kept { _turn: SemaphoreGuardArc },
+    OfPod { _permit: FairPermit },
+    OfNode { _permit: SemaphoreGuardArc },
 }
 
 impl Drop for ThreadGuard {
@@ -161,27 +161,27 @@ impl Drop for ThreadGuard {
     }
 }
 
-/// Why work was not done, or is not known to be.
+/// Why work was not done, or its result is unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stuck {
     /// The path does not answer.
     Hangs(PathBuf),
-    /// It was not looked at: others, this one among them, hold all turns.
+    /// It was not accessed: paths that do not answer hold all permits.
     Full {
         /// The path.
         path: PathBuf,
-        /// One that does not answer.
+        /// One of the paths that do not answer.
         other: PathBuf,
     },
-    /// Earlier work of the pod is still running.
+    /// Earlier work for the pod is still running.
     PodBusy,
-    /// No thread can be started for it.
+    /// No thread can be started.
     NoThread(PathBuf, String),
 }
 
 impl fmt::Display for Stuck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const MEND: &str = "bring back what it lies on (a network mount, a disk?) or unmount it";
+        const MEND: &str = "restore the network mount or disk it is on, or unmount it";
         let seconds = OUTSIDE_PATIENCE.as_secs();
         match self {
             Self::Hangs(path) => write!(f, "{} does not answer within {seconds} s: {MEND}", path.display()),
@@ -189,14 +189,14 @@ impl fmt::Display for Stuck {
                 let (path, other) = (path.display(), other.display());
                 write!(
                     f,
-                    "{path} was not looked at: too many others do not answer, {other} among them: {MEND}"
+                    "{path} was not accessed: too many other paths do not answer, {other} among them: {MEND}"
                 )
             }
-            Self::PodBusy => write!(f, "what was begun for the pod before is not over after {seconds} s"),
+            Self::PodBusy => write!(f, "an earlier operation for the pod has not finished after {seconds} s"),
             Self::NoThread(path, error) => {
                 write!(
                     f,
-                    "{} was not looked at, no thread can be started: {error}; end other processes",
+                    "{} was not accessed: no thread can be started: {error}; end other processes",
                     path.display()
                 )
             }
@@ -213,21 +213,21 @@ impl From<Stuck> for String {
 }
 
 impl Blocking {
-    /// Each on a thread of its own; the clock is that of the deadlines, `root` the agent's directory (`--root-dir`).
+    /// On threads, with the clock for deadlines; `root` is the agent's directory (`--root-dir`).
     pub fn on_threads(clock: SharedClock, root: &Path) -> Self {
         Self::at(RunOn::OwnThread(clock), root)
     }
 
-    /// On the caller's own thread, between two awaits: jobs end in the order they began, so that a simulation does
-    /// the same each time. Nothing has a deadline there.
+    /// On the caller's thread, between two awaits: jobs end in the order of their starts, so that a simulation is
+    /// deterministic. Without deadlines.
     pub fn on_this_thread() -> Self {
         Self::at(RunOn::Here, Path::new(""))
     }
 
     fn at(place: RunOn, root: &Path) -> Self {
         Self {
-            turns: Arc::new(Semaphore::new(BLOCKING_JOBS_MAX)),
-            of_pods: Turns::new(OUTSIDE_OF_PODS),
+            own_paths: Arc::new(Semaphore::new(BLOCKING_JOBS_MAX)),
+            of_pods: FairSemaphore::new(OUTSIDE_OF_PODS),
             in_pods: Arc::new(Semaphore::new(IN_PODS_JOBS_MIN)),
             of_node: Arc::new(Semaphore::new(OUTSIDE_OF_NODE_MAX)),
             pods: RefCell::default(),
@@ -237,24 +237,25 @@ impl Blocking {
         }
     }
 
-    /// Waits for a turn and for the work. Dropped after the work began, the work goes on to its end, and keeps its turn.
+    /// Waits for a permit and for the work. When it is dropped after the work began, the work continues to its end and keeps
+    /// its permit.
     pub async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         let (job, done) = kept(work);
         self.own(job).await;
         done.take()
     }
 
-    /// As [`Blocking::run`], and after all other work for the pod: work whose task was cancelled goes on, and must not make
-    /// anew what the pod's removal takes away.
+    /// As [`Blocking::run`], after all other work for the pod: work of a cancelled task continues, and must not create again
+    /// what the pod's removal deletes.
     ///
     /// # Errors
-    /// That other work is not over within `limits::OUTSIDE_PATIENCE`.
+    /// The other work has not ended within `limits::OUTSIDE_PATIENCE`.
     pub async fn run_for<T: Send + 'static>(
         &self,
         pod: &PodUid,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Stuck> {
-        let mine = self.turn_of(pod).await?;
+        let mine = self.pod_lock(pod).await?;
         let done = self.run(move || {
             let _mine = mine;
             work()
@@ -264,12 +265,12 @@ impl Blocking {
         Ok(done)
     }
 
-    /// Work on a path that is not smolet's own, one job after the other. What lies in a pod's directory takes the pod's turns, the
-    /// rest is the node's.
+    /// Work on a path outside smolet's directories, one job after the other. A path in a pod's directory uses the pod's
+    /// permits, another one the node's.
     ///
     /// # Errors
-    /// It is not over within `limits::OUTSIDE_PATIENCE`, its turn included; what was begun goes on, and where the
-    /// path lies nothing begins until it is over.
+    /// It has not ended within `limits::OUTSIDE_PATIENCE`, the wait for a permit included; running work continues, and no other
+    /// work starts in its region until it ends.
     pub async fn run_outside<T: Send + 'static>(
         &self,
         path: &Path,
@@ -280,7 +281,7 @@ impl Blocking {
         Ok(done.take())
     }
 
-    /// As [`Blocking::run_outside`], in that pod's turns.
+    /// As [`Blocking::run_outside`], with that pod's permits.
     ///
     /// # Errors
     /// The same.
@@ -295,8 +296,8 @@ impl Blocking {
         Ok(done.take())
     }
 
-    /// As [`Blocking::run_outside_of`], on a log of the pod's or its directory: where that lies is not looked for, so that no other
-    /// path waits for it, and it takes a thread of its own.
+    /// As [`Blocking::run_outside_of`], on a log of the pod or its directory: the region is not determined, so that no other
+    /// path waits for it, and it takes its own thread.
     ///
     /// # Errors
     /// The same.
@@ -311,7 +312,7 @@ impl Blocking {
         Ok(done.take())
     }
 
-    /// Where that path lies, for work there that comes in pieces: it is looked for once. It takes that pod's turns, or the node's.
+    /// Determines the location of a path once, for work in several pieces. It uses that pod's permits, or the node's.
     pub async fn location_of(&self, path: &Path, pod: Option<&PodUid>) -> Location {
         let path = path.to_owned();
         let lies = match self.place {
@@ -321,7 +322,7 @@ impl Blocking {
         Location { path, lies, pod: pod.cloned() }
     }
 
-    /// As [`Blocking::run_outside`], on a path of which it is known where it lies.
+    /// As [`Blocking::run_outside`], on a path with a known location.
     ///
     /// # Errors
     /// The same.
@@ -335,7 +336,7 @@ impl Blocking {
         Ok(done.take())
     }
 
-    /// As [`Blocking::run_outside`], and after all other work for the pod.
+    /// As [`Blocking::run_outside`], after all other work for the pod.
     ///
     /// # Errors
     /// Those of both.
@@ -345,7 +346,7 @@ impl Blocking {
         path: &Path,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Stuck> {
-        let mine = self.turn_of(pod).await?;
+        let mine = self.pod_lock(pod).await?;
         let done = self.run_outside_of(pod, path, move || {
             let _mine = mine;
             work()
@@ -355,11 +356,11 @@ impl Blocking {
         done
     }
 
-    /// Work with that server, which ends by itself in such a time, one job of its kind after the other, and after all other work
-    /// for the pod; `path` is what is shown.
+    /// Work with that server, which has its own deadline; one job of its kind at a time, and after all other work for the pod.
+    /// `path` is for messages.
     ///
     /// # Errors
-    /// Its turn does not come within `limits::OUTSIDE_PATIENCE`, or the work does not end; as with [`Blocking::run_outside`].
+    /// There is no permit within `limits::OUTSIDE_PATIENCE`, or the work does not end; as with [`Blocking::run_outside`].
     pub async fn run_with_server<T: Send + 'static>(
         &self,
         pod: &PodUid,
@@ -368,7 +369,7 @@ impl Blocking {
         time: Duration,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Stuck> {
-        let mine = self.turn_of(pod).await?;
+        let mine = self.pod_lock(pod).await?;
         let (job, done) = kept(move || {
             let _mine = mine;
             work()
@@ -389,17 +390,17 @@ impl Blocking {
             here(job).await;
             return Ok(());
         };
-        let for_turn = Cell::new(false);
-        let entered = self.enter(path, (Some(lies), Some(pod)), clock, &for_turn);
+        let for_permit = Cell::new(false);
+        let entered = self.enter(path, (Some(lies), Some(pod)), clock, &for_permit);
         let stay = or_late(clock, OUTSIDE_PATIENCE, entered).await;
-        let ended = begin(path, stay.unwrap_or_else(|| Err(self.late(path, &for_turn)))?, job)?;
+        let ended = begin(path, stay.unwrap_or_else(|| Err(self.late(path, &for_permit)))?, job)?;
         or_late(clock, time, over(&ended)).await.ok_or_else(|| Stuck::Hangs(path.to_owned()))
     }
 
-    /// Work that takes no turn: it may hang, and its caller has no more than one at a time.
+    /// Work without a permit: it may hang, and its caller runs at most one at a time.
     ///
     /// # Errors
-    /// No thread can be started for it.
+    /// No thread can be started.
     pub async fn run_alone<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -410,7 +411,7 @@ impl Blocking {
         }
     }
 
-    /// Paths of others at which work is under way, those that hang among them, and the bytes of their names.
+    /// Number of regions with running or hanging work, and the bytes of their names.
     pub fn held(&self) -> (usize, usize) {
         let paths = self.paths.borrow();
         let held =
@@ -419,7 +420,7 @@ impl Blocking {
     }
 
     async fn own(&self, job: Job) {
-        let turn = self.turns.acquire_arc().await;
+        let turn = self.own_paths.acquire_arc().await;
         match &self.place {
             RunOn::OwnThread(_) => start(marked(watched(job), turn)).await,
             RunOn::Here => here(job).await,
@@ -436,28 +437,29 @@ impl Blocking {
             here(job).await;
             return Ok(());
         };
-        let for_turn = Cell::new(false);
+        let for_permit = Cell::new(false);
         let done = or_late(clock, OUTSIDE_PATIENCE, async {
-            let stay = self.enter(path, known, clock, &for_turn).await?;
+            let stay = self.enter(path, known, clock, &for_permit).await?;
             over(&begin(path, stay, job)?).await;
             Ok(())
         });
-        let done = done.await.unwrap_or_else(|| Err(self.late(path, &for_turn)));
+        let done = done.await.unwrap_or_else(|| Err(self.late(path, &for_permit)));
         self.forget_idle();
         done
     }
 
-    fn late(&self, path: &Path, for_turn: &Cell<bool>) -> Stuck {
-        if for_turn.get() { self.full(path) } else { Stuck::Hangs(path.to_owned()) }
+    fn late(&self, path: &Path, for_permit: &Cell<bool>) -> Stuck {
+        if for_permit.get() { self.full(path) } else { Stuck::Hangs(path.to_owned()) }
     }
 
-    /// Waits for the turn of a path, whose place is looked for unless it is known. `for_turn` tells whether it waits for a thread.
+    /// Waits for the region of a path, which is determined unless it is known. `for_permit` is true while it waits for a
+    /// thread.
     async fn enter(
         &self,
         path: &Path,
         (lies, pod): (Option<Region>, Option<&PodUid>),
         clock: &SharedClock,
-        for_turn: &Cell<bool>,
+        for_permit: &Cell<bool>,
     ) -> Result<ThreadGuard, Stuck> {
         let lies = match lies {
             Some(lies) => lies,
@@ -465,43 +467,43 @@ impl Blocking {
         };
         let is_in_pod = matches!(lies, Region::InPod(_) | Region::Asked(Server::Unmount, _));
         let at = self.paths.borrow_mut().entry(lies).or_default().clone();
-        // Known to hang: whoever waits here may hold up others meanwhile.
+        // Known to hang: a waiting caller could delay others.
         if at.hangs(clock.now().mono) {
             return Err(Stuck::Hangs(path.to_owned()));
         }
         let of_path = at.turn.lock_arc().await;
         let kept = if is_in_pod { self.in_pods.try_acquire_arc() } else { None };
         let turn = if let Some(turn) = kept {
-            Permit::Kept { _turn: turn }
+            Permit::OfNode { _permit: turn }
         } else {
-            let mut wait = std::pin::pin!(self.turn_at(path, pod));
+            let mut wait = std::pin::pin!(self.permit_at(path, pod));
             match smol::future::poll_once(&mut wait).await {
                 Some(turn) => turn?,
                 None if self.all_hang(clock.now().mono) => return Err(self.full(path)),
                 None => {
-                    for_turn.set(true);
+                    for_permit.set(true);
                     wait.await?
                 }
             }
         };
-        for_turn.set(false);
+        for_permit.set(false);
         *lock(&at.began) = Some((clock.now().mono, path.to_owned()));
-        Ok(ThreadGuard { at, _path: of_path, _turn: turn })
+        Ok(ThreadGuard { at, _path: of_path, _permit: turn })
     }
 
-    /// A turn of the pod's, or of the pod in whose directory the path lies; else of the node's.
-    async fn turn_at(&self, path: &Path, pod: Option<&PodUid>) -> Result<Permit, Stuck> {
+    /// A permit of that pod, or of the pod in whose directory the path is; else of the node.
+    async fn permit_at(&self, path: &Path, pod: Option<&PodUid>) -> Result<Permit, Stuck> {
         let in_dir = || {
             let below = path.strip_prefix(self.root.join("pods")).ok()?;
             Some(PodUid::from(below.iter().next()?.to_str()?))
         };
-        let party = pod.map(Party::from).or_else(|| in_dir().as_ref().map(Party::from));
-        match party {
-            Some(party) => match self.of_pods.take(party).await {
-                Ok(turn) => Ok(Permit::Shared { _turn: turn }),
+        let owner = pod.map(PermitOwner::from).or_else(|| in_dir().as_ref().map(PermitOwner::from));
+        match owner {
+            Some(owner) => match self.of_pods.acquire(owner).await {
+                Ok(turn) => Ok(Permit::OfPod { _permit: turn }),
                 Err(_) => Err(self.full(path)),
             },
-            None => Ok(Permit::Kept { _turn: self.of_node.acquire_arc().await }),
+            None => Ok(Permit::OfNode { _permit: self.of_node.acquire_arc().await }),
         }
     }
 
@@ -513,20 +515,20 @@ impl Blocking {
         self.run(move || Region::of(&path, &root)).await
     }
 
-    /// Every thread is at a path that does not answer.
+    /// True when all threads are at paths that do not answer.
     fn all_hang(&self, now: Mono) -> bool {
         self.paths.borrow().values().all(|at| lock(&at.began).is_none() || at.hangs(now))
     }
 
     fn full(&self, path: &Path) -> Stuck {
-        // The one that is there for the longest time.
+        // The one that runs longest.
         let paths = self.paths.borrow();
         let held = paths.values().filter_map(|at| lock(&at.began).clone());
         let other = held.min().map(|(_, path)| path).unwrap_or_default();
         Stuck::Full { path: path.to_owned(), other }
     }
 
-    async fn turn_of(&self, pod: &PodUid) -> Result<MutexGuardArc<()>, Stuck> {
+    async fn pod_lock(&self, pod: &PodUid) -> Result<MutexGuardArc<()>, Stuck> {
         let turn = self.pods.borrow_mut().entry(pod.as_str().into()).or_default().clone();
         match (turn.try_lock_arc(), &self.place) {
             (Some(mine), _) => Ok(mine),
@@ -543,7 +545,7 @@ impl Blocking {
     }
 }
 
-/// What comes in time.
+/// The output, unless it takes longer.
 async fn or_late<T>(clock: &SharedClock, time: Duration, awaited: impl Future<Output = T>) -> Option<T> {
     let late = async {
         clock.sleep(time).await;
@@ -552,13 +554,13 @@ async fn or_late<T>(clock: &SharedClock, time: Duration, awaited: impl Future<Ou
     smol::future::or(async { Some(awaited.await) }, late).await
 }
 
-/// Starts the work at a path, whose end closes what is returned. Never here and now: the agent would hang with it.
+/// Starts the work at a path; the returned channel closes when it ends. Always on a thread, because it may hang.
 fn begin(path: &Path, stay: ThreadGuard, job: Job) -> Result<Receiver<Infallible>, Stuck> {
     spawn(&Arc::new(Mutex::new(Some(marked(job, stay)))))
         .map_err(|error| Stuck::NoThread(path.to_owned(), error.to_string()))
 }
 
-/// The work as a job, and where its result is afterwards.
+/// The work as a job, and its future result.
 fn kept<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> (Job, Done<T>) {
     let done = Arc::new(Mutex::new(None));
     let theirs = done.clone();
@@ -568,18 +570,18 @@ fn kept<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> (Job, D
 struct Done<T>(Arc<Mutex<Option<T>>>);
 
 impl<T> Done<T> {
-    /// Once the job has ended.
+    /// The result, after the job has ended.
     fn take(self) -> T {
         let done = lock(&self.0).take();
         match done {
             Some(done) => done,
-            // Where panics do not end the process (tests), this one goes on.
+            // When panics do not abort the process (tests), this one continues.
             None => std::panic::resume_unwind(Box::new("the work on a thread of its own panicked")),
         }
     }
 }
 
-/// The job with what it holds to its end. A panic on its thread is put down to the pod too.
+/// The job with a guard that it holds until its end. A panic on its thread is attributed to the pod.
 fn marked(job: Job, held: impl Send + 'static) -> Job {
     let mark = poison::handled();
     Box::new(move || {
@@ -588,7 +590,7 @@ fn marked(job: Job, held: impl Send + 'static) -> Job {
     })
 }
 
-/// The job, to which an abort is put down too: none of it may hang, so that it stands there only while it is worked on.
+/// The job with a mark to which an abort is attributed: it must not hang, because the mark exists only while it runs.
 fn watched(job: Job) -> Job {
     Box::new(move || {
         let _working = Working::on(poison::handled().as_ref());
@@ -602,18 +604,18 @@ async fn here(job: Job) {
     smol::future::yield_now().await;
 }
 
-/// Runs `work` on a thread of its own. The caller bounds how many run at once (`Blocking`; a source has one look). Dropping the
-/// future does not end the work. Where no thread can be started, the work is done here and now: it has to be done.
+/// Runs `work` on its own thread. The caller bounds how many run at once (`Blocking`; a source has one scan). Dropping the
+/// future does not end the work. When no thread can be started, the work runs on the caller's thread.
 pub(crate) async fn unblock<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (job, done) = kept(work);
     start(job).await;
     done.take()
 }
 
-/// As [`unblock`], for work that may hang: it is never done here, where the agent would hang with it.
+/// As [`unblock`], for work that may hang: it never runs on the caller's thread.
 ///
 /// # Errors
-/// No thread can be started for it.
+/// No thread can be started.
 pub(crate) async fn unblock_apart<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<T> {
@@ -626,7 +628,7 @@ pub(crate) async fn unblock_apart<T: Send + 'static>(
     Ok(done.take())
 }
 
-/// Waits until the job has ended, or panicked.
+/// Waits until the job has ended or panicked.
 async fn start(job: Job) {
     let job = Arc::new(Mutex::new(Some(job)));
     match spawn(&job) {
@@ -640,7 +642,7 @@ async fn start(job: Job) {
     }
 }
 
-/// Starts a thread for the job; what is returned closes with its end.
+/// Starts a thread for the job; the returned channel closes when it ends.
 fn spawn(job: &Arc<Mutex<Option<Job>>>) -> io::Result<Receiver<Infallible>> {
     let (ends, ended) = smol::channel::bounded::<Infallible>(1);
     let theirs = job.clone();
@@ -659,7 +661,7 @@ fn run(job: &Mutex<Option<Job>>) {
 }
 
 async fn over(ended: &Receiver<Infallible>) {
-    // Nothing ever comes; the sender goes with the thread.
+    // No message is ever sent; the sender is dropped with the thread.
     let _ = ended.recv().await;
 }
 

@@ -1,13 +1,12 @@
-//! The node's cgroup hierarchies: what they are set to for pods (`settings`), and the removal of what the runtime leaves
-//! behind of a pod: its cgroup parent, in every hierarchy, and the processes in it.
-//! I/O, small; blocking, so that callers run it on another thread (UIDs are plain text here, as a `PodUid` stays on
-//! the loop's thread).
+//! The node's cgroup hierarchies: the settings of pods' cgroups (`settings`), and the removal of a pod's cgroups that the
+//! runtime has left behind, in every hierarchy, with their processes. I/O, small; blocking, so that callers run it on another
+//! thread (UIDs are plain text here, because a `PodUid` stays on the loop's thread).
 //!
-//! Which names to look for is decided in `render::cgroup_name`; here they are found and removed below the mount
-//! points of the cgroup hierarchies, and nowhere else: symbolic links are not followed.
+//! `render::cgroup_name` decides the names; here the cgroups are found and removed below the mount points of the cgroup
+//! hierarchies only. Symbolic links are not followed.
 //!
-//! A runtime that was killed at the wrong moment forgets a container and lets its processes run: nobody else would
-//! ever end them. They get SIGKILL as from the kubelet (`tryKillingCgroupProcesses`).
+//! A runtime that was killed in the middle of a call may lose a container and leave its processes running. They get SIGKILL, as
+//! from the kubelet (`tryKillingCgroupProcesses`).
 
 mod settings;
 use std::fmt;
@@ -26,12 +25,12 @@ use crate::render::cgroup_settings::Controller;
 
 pub use settings::{Missing, SettingError};
 
-/// A cgroup that could not be read or removed. All kinds are tried again with the pod's next sync.
+/// A cgroup that could not be read or removed. It is retried with the pod's next sync.
 #[derive(Debug)]
 pub struct CgroupError {
-    /// Which directory.
+    /// The directory.
     pub path: PathBuf,
-    /// Why. `ResourceBusy` while processes of the pod still run, SIGKILL notwithstanding.
+    /// The error. `ResourceBusy` while processes of the pod still run after SIGKILL.
     pub source: io::Error,
 }
 
@@ -39,7 +38,7 @@ impl fmt::Display for CgroupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "cgroup {}: {}", self.path.display(), self.source)?;
         match self.source.kind() {
-            io::ErrorKind::ResourceBusy => f.write_str("; its processes do not end, though they got SIGKILL"),
+            io::ErrorKind::ResourceBusy => f.write_str("; its processes still run after SIGKILL"),
             _ => Ok(()),
         }
     }
@@ -55,15 +54,14 @@ impl std::error::Error for CgroupError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cgroups {
     hierarchies: Vec<PathBuf>,
-    /// Where each controller of version 1 is.
+    /// Mount points of the version 1 controllers.
     controllers: Vec<(Controller, PathBuf)>,
-    /// The one hierarchy of version 2, when there is no other.
+    /// The mount point of version 2, when it is the only hierarchy.
     unified: Option<PathBuf>,
 }
 
 impl Cgroups {
-    /// The hierarchies that `mounts` (the text of `/proc/self/mounts`) names below `root`, `/sys/fs/cgroup`; what is
-    /// mounted elsewhere belongs to somebody else.
+    /// The hierarchies in `mounts` (the text of `/proc/self/mounts`) below `root`, `/sys/fs/cgroup`; others are not the node's.
     pub fn from_mounts(mounts: &str, root: &Path) -> Self {
         let (mut hierarchies, mut controllers) = (Vec::new(), Vec::new());
         let mut all_v2 = true;
@@ -85,27 +83,27 @@ impl Cgroups {
                 controllers.extend(Controller::ALL.into_iter().filter(has).map(|c| (c, point.to_owned())));
             }
         }
-        // Controllers mounted together stand there once; a mount over another one stands twice.
+        // Controllers that are mounted together are one hierarchy; a mount over another one occurs twice.
         hierarchies.sort_unstable();
         hierarchies.dedup();
         let unified = hierarchies.first().filter(|_| all_v2).cloned();
         Self { hierarchies, controllers, unified }
     }
 
-    /// Removes the pod's cgroups, whatever its class was, children first, and ends the processes in them: only for a
-    /// pod of which the runtime knows no container any more. All hierarchies are tried; the first error is told.
+    /// Removes the pod's cgroups of every QoS class, children first, and kills the processes in them: only for a pod without
+    /// containers in the runtime. All hierarchies are tried; the first error is returned.
     ///
-    /// With the driver systemd after its slices are stopped.
+    /// With the systemd driver after its slices are stopped.
     pub fn remove_pod(&self, node: &NodeSettings, uid: &str) -> Result<Removed, CgroupError> {
         let mut removed = Removed::default();
-        // A UID becomes part of a path: one that could leave its directory names no cgroup of ours.
+        // A UID becomes part of a path: one with a separator is not ours.
         if uid.is_empty() || uid.contains('/') {
             return Ok(removed);
         }
         let mut tries = 1;
         loop {
             match self.try_remove_pod(node, uid, &mut removed) {
-                // Killed processes take a moment to end.
+                // Killed processes take a moment to exit.
                 Err(error)
                     if tries < CGROUP_REMOVE_TRIES && error.source.kind() == io::ErrorKind::ResourceBusy =>
                 {
@@ -134,7 +132,7 @@ impl Cgroups {
         result
     }
 
-    /// How many process IDs the pod's processes and their threads have; nothing when it has no cgroup that counts them.
+    /// Process IDs of the pod's processes and threads; `None` without a cgroup that counts them.
     pub fn pids_of_pod(&self, node: &NodeSettings, uid: &str) -> Option<u64> {
         if uid.is_empty() || uid.contains('/') {
             return None;
@@ -143,15 +141,15 @@ impl Cgroups {
         let hierarchy = apart.map(|(_, path)| path).or(self.unified.as_ref())?;
         pod_cgroup_candidates(node, uid).iter().find_map(|name| {
             let file = hierarchy.join(name.trim_start_matches('/')).join("pids.current");
-            // A number and a line's end.
+            // A number and a newline.
             let mut text = String::new();
             std::fs::File::open(file).ok()?.take(32).read_to_string(&mut text).ok()?;
             text.trim().parse().ok()
         })
     }
 
-    /// Which cgroups of the pod's are there, by name, after SIGKILL for the processes in them: systemd, asked to stop them,
-    /// would wait a minute and a half for those. Only for a pod of which the runtime knows no container any more.
+    /// Kills the processes in the pod's cgroups and returns the names of the existing ones: systemd would wait ninety seconds
+    /// for the processes when it stops them. Only for a pod without containers in the runtime.
     pub fn end_pod(&self, node: &NodeSettings, uid: &str) -> (Vec<String>, SortedSet<i32>) {
         let mut removed = Removed::default();
         if uid.is_empty() || uid.contains('/') {
@@ -171,17 +169,17 @@ impl Cgroups {
     }
 }
 
-/// What went with a pod's cgroups.
+/// What was removed of a pod's cgroups.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
-    /// Directories, in all hierarchies; 0 when none was there.
+    /// Number of directories in all hierarchies; 0 when there was none.
     pub directories: usize,
-    /// PIDs of the processes that got SIGKILL: usually none, as the runtime has ended them.
+    /// PIDs of the killed processes: usually none, because the runtime has stopped them.
     pub killed: SortedSet<i32>,
 }
 
-/// Removes the directory and those below it, at most `left`. A directory that is not there is removed already; one that
-/// cannot be removed keeps no other from it, and its processes get SIGKILL.
+/// Removes the directory and those below it, at most `left`. A missing directory counts as removed; one that cannot be removed
+/// does not stop the others, and its processes get SIGKILL.
 fn remove_tree(
     path: &Path,
     depth: usize,
@@ -212,9 +210,9 @@ fn remove_tree(
     result
 }
 
-/// SIGKILL for the processes in this cgroup and in those below it, at most `left`.
+/// Kills the processes in this cgroup and those below it, at most `left`.
 fn kill_tree(path: &Path, depth: usize, left: &mut usize, removed: &mut Removed) {
-    // What cannot be read kills nothing; what runs there then keeps the cgroup busy, and that is told.
+    // Unreadable: nothing is killed; running processes keep the cgroup busy, which is reported.
     for name in child_directories(path).unwrap_or_default() {
         if depth == 0 || *left == 0 {
             return;
@@ -225,15 +223,15 @@ fn kill_tree(path: &Path, depth: usize, left: &mut usize, removed: &mut Removed)
     kill_processes(path, removed);
 }
 
-/// SIGKILL for the processes in this cgroup, those below it not among them. What cannot be read (a threaded cgroup of
-/// version 2: its processes are listed above it) kills nothing; that the cgroup stays busy is told.
+/// Kills the processes in this cgroup, without those below it. Unreadable (a threaded cgroup of version 2, whose processes are
+/// listed above it): nothing is killed; the busy cgroup is reported.
 fn kill_processes(path: &Path, removed: &mut Removed) {
     let Ok(file) = std::fs::File::open(path.join("cgroup.procs")) else { return };
     let mut text = String::new();
     if file.take(CGROUP_PROCS_BYTES_MAX).read_to_string(&mut text).is_err() {
         return;
     }
-    // A process of another PID namespace is called 0; the last line may be cut short, and is read whole the next time.
+    // A process of another PID namespace is listed as 0; the last line may be truncated, and is read by the retry.
     let whole = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
     let pids = whole.filter_map(|line| i32::try_from(line.parse::<u32>().ok()?).ok());
     for pid in pids.filter_map(Pid::from_raw).filter(|pid| *pid != getpid()) {
@@ -243,7 +241,7 @@ fn kill_processes(path: &Path, removed: &mut Removed) {
     }
 }
 
-/// The names of the real directories in a directory: links are none. Nothing for a directory that is not there.
+/// Names of the subdirectories, without symbolic links. Empty for a missing directory.
 fn child_directories(path: &Path) -> Result<Vec<std::ffi::OsString>, CgroupError> {
     let failed = |source| CgroupError { path: path.to_owned(), source };
     match std::fs::symlink_metadata(path) {
@@ -254,7 +252,7 @@ fn child_directories(path: &Path) -> Result<Vec<std::ffi::OsString>, CgroupError
     }
     let entries = match std::fs::read_dir(path) {
         Ok(entries) => entries,
-        // Gone between the two calls.
+        // Removed between the two calls.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(failed(error)),
     };
@@ -275,7 +273,7 @@ mod tests {
     use super::*;
     use crate::render::CgroupDriver;
 
-    /// Which of the tests' pods have a cgroup in some hierarchy.
+    /// The tests' pods that have a cgroup in some hierarchy.
     fn with_cgroups(cgroups: &Cgroups, node: &NodeSettings) -> Vec<&'static str> {
         let is_there = |uid: &&str| {
             let names = pod_cgroup_candidates(node, uid);
@@ -285,12 +283,12 @@ mod tests {
         ["a-b", "u1", "u2"].into_iter().filter(is_there).collect()
     }
 
-    /// Hierarchies with these mount points, for the removal.
+    /// Hierarchies with these mount points.
     fn mounted_at(hierarchies: Vec<PathBuf>) -> Cgroups {
         Cgroups { hierarchies, controllers: Vec::new(), unified: None }
     }
 
-    /// A directory of the test's own, gone when the test ends.
+    /// A temporary directory, removed when the test ends.
     pub(super) struct Scratch(pub(super) PathBuf);
 
     impl Scratch {
@@ -349,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pods_cgroups_go_from_every_hierarchy_and_nothing_else_does() {
+    fn a_pods_cgroups_are_removed_from_every_hierarchy_and_no_others() {
         let scratch = Scratch::new();
         scratch.make("memory/kubepods/burstable/podu1/c1/deeper");
         scratch.make("memory/kubepods/burstable/podu2/c1");
@@ -362,7 +360,7 @@ mod tests {
         assert_eq!(
             cgroups.remove_pod(&node, "u1").unwrap(),
             Removed::default(),
-            "a second time there is nothing"
+            "nothing is left for a second removal"
         );
         assert!(!scratch.has("memory/kubepods/burstable/podu1") && !scratch.has("cpu/kubepods/podu1"));
         assert!(scratch.has("memory/kubepods/burstable/podu2/c1") && scratch.has("cpu/other/podu1"));
@@ -382,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_in_a_slice_ends_before_it_is_stopped() {
+    fn processes_in_a_slice_are_killed_before_it_is_stopped() {
         let scratch = Scratch::new();
         let slice = "kubepods.slice/kubepods-podu1.slice";
         let scope = scratch.make(&format!("{slice}/forgotten.scope"));
@@ -394,14 +392,14 @@ mod tests {
         assert_eq!(cgroups.end_pod(&node, "u1"), (vec![format!("/{slice}")], killed));
         let ended = left.wait().unwrap();
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended), Some(Signal::KILL.as_raw()));
-        assert!(scratch.has(slice), "that is systemd's to remove");
+        assert!(scratch.has(slice), "systemd removes it");
         for other in ["u2", "", "../kubepods-podu1.slice"] {
             assert_eq!(cgroups.end_pod(&node, other), (vec![], SortedSet::new()), "{other}");
         }
     }
 
     #[test]
-    fn links_are_not_followed_and_a_uid_is_no_path() {
+    fn links_are_not_followed_and_a_uid_with_a_separator_is_refused() {
         let scratch = Scratch::new();
         let outside = scratch.make("outside/kept");
         let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
@@ -412,38 +410,38 @@ mod tests {
         std::os::unix::fs::symlink(scratch.0.join("outside"), scratch.0.join("root/kubepods/podu2")).unwrap();
         let cgroups = mounted_at(vec![scratch.0.join("root")]);
         let node = node(CgroupDriver::Cgroupfs);
-        // Not empty, so it stays; a link cannot stand in a real cgroup.
+        // Not empty, so it stays; a real cgroup has no links.
         assert!(cgroups.remove_pod(&node, "u1").is_err());
         assert!(cgroups.remove_pod(&node, "u2").is_err());
         assert_eq!(cgroups.remove_pod(&node, "/../../../outside/kept").unwrap(), Removed::default());
         assert_eq!(cgroups.remove_pod(&node, "").unwrap(), Removed::default());
         assert!(outside.is_dir());
-        assert!(other.try_wait().unwrap().is_none(), "what a link points to runs on");
+        assert!(other.try_wait().unwrap().is_none(), "the link's target still runs");
         other.kill().unwrap();
         other.wait().unwrap();
     }
 
     #[test]
-    fn processes_left_in_it_are_killed_and_no_others() {
+    fn only_processes_of_the_cgroup_are_killed() {
         let scratch = Scratch::new();
         let pod = scratch.make("kubepods/podu1/forgotten");
         let sleeper = || std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let (mut left, mut other) = (sleeper(), sleeper());
-        // Not a whole line, a process of another namespace, this one, a group of processes: none of them is meant.
+        // A truncated line, a process of another namespace, this process, a process group: none of them is killed.
         let procs = format!("{}\n0\n{}\n-{}\n{}", left.id(), std::process::id(), other.id(), other.id());
         std::fs::write(pod.join("cgroup.procs"), procs).unwrap();
-        // A real cgroup's files do not keep it from being removed; here they do.
+        // A real cgroup's files do not prevent its removal; here they do.
         let removed = mounted_at(vec![scratch.0.clone()]).remove_pod(&node(CgroupDriver::Cgroupfs), "u1");
         assert!(removed.is_err());
         let ended = left.wait().unwrap();
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended), Some(Signal::KILL.as_raw()));
-        assert!(other.try_wait().unwrap().is_none(), "it runs on");
+        assert!(other.try_wait().unwrap().is_none(), "it still runs");
         other.kill().unwrap();
         other.wait().unwrap();
     }
 
     #[test]
-    fn a_tree_deeper_than_any_pods_is_left_alone() {
+    fn a_tree_beyond_the_limit_is_left_alone() {
         let scratch = Scratch::new();
         let deep = format!("kubepods/podu1{}", "/x".repeat(CGROUP_DEPTH_MAX + 1));
         scratch.make(&deep);

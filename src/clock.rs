@@ -1,6 +1,6 @@
 //! The clock and the timers as a trait, so that tests and simulation run on virtual time.
 //!
-//! [`SystemClock`] is the device's; [`VirtualClock`] stands still until a test moves it.
+//! [`SystemClock`] is the machine's; [`VirtualClock`] advances only when a test moves it.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -12,30 +12,30 @@ use std::time::Duration;
 
 use crate::model::{Mono, Now, Wall};
 
-/// A future that ends when a timer does.
+/// The future of a timer.
 pub type Sleep = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Where time comes from. Only `node`, `grpc` and the tasks they start may hold one; pure code gets a [`Now`].
+/// Source of time. Only `node`, `grpc` and the tasks they start may hold one; pure code gets a [`Now`].
 pub trait Clock {
     /// Both clocks, read once.
     fn now(&self) -> Now;
 
-    /// Ends at `at`, at once when that is past.
+    /// Completes at `at`, immediately when that is past.
     fn sleep_until(&self, at: Mono) -> Sleep;
 
-    /// Which boot the monotonic instants belong to; empty = unknown.
+    /// Id of the boot that the monotonic instants belong to; empty = unknown.
     fn boot_id(&self) -> Box<str>;
 
-    /// Ends after `duration`.
+    /// Completes after `duration`.
     fn sleep(&self, duration: Duration) -> Sleep {
         self.sleep_until(self.now().mono + duration)
     }
 }
 
-/// A clock anyone on the loop's thread can hold.
+/// A clock shared on the loop's thread.
 pub type SharedClock = Rc<dyn Clock>;
 
-/// The machine's clocks: `CLOCK_BOOTTIME` (a gateway may sleep) and `CLOCK_REALTIME`.
+/// The machine's clocks: `CLOCK_BOOTTIME`, which counts suspended time, and `CLOCK_REALTIME`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
@@ -63,8 +63,8 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that moves only when [`VirtualClock::advance`] says so. Clones share one time; a test's thread may
-/// move it while the agent's thread sleeps on it.
+/// A clock that advances only by [`VirtualClock::advance`]. Clones share their time; a test's thread may advance it while the
+/// agent's thread sleeps on it.
 #[derive(Clone)]
 pub struct VirtualClock(Arc<Mutex<VirtualState>>);
 
@@ -81,7 +81,7 @@ impl VirtualClock {
         Self(Arc::new(Mutex::new(VirtualState { now, boots: 1, sleepers: Vec::new() })))
     }
 
-    /// Moves both clocks on and wakes whoever slept until then.
+    /// Advances both clocks and wakes the sleepers that are due.
     pub fn advance(&self, by: Duration) {
         let mut woken = Vec::new();
         {
@@ -100,20 +100,20 @@ impl VirtualClock {
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// Steps the wall clock alone, as NTP or a missing clock chip does.
+    /// Steps only the wall clock, as NTP does on a machine without an RTC.
     pub fn step_wall(&self, by_seconds: i64) {
         let mut state = self.state();
         state.now.wall = Wall(state.now.wall.0 + by_seconds * 1_000_000_000);
     }
 
-    /// The machine boots anew; the agent is down meanwhile. The boot has a new id and is a minute old.
+    /// The machine reboots while the agent is stopped. The new boot has a new id and is a minute old.
     pub fn reboot(&self) {
         let mut state = self.state();
         state.boots += 1;
         state.now.mono = Mono(60_000_000_000);
     }
 
-    /// The earliest instant anyone sleeps until.
+    /// The earliest instant of a sleeper.
     pub fn next_sleeper(&self) -> Option<Mono> {
         self.state().sleepers.iter().map(|(at, _)| *at).min()
     }

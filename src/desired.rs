@@ -77,7 +77,7 @@ impl Source {
 pub struct Desired {
     sources: Vec<Source>,
     entries: BTreeMap<PodUid, Entry>,
-    objects: objects::Held,
+    objects: objects::MergedObjects,
     shared: Rc<Objects>,
     problems: Vec<Problem>,
 }
@@ -104,7 +104,7 @@ impl Desired {
         Self {
             sources: sources.iter().map(source).collect(),
             entries: BTreeMap::new(),
-            objects: objects::Held::new(),
+            objects: objects::MergedObjects::new(),
             shared: Rc::default(),
             problems: Vec::new(),
         }
@@ -429,7 +429,7 @@ mod tests {
             objects: Vec::new(),
             problems: if complete { Vec::new() } else { vec![problem] },
             complete,
-            held: crate::source::Held::default(),
+            held: crate::source::SourceUsage::default(),
             server: crate::source::ServerPods::default(),
         }
     }

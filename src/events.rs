@@ -1,11 +1,10 @@
-//! Why: a fixed-size ring of decisions and errors about pods, counted instead of repeated. PURE.
+//! The event recorder: a fixed-size ring of decisions and errors about pods, in which repeated events are counted. PURE.
 //!
-//! `smolet events` shows it, `smolet describe` ends with a pod's part of it, and the log prints an entry when it is new: one
-//! line per real change.
+//! `smolet events` shows it, `smolet describe` ends with a pod's events, and a new entry is logged: one line per real change.
 //!
-//! No pod pushes the others' entries out, however much happens to it: messages that differ each time (a probe's, say) are
-//! combined after a few of one reason, as Kubernetes' own `EventCorrelator` does, and when the ring is full the pod with the
-//! most entries loses its oldest.
+//! A pod cannot displace the other pods' events: events of one reason whose messages differ (a probe's, for example) are
+//! combined after a few, as in Kubernetes' `EventCorrelator`, and a full ring drops the oldest entry of the pod with the most
+//! entries.
 
 use std::collections::VecDeque;
 
@@ -14,21 +13,21 @@ use crate::model::SortedMap;
 use crate::model::{ContainerKind, Mono, PodKey};
 use crate::text::start_of;
 
-/// As Kubernetes' `Event.type`.
+/// Kubernetes' `Event.type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// Something went as wanted.
+    /// Expected.
     Normal,
-    /// Something did not.
+    /// A failure.
     Warning,
 }
 
-/// What an event is about: a pod, or one of its containers (`GenerateContainerRef`).
+/// The object of an event: a pod, or one of its containers (`GenerateContainerRef`).
 #[derive(Clone, Copy, Debug)]
 pub struct About<'a> {
-    /// The pod; one without a namespace stands for the node of that name.
+    /// The pod; without a namespace it is the node of that name.
     pub pod: &'a PodKey,
-    /// The list that the container stands in, and its name.
+    /// The container's list and name.
     pub container: Option<(ContainerKind, &'a str)>,
 }
 
@@ -76,11 +75,11 @@ pub struct Event<'a> {
     pub message: &'a str,
     /// How often.
     pub count: u32,
-    /// First seen. Monotonic, as all ages: a gateway without an RTC steps its clock after boot.
+    /// First occurrence. Monotonic, as all ages: a gateway without an RTC steps its clock after boot.
     pub first: Mono,
-    /// Last seen.
+    /// Last occurrence.
     pub last: Mono,
-    /// The ring's revision since it was seen last.
+    /// The ring's revision at the last occurrence.
     pub revision: u64,
 }
 
@@ -171,7 +170,7 @@ fn push(text: &mut String, part: &str) -> Span {
     (begin, u32::try_from(part.len()).unwrap_or(u32::MAX))
 }
 
-/// What stands before the last one of many messages that differ (`EventAggregatorByReasonMessageFunc`).
+/// Prefix of the last message of combined events (`EventAggregatorByReasonMessageFunc`).
 const COMBINED: &str = "(combined from similar events): ";
 
 /// The ring. Full: of the pod that has the most entries, the one that was touched longest ago goes.
@@ -189,8 +188,8 @@ pub struct EventRing {
 }
 
 impl EventRing {
-    /// Notes an event; true when no entry says the same of this pod yet, so that it deserves a log line: once for messages
-    /// that are combined.
+    /// Records an event; true when it has to be logged: when the pod has no entry with this message, and once for combined
+    /// events.
     pub fn record(
         &mut self,
         about: About<'_>,
@@ -254,7 +253,7 @@ impl EventRing {
         combined.is_none()
     }
 
-    /// Forgets the oldest entry of the pod that has the most; of several such pods the one whose entry is the oldest.
+    /// Drops the oldest entry of the pod with the most entries; of several such pods, of the one with the oldest entry.
     fn make_room(&mut self) {
         let mut of_pods: SortedMap<&str, usize> = SortedMap::new();
         for event in self.iter() {
@@ -288,7 +287,7 @@ impl EventRing {
         self.entries.iter().map(|entry| entry.event(&self.text))
     }
 
-    /// How many entries are held.
+    /// Number of entries.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
@@ -298,7 +297,7 @@ impl EventRing {
         self.entries.capacity() * size_of::<Entry>() + self.text.capacity()
     }
 
-    /// True before the first event.
+    /// True without entries.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -307,8 +306,8 @@ impl EventRing {
 /// By what the text grows at least: some ten events.
 const TEXT_STEP_BYTES: usize = 2 * KIB;
 
-/// The same text but for ids of the runtime (runs of `ID_DIGITS_MIN` hexadecimal digits and more): each try to make
-/// a sandbox has a new one, and says nothing new by that.
+/// True for messages that differ only in ids of the runtime (`ID_DIGITS_MIN` or more hexadecimal digits): each attempt to
+/// create a sandbox has a new one.
 fn same_but_ids(a: &str, b: &str) -> bool {
     let (mut a, mut b) = (a.as_bytes(), b.as_bytes());
     loop {
@@ -325,7 +324,7 @@ fn same_but_ids(a: &str, b: &str) -> bool {
     }
 }
 
-/// The shortest id a runtime shows.
+/// Length of the shortest id in a runtime's message.
 const ID_DIGITS_MIN: usize = 12;
 
 fn hex_digits(text: &[u8]) -> usize {
@@ -342,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_again_is_counted_and_moves_to_the_end() {
+    fn a_repeated_event_is_counted_and_moves_to_the_end() {
         let mut ring = EventRing::default();
         let pod = PodKey::new("default", "web", "u1");
         assert!(ring.record((&pod).into(), EventKind::Normal, "Started", "one", now(1)));
@@ -355,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_that_differ_each_time_are_combined() {
+    fn events_with_different_messages_are_combined() {
         let mut ring = EventRing::default();
         let (pod, other) = (PodKey::new("default", "web", "u1"), PodKey::new("default", "db", "u2"));
         ring.record((&other).into(), EventKind::Normal, "Started", "other", now(0));
@@ -371,14 +370,14 @@ mod tests {
                 now(second),
             ));
         }
-        // Each once, and that they are combined from then on.
+        // Each once, and once when they are combined from then on.
         assert_eq!(logged, EVENTS_SIMILAR_MAX + 1);
         assert_eq!(ring.len(), 2 + EVENTS_SIMILAR_MAX);
         let last = ring.iter().last().expect("just added");
         assert_eq!(last.message, "(combined from similar events): Get http://10.0.0.1: port 999");
         let counted: u32 = ring.iter().filter(|e| e.reason == "Unhealthy").map(|e| e.count).sum();
         assert_eq!(counted, 999);
-        // What is said again of what is still there is counted where it stands.
+        // A message that still has its own entry is counted there.
         assert!(!ring.record(
             (&pod).into(),
             EventKind::Warning,
@@ -393,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn another_id_of_the_runtime_is_nothing_new() {
+    fn messages_that_differ_in_a_runtimes_id_are_the_same() {
         for (a, b, same) in [
             ("sandbox \"09f0f63db0262b8e\": no CNI", "sandbox \"aa43f63db0262b8e28\": no CNI", true),
             ("sandbox \"09f0f63db0262b8e\": no CNI", "sandbox \"aa43f63db0262b8e28\": no disk", false),
@@ -407,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn full_drops_the_oldest_and_messages_are_cut() {
+    fn a_full_ring_drops_the_oldest_and_messages_are_cut() {
         let mut ring = EventRing::default();
         let pod = |number: usize| PodKey::new("default", "web", &format!("u{number}"));
         for number in 0..=EVENTS_MAX {
@@ -462,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_with_many_entries_loses_its_own() {
+    fn a_full_ring_drops_entries_of_the_pod_with_the_most() {
         const REASONS: [&str; 4] = ["Failed", "Unhealthy", "BackOff", "FailedMount"];
         let mut ring = EventRing::default();
         let quiet = PodKey::new("default", "quiet", "quiet");

@@ -1,8 +1,8 @@
-//! The executor of the loop's thread: it gives each task a name, and measures how long each poll holds the thread.
+//! The executor of the loop's thread: each task has a name, and the duration of each poll is measured.
 //!
-//! One thread does everything, so that what one poll takes all others wait for. A poll that takes `limits::POLL_TIME_MAX` or
-//! longer is counted and, once a minute, logged with the task's name; the longest one is a metric. `tests/attack` holds it to
-//! 250 ms whatever pods, servers and strangers do.
+//! One thread runs all tasks, so a long poll delays all others. A poll that takes `limits::POLL_TIME_MAX` or longer is counted
+//! and, once a minute, logged with the task's name; the longest one is a metric. `tests/attack` requires less than 250 ms for
+//! any input from pods, servers and unauthenticated peers.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -17,7 +17,7 @@ use smol::{LocalExecutor, Task};
 
 use crate::limits::{LOOP_TURN_TIME, POLL_LOG_PERIOD, POLL_TIME_MAX, POLLS_PER_TURN_MAX};
 
-/// The name of what is no task but `main`.
+/// The name of `main`, which is not a task.
 const LOOP: &str = "loop";
 
 /// Runs tasks on one thread.
@@ -28,20 +28,20 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// One without tasks.
+    /// An executor without tasks.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A further task. The name is for the log and `/metrics`.
+    /// Spawns a task. The name is for the log and `/metrics`.
     pub fn spawn<T: 'static>(&self, name: &'static str, task: impl Future<Output = T> + 'static) -> Task<T> {
-        // Behind a pointer: the executor's own code is compiled once for each kind of result, and not for each task.
+        // Boxed: the executor's code is compiled once for each type of result, not for each task.
         let task: Pin<Box<dyn Future<Output = T>>> = Box::pin(task);
         self.tasks.spawn(Measured { name, polls: self.polls.clone(), task })
     }
 
-    /// Runs the tasks until `main` ends. After `limits::POLLS_PER_TURN_MAX` polls of tasks it is `main`'s turn again, and that of
-    /// the timers and sockets that woke meanwhile.
+    /// Runs the tasks until `main` ends. After `limits::POLLS_PER_TURN_MAX` polls of tasks, `main`, timers and sockets are
+    /// polled.
     pub async fn run<T>(&self, main: impl Future<Output = T>) -> T {
         let main = Measured { name: LOOP, polls: self.polls.clone(), task: Box::pin(main) };
         let others = async {
@@ -55,25 +55,25 @@ impl Executor {
         smol::future::or(main, others).await
     }
 
-    /// Polls one task that is ready; false when there is none.
+    /// Polls one ready task; false when there is none.
     pub fn try_tick(&self) -> bool {
         self.tasks.try_tick()
     }
 
-    /// What the polls took.
+    /// Durations of polls.
     pub fn polls(&self) -> &Rc<Polls> {
         &self.polls
     }
 }
 
-/// How long polls held the thread. Time in which the thread waited for a processor is none of theirs, as far as the kernel tells it.
+/// Durations of polls, without the time in which the thread waited for a processor, if the kernel reports it.
 #[derive(Debug)]
 pub struct Polls {
-    /// What the kernel tells of the thread that this was made on.
+    /// The kernel's scheduling statistics of the thread that created this.
     schedstat: Option<File>,
-    /// How long the thread had waited for a processor when the loop's own poll began.
+    /// Time that the thread had waited for a processor when the loop's poll began.
     waited: Cell<Duration>,
-    /// What the loop is at, where its own poll is measured.
+    /// What the loop is processing, while its own poll is measured.
     at: Cell<&'static str>,
     /// When the loop's own poll began.
     began: Cell<Option<Instant>>,
@@ -97,25 +97,24 @@ impl Default for Polls {
 }
 
 impl Polls {
-    /// The loop begins this now.
+    /// Sets what the loop is processing.
     pub fn at(&self, what: &'static str) {
         self.at.set(what);
     }
 
-    /// Ends the loop's poll when it has lasted for `limits::LOOP_TURN_TIME`: events that wait one behind the other would keep the tasks
-    /// from theirs.
+    /// Yields when the loop's poll has lasted for `limits::LOOP_TURN_TIME`: a queue of events would delay the tasks.
     pub async fn give_way(&self) {
         if self.began.get().is_some_and(|began| began.elapsed() >= LOOP_TURN_TIME) {
             smol::future::yield_now().await;
         }
     }
 
-    /// The longest poll so far, and whose it was.
+    /// The longest poll so far, and its task.
     pub fn longest(&self) -> (Duration, &'static str) {
         self.longest.get()
     }
 
-    /// How many took `limits::POLL_TIME_MAX` or longer.
+    /// Number of polls that took `limits::POLL_TIME_MAX` or longer.
     pub fn slow(&self) -> u64 {
         self.slow.get()
     }
@@ -125,7 +124,8 @@ impl Polls {
         self.waited.set(self.waits());
     }
 
-    /// How long the thread has waited for a processor so far (`run_delay`): of what takes long on a busy machine that is a part.
+    /// Time that the thread has waited for a processor so far (`run_delay`), which is part of the elapsed time on a busy
+    /// machine.
     fn waits(&self) -> Duration {
         let mut text = [0; 64];
         let read = self.schedstat.as_ref().and_then(|file| file.read_at(&mut text, 0).ok());
@@ -144,7 +144,7 @@ impl Polls {
         if !counts(took) {
             return;
         }
-        // The loop's own poll is known by what it is at.
+        // The loop's poll is named by what it is processing.
         let name = match self.at.get() {
             at if name == LOOP && !at.is_empty() => at,
             _ => name,
@@ -189,12 +189,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_poll_that_holds_the_thread_is_counted_and_named() {
+    fn a_long_poll_is_counted_and_named() {
         let executor = Executor::new();
         executor.spawn("quick", async {}).detach();
         let slow = executor.spawn("slow", async {
             smol::future::yield_now().await;
-            // On a busy machine others may be slow too, but not so slow.
+            // On a busy machine other polls may be slow, but less.
             std::thread::sleep(10 * POLL_TIME_MAX);
         });
         let longest = || executor.polls().longest();
@@ -211,11 +211,11 @@ mod tests {
         assert_eq!(longest().1, "a source's update");
     }
 
-    /// More threads that compute than there are processors: none of their time is the poll's. What a virtual machine is kept from
-    /// running nobody tells, so that it is tried more than once; and an emulator's own waits are none for a processor.
+    /// With more computing threads than processors, their time does not count as the poll's. The time that a hypervisor takes
+    /// is not reported, so it is tried more than once; neither are an emulator's waits.
     #[test]
     #[cfg(target_arch = "x86_64")]
-    fn waits_for_a_processor_are_no_polls() {
+    fn waits_for_a_processor_do_not_count() {
         use std::sync::Arc;
         use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -252,9 +252,9 @@ mod tests {
         );
     }
 
-    /// Tasks that are always ready leave the others, the timers and `main` their turns.
+    /// Tasks that are always ready do not starve others, timers and `main`.
     #[test]
-    fn tasks_that_never_wait_hold_up_nobody() {
+    fn tasks_that_are_always_ready_starve_no_others() {
         let executor = Executor::new();
         let count = Rc::new(Cell::new(0_u64));
         for _ in 0..4 {

@@ -1,5 +1,5 @@
-//! How full a file system is, and how a file is read that others may have a hand in. I/O; blocks, for as long as the file
-//! system does not answer.
+//! Usage of file systems, and access to files that untrusted processes may change. I/O; blocks for as long as the file system
+//! does not answer.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -10,51 +10,51 @@ use std::path::Path;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-/// What a file system has, as the kubelet counts it.
+/// Capacity of a file system, as the kubelet counts it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Filesystem {
     /// Its device.
     pub device: u64,
-    /// Bytes in all.
+    /// Total bytes.
     pub bytes: u64,
-    /// Bytes that a user who is not root may still write; at most all of them.
+    /// Bytes available to unprivileged users; at most the total.
     pub bytes_free: u64,
-    /// Inodes in all; 0 where they are made as they are needed.
+    /// Total inodes; 0 where they are allocated dynamically.
     pub inodes: u64,
-    /// Inodes that are free.
+    /// Free inodes.
     pub inodes_free: u64,
 }
 
 impl Filesystem {
-    /// The one that `path` lies on.
+    /// The file system of `path`.
     ///
     /// # Errors
-    /// There is no such path, or its file system does not tell.
+    /// The path does not exist, or its file system does not report it.
     pub fn of(path: &Path) -> io::Result<Self> {
         let device = std::fs::metadata(path)?.dev();
-        let told = rustix::fs::statvfs(path)?;
-        let bytes = |blocks: u64| blocks.saturating_mul(told.f_frsize);
+        let stats = rustix::fs::statvfs(path)?;
+        let bytes = |blocks: u64| blocks.saturating_mul(stats.f_frsize);
         Ok(Self {
             device,
-            bytes: bytes(told.f_blocks),
-            bytes_free: bytes(told.f_bavail.min(told.f_blocks)),
-            inodes: told.f_files,
-            inodes_free: told.f_ffree.min(told.f_files),
+            bytes: bytes(stats.f_blocks),
+            bytes_free: bytes(stats.f_bavail.min(stats.f_blocks)),
+            inodes: stats.f_files,
+            inodes_free: stats.f_ffree.min(stats.f_files),
         })
     }
 }
 
-/// Opens a regular file that others may have a hand in: a container, whoever writes to a directory of the node's. A link in
-/// the file's place is not followed, and what is there is known before it is opened: opening a FIFO may wait for its writer, and
-/// opening a device may do anything (a watchdog's begins to count).
+/// Opens a regular file in a directory that untrusted processes may write to (a container, a user of the node). A symbolic link
+/// in its place is not followed, and the type is checked before it is opened: opening a FIFO may block, and opening a device
+/// may have any effect (a watchdog starts).
 ///
 /// # Errors
-/// It is not there, or is no regular file.
+/// It does not exist, or is not a regular file.
 pub fn open_regular(path: &Path) -> io::Result<File> {
     opened(path, OFlags::NOFOLLOW)
 }
 
-/// The same of a file that the node's owner names, who may name a link.
+/// The same for a file that the node's owner configures, which may be a symbolic link.
 ///
 /// # Errors
 /// As [`open_regular`].
@@ -75,7 +75,7 @@ fn is_regular(handle: &OwnedFd) -> io::Result<bool> {
     Ok(FileType::from_raw_mode(rustix::fs::fstat(handle)?.st_mode) == FileType::RegularFile)
 }
 
-/// What the handle stands for, which cannot become another file. Whoever holds a lease on it keeps nobody waiting.
+/// Opens the handle's file, which cannot be replaced meanwhile. A lease on it does not block.
 ///
 /// # Errors
 /// The kernel's.
@@ -85,15 +85,15 @@ pub fn reopened(handle: &OwnedFd, access: OFlags) -> io::Result<File> {
     Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))
 }
 
-/// What is in a file that others may have a hand in ([`open_regular`]).
+/// Reads a file that untrusted processes may change ([`open_regular`]).
 ///
 /// # Errors
-/// As [`open_regular`]; it has more than `bytes_max` bytes, of which none is read then, as far as its size says so.
+/// As [`open_regular`]; it has more than `bytes_max` bytes, of which none is read if its size says so.
 pub fn read_bounded(path: &Path, bytes_max: usize) -> io::Result<Vec<u8>> {
     read_whole(&open_regular(path)?, bytes_max)
 }
 
-/// What is in a file that the node's owner names ([`open_linked`]).
+/// Reads a file that the node's owner configures ([`open_linked`]).
 ///
 /// # Errors
 /// As [`read_bounded`].
@@ -101,7 +101,7 @@ pub fn read_linked(path: &Path, bytes_max: usize) -> io::Result<Vec<u8>> {
     read_whole(&open_linked(path)?, bytes_max)
 }
 
-/// Content of an open file.
+/// Reads an open file.
 ///
 /// # Errors
 /// It has more than `bytes_max` bytes.
@@ -113,13 +113,13 @@ pub fn read_whole(file: &File, bytes_max: usize) -> io::Result<Vec<u8>> {
         return too_large();
     }
     let mut bytes = Vec::new();
-    // One byte too many shows that there are more: of files that the kernel makes, their size says nothing.
+    // One byte more than allowed shows that it is too long: files of the kernel report no size.
     file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() > bytes_max { too_large() } else { Ok(bytes) }
 }
 
-/// Gives a file that others may have a hand in that content and mode, whatever is there, unless it is a directory. A regular file
-/// stays the same one: others hold it mounted.
+/// Sets content and mode of a file that untrusted processes may change, whatever is there, except for a directory. A regular
+/// file keeps its inode, because containers have it mounted.
 ///
 /// # Errors
 /// The file system's.
@@ -133,17 +133,17 @@ pub fn replace_content(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
                 Err(Errno::NOENT) => {}
                 Err(error) => return Err(error.into()),
             }
-            // Never what somebody puts there meanwhile.
+            // Never a file that was put there meanwhile.
             File::options().write(true).create_new(true).mode(mode).open(path)?
         }
     };
     file.set_len(0)?;
     (&file).write_all(bytes)?;
-    // Whatever the umask, and whatever mode others gave it.
+    // Regardless of the umask, and of a mode that another process set.
     file.set_permissions(std::fs::Permissions::from_mode(mode))
 }
 
-/// Replaces `path` by way of `beside`, mode 0600, and waits for the disk.
+/// Replaces `path` through the temporary file `beside`, mode 0600, and waits for the disk.
 pub(crate) fn replace(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()> {
     replace_only(path, beside, bytes)?;
     if let Some(directory) = path.parent() {
@@ -152,21 +152,21 @@ pub(crate) fn replace(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()
     Ok(())
 }
 
-/// The same, but for the directory, which whoever replaces several waits for once.
+/// The same without the sync of the directory, which a caller that replaces several files does once.
 pub(crate) fn replace_only(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()> {
-    // What a write that was cut off has left, or anybody, keeps its mode, and whoever has it open.
+    // A leftover of an interrupted write, or of another process, keeps its mode and its open handles.
     match std::fs::remove_file(beside) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}
     }
-    // For root alone from the first moment on: a container's last words may hold secrets.
+    // Mode 0600 from the beginning: termination messages may contain secrets.
     let mut file = File::options().create_new(true).write(true).mode(0o600).open(beside)?;
     file.write_all(bytes)?;
     file.sync_all()?;
     std::fs::rename(beside, path)
 }
 
-/// The first bytes of a file that the node's owner names or the kernel makes; what is behind them is left out.
+/// Reads the beginning of a file that the node's owner configures or the kernel provides; the rest is left out.
 ///
 /// # Errors
 /// As [`open_linked`].
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_regular_files_are_opened_and_only_what_fits_is_read() {
+    fn only_regular_files_within_the_limit_are_read() {
         let root = std::env::temp_dir().join(format!("smolet-bounded-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&root);
         std::fs::create_dir(&root).unwrap();
@@ -192,7 +192,7 @@ mod tests {
         std::os::unix::fs::symlink("file", at("link")).unwrap();
         std::os::unix::fs::symlink("/dev/zero", at("zero")).unwrap();
         let no_file = "is no regular file";
-        // Of a FIFO, a plain open(2) would wait for its writer.
+        // A plain open(2) of a FIFO would block.
         for (name, own, linked) in [
             ("file", Ok(4), Ok(4)),
             ("link", Err(no_file), Ok(4)),
@@ -209,14 +209,14 @@ mod tests {
         assert!(read_bounded(&at("file"), 3).is_err());
         assert_eq!(read_bounded(&at("none"), 3).unwrap_err().kind(), io::ErrorKind::NotFound);
         assert_eq!(read_start(&at("sparse"), 7).unwrap(), [0; 7]);
-        // Its size says nothing.
+        // It reports no size.
         assert!(!read_linked(Path::new("/proc/self/status"), 1 << 20).unwrap().is_empty());
         assert!(read_linked(Path::new("/proc/self/status"), 10).is_err());
         std::fs::remove_dir_all(&root).unwrap();
     }
 
     #[test]
-    fn a_file_system_has_no_more_free_than_it_has() {
+    fn free_space_is_at_most_the_total() {
         let here = Filesystem::of(Path::new("/")).expect("there is a root");
         assert!(here.bytes > 0 && here.bytes_free <= here.bytes, "{here:?}");
         assert!(here.inodes_free <= here.inodes, "{here:?}");

@@ -1,16 +1,15 @@
-//! Garbage collection: which dead containers, sandboxes and log directories go (`kuberuntime_gc.go`). PURE.
+//! Garbage collection of dead containers, sandboxes and log directories (`kuberuntime_gc.go`). PURE.
 //!
 //! ```text
-//!     dead containers ─► of pods that are gone: all
+//!     dead containers ─► of deleted pods: all
 //!                     ─► per container name: all but the newest N
 //!                     ─► over the total: the oldest
-//!     sandboxes       ─► not ready, without containers, not a living pod's newest
-//!     log directories ─► of pods that are gone
+//!     sandboxes       ─► not ready, without containers, not the newest of a pod that is kept
+//!     log directories ─► of deleted pods
 //! ```
 //!
-//! The caller hands in only what belongs to this agent, with ages on the monotonic clock: a wall clock that steps
-//! must not make a young container old. Differs from the kubelet where times tie: there chance decides, here the
-//! attempt, then the id.
+//! The input contains only this agent's objects, with ages on the monotonic clock: a step of the wall clock must not make a
+//! young container old. Differs from the kubelet for equal times: there the order is random, here it is by attempt, then by id.
 use std::time::Duration;
 
 use crate::limits::GC_MIN_AGE;
@@ -24,29 +23,29 @@ use crate::render::paths::uid_of_logs_dir;
 /// `GCPolicy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GcPolicy {
-    /// Younger containers stay.
+    /// Younger containers are kept.
     pub min_age: Duration,
-    /// Dead records kept of each container name of a pod; `None` = no limit.
+    /// Dead containers kept for each container of a pod; `None` = no limit.
     pub per_container_max: Option<usize>,
-    /// Dead records kept in all; `None` = no limit.
+    /// Dead containers kept in all; `None` = no limit.
     pub containers_max: Option<usize>,
 }
 
-/// The kubelet's defaults: one dead record of each container.
+/// The kubelet's defaults: one dead container for each container.
 impl Default for GcPolicy {
     fn default() -> Self {
         Self { min_age: GC_MIN_AGE, per_container_max: Some(1), containers_max: None }
     }
 }
 
-/// What the agent knows of a pod (`podStateProvider`).
+/// State of a pod (`podStateProvider`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodFate {
-    /// It is wanted, or still ends: its newest records stay.
+    /// Desired or terminating: its newest containers are kept.
     Stays,
-    /// It has stopped for good (`ShouldPodRuntimeBeRemoved`): its records go when room is short.
+    /// Terminated (`ShouldPodRuntimeBeRemoved`): its containers are removed under disk pressure.
     Stopped,
-    /// Nothing wants it any more (`ShouldPodContentBeRemoved`): all of it goes.
+    /// Deleted (`ShouldPodContentBeRemoved`): all of it is removed.
     Gone,
 }
 
@@ -65,7 +64,7 @@ pub struct GcContainer {
     pub attempt: u32,
     /// Its state.
     pub state: ContainerState,
-    /// How old it counts as: since its end as far as it has one, else since its creation.
+    /// Its age: since its exit if it has exited, else since its creation.
     pub age: Duration,
 }
 
@@ -80,35 +79,35 @@ pub struct GcSandbox {
     pub attempt: u32,
     /// Its state.
     pub state: SandboxState,
-    /// Since its creation.
+    /// Time since its creation.
     pub age: Duration,
 }
 
-/// All a collection depends on.
+/// Input of a collection.
 #[derive(Clone, Copy)]
 pub struct GcInput<'a> {
     /// The limits.
     pub policy: GcPolicy,
-    /// Every source has been read once: only then does an unknown pod mean one that is gone.
+    /// Every source has been read once: only then does an unknown pod count as deleted.
     pub all_sources_ready: bool,
-    /// Room is short: stopped pods count as gone for their records (`evictNonDeletedPods`).
+    /// Under disk pressure: terminated pods count as deleted (`evictNonDeletedPods`).
     pub evict_stopped_pods: bool,
     /// The runtime's containers.
     pub containers: &'a [GcContainer],
     /// The runtime's sandboxes.
     pub sandboxes: &'a [GcSandbox],
-    /// Names below the pods' log directory.
+    /// Names in the pods' log directory.
     pub log_directories: &'a [Box<str>],
-    /// What becomes of a pod.
+    /// State of a pod.
     pub fate: &'a dyn Fn(&str) -> PodFate,
 }
 
-/// What goes. All removals may be repeated.
+/// Objects to remove. Removals are idempotent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GcPlan {
     /// Containers to remove, with their logs.
     pub containers: Vec<GcRemoval>,
-    /// Sandboxes to stop, to be sure, and to remove.
+    /// Sandboxes to stop and remove.
     pub sandboxes: Vec<SandboxId>,
     /// Log directories to remove, by name.
     pub log_directories: Vec<Box<str>>,
@@ -117,23 +116,23 @@ pub struct GcPlan {
 /// A container to remove.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GcRemoval {
-    /// Which.
+    /// Its id.
     pub id: ContainerId,
-    /// It runs, or may run because its state is unknown: stop it first, and leave it when that fails.
+    /// It runs, or its state is unknown: stop it first, and keep it when that fails.
     pub stop: bool,
 }
 
 impl GcPlan {
-    /// Nothing goes.
+    /// True without removals.
     pub fn is_empty(&self) -> bool {
         self.containers.is_empty() && self.sandboxes.is_empty() && self.log_directories.is_empty()
     }
 }
 
-/// What goes of one pod that stays: all containers but the newest of each name, and the sandboxes nobody needs.
-/// `containers_max` is of all pods: see [`surplus`].
+/// Removals of a pod that is kept: all dead containers but the newest ones of each name, and unused sandboxes. `containers_max`
+/// applies to all pods: see [`surplus`].
 ///
-/// The kubelet collects every minute, whatever happened; here the loop asks after each look at the pod, and at [`ripe_at`].
+/// The kubelet collects every minute; here the loop collects after each read of the pod, and at [`ripe_at`].
 pub fn collect_pod(policy: GcPolicy, key: &PodKey, observed: &ObservedPod, now: Now) -> GcPlan {
     let containers: Vec<GcContainer> =
         observed.containers.iter().map(|c| gc_container(key, c, now)).collect();
@@ -158,8 +157,8 @@ pub fn collect_pod(policy: GcPolicy, key: &PodKey, observed: &ObservedPod, now: 
         log_directories: &[],
         fate: &|_| PodFate::Stays,
     });
-    // Differs from the kubelet, which looks at the newest container of a name alone (`computePodActions`): an older
-    // one that came to life late, when nobody waited for its start any more, runs on there until the pod ends.
+    // Differs from the kubelet, which checks only the newest container of a name (`computePodActions`): an older one that
+    // started late, after its start had timed out, runs on there until the pod terminates.
     let doubled = observed.containers.iter().enumerate().filter(|(at, older)| {
         older.state == ContainerState::Running
             && observed.containers[..*at].iter().any(|newer| newer.name == older.name)
@@ -168,8 +167,8 @@ pub fn collect_pod(policy: GcPolicy, key: &PodKey, observed: &ObservedPod, now: 
     plan
 }
 
-/// What goes of all pods together, by pod, so that no more than `containers_max` dead containers are kept; of each pod no
-/// more counts than what [`collect_pod`] leaves of it.
+/// Removals of all pods together, by pod, so that at most `containers_max` dead containers are kept; of each pod only those
+/// count that [`collect_pod`] keeps.
 pub fn surplus<'a>(
     policy: GcPolicy,
     pods: impl Iterator<Item = (&'a PodKey, &'a ObservedPod)>,
@@ -198,7 +197,7 @@ pub fn surplus<'a>(
     by_pod
 }
 
-/// When the next container of the pod that has ended is old enough to go; `None` when no age is asked for, or all are.
+/// When the next exited container of the pod reaches the minimum age; `None` without one, or when all have.
 pub fn ripe_at(policy: GcPolicy, observed: &ObservedPod, now: Mono) -> Option<Mono> {
     if policy.min_age.is_zero() {
         return None;
@@ -207,8 +206,8 @@ pub fn ripe_at(policy: GcPolicy, observed: &ObservedPod, now: Mono) -> Option<Mo
     ends.map(|end| end + policy.min_age).filter(|at| *at > now).min()
 }
 
-/// Its age is on the monotonic clock, so that a least one has a meaning. One that has not ended has an age by the runtime's
-/// wall clock, which only orders what has the same attempt.
+/// Its age is on the monotonic clock, as the minimum age requires. A container that has not exited has an age by the runtime's
+/// wall clock, which only orders equal attempts.
 fn gc_container(key: &PodKey, container: &ContainerStatus, now: Now) -> GcContainer {
     let ended = container.finished_mono.map(|end| now.mono.since(end));
     GcContainer {
@@ -226,7 +225,7 @@ fn age_by_wall(at: Wall, now: Now) -> Duration {
     Duration::from_nanos(u64::try_from(now.wall.0.saturating_sub(at.0)).unwrap_or(0))
 }
 
-/// Removing what `goes` says takes away the runtime's last record of some container's newest restart count.
+/// True when removing the containers for which `goes` is true loses a container's newest restart count.
 pub fn loses_counts(observed: &ObservedPod, goes: impl Fn(&ContainerStatus) -> bool) -> bool {
     observed.containers.iter().filter(|container| goes(container)).any(|gone| {
         let as_new = |other: &&ContainerStatus| {
@@ -249,7 +248,7 @@ pub fn collect(input: &GcInput<'_>) -> GcPlan {
     GcPlan { containers, sandboxes, log_directories }
 }
 
-/// The records of one container of one pod (`evictUnit`), newest first.
+/// Dead containers of one container of one pod (`evictUnit`), newest first.
 type Unit<'a> = Vec<&'a GcContainer>;
 
 /// `evictContainers`.
@@ -283,7 +282,7 @@ fn containers_to_remove(input: &GcInput<'_>) -> Vec<GcRemoval> {
     if let Some(max) = input.policy.containers_max {
         let total = |units: &SortedMap<_, Unit<'_>>| units.values().map(Vec::len).sum::<usize>();
         if total(&units) > max {
-            // The same share for each, but one at least; then the oldest of all.
+            // The same share for each, but at least one; then the oldest of all.
             let share = (max / units.len()).max(1);
             keep_newest(&mut units, share, &mut removed);
             let over = total(&units).saturating_sub(max);
@@ -296,7 +295,7 @@ fn containers_to_remove(input: &GcInput<'_>) -> Vec<GcRemoval> {
     removed.into_iter().map(removal).collect()
 }
 
-/// `enforceMaxContainersPerEvictUnit`: the oldest go first.
+/// `enforceMaxContainersPerEvictUnit`: the oldest are removed first.
 fn keep_newest<'a>(units: &mut SortedMap<(&str, &str), Unit<'a>>, max: usize, removed: &mut Unit<'a>) {
     for unit in units.values_mut() {
         if unit.len() > max {
@@ -305,7 +304,7 @@ fn keep_newest<'a>(units: &mut SortedMap<(&str, &str), Unit<'a>>, max: usize, re
     }
 }
 
-/// `evictSandboxes`: as it will be when the containers are gone.
+/// `evictSandboxes`: those without containers after these removals.
 fn sandboxes_to_remove(input: &GcInput<'_>, removed: &[GcRemoval]) -> Vec<SandboxId> {
     let removed: SortedSet<&str> = removed.iter().map(|removal| removal.id.as_str()).collect();
     let staying = input.containers.iter().filter(|container| !removed.contains(container.id.as_str()));
@@ -374,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_running_containers_of_one_name_the_older_one_goes() {
+    fn of_two_running_containers_of_one_name_the_older_one_is_removed() {
         let container = running;
         let mut observed = ObservedPod {
             containers: vec![container("new", "c", 2), container("old", "c", 1), container("other", "d", 0)],
@@ -386,14 +385,14 @@ mod tests {
         let policy = GcPolicy::default();
         assert_eq!(collect_pod(policy, &key, &observed, now).containers, [goes]);
         let loses = |goes: &[&str]| loses_counts(&observed, |c| goes.contains(&c.id.as_str()));
-        assert!(!loses(&["old"]) && !loses(&[]), "the newer one knows more");
+        assert!(!loses(&["old"]) && !loses(&[]), "the newer one has the count");
         assert!(loses(&["new"]) && loses(&["old", "new"]) && loses(&["old", "other"]));
         observed.containers.remove(1);
         assert!(collect_pod(policy, &key, &observed, now).is_empty());
     }
 
     #[test]
-    fn a_least_age_counts_from_the_end_on_the_monotonic_clock() {
+    fn the_minimum_age_counts_from_the_exit_on_the_monotonic_clock() {
         let key = PodKey::new("default", "web", "u");
         let ended = |id: &str, attempt: u32, end: i64| ContainerStatus {
             state: ContainerState::Exited,
@@ -405,7 +404,7 @@ mod tests {
             ..ObservedPod::default()
         };
         let policy = GcPolicy { min_age: Duration::from_secs(30), ..GcPolicy::default() };
-        // Of those that are old enough the newest one stays.
+        // Of those that are old enough the newest one is kept.
         let rows: [(i64, &[&str], Option<i64>); 4] = [
             (89, &[], Some(90)),
             (90, &[], Some(110)),
@@ -421,11 +420,15 @@ mod tests {
                 assert_eq!((&ids[..], next), (goes, ripe), "at {at} s, {wall}");
             }
         }
-        assert_eq!(ripe_at(GcPolicy::default(), &observed, Mono(0)), None, "nothing waits without an age");
+        assert_eq!(
+            ripe_at(GcPolicy::default(), &observed, Mono(0)),
+            None,
+            "without a minimum age nothing is due"
+        );
     }
 
     #[test]
-    fn over_all_pods_each_name_keeps_a_share_and_then_the_oldest_go() {
+    fn with_a_total_each_container_keeps_a_share_and_then_the_oldest_are_removed() {
         let ended = |id: &str, name: &str, attempt: u32, end: i64| ContainerStatus {
             state: ContainerState::Exited,
             finished_mono: Some(Mono(end)),
@@ -456,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn generations_are_ordered_by_attempt_whatever_their_ages_say() {
+    fn containers_are_ordered_by_attempt_before_age() {
         // The clock was set back between the two: the newer one looks older.
         assert_eq!(removed(&[dead("new", 1, 500), dead("old", 0, 10)]), ["old"]);
         assert_eq!(removed(&[dead("a", 0, 10), dead("b", 0, 5)]), ["a"], "then by age");

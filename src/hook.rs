@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{ContainerPort, LifecycleHandler};
 
 use crate::addresses::NodeAddresses;
 use crate::cri::{ExecOutput, Runtime, RuntimeResult};
+use crate::fair_semaphore::FairSemaphore;
 use crate::limits::HOOKS_EXEC;
 use crate::net::Address;
 use crate::net::Lookups;
@@ -17,7 +18,6 @@ use crate::probe::http::{self, NOT_TLS};
 use crate::probe::run::{Tools, said};
 use crate::sync::act::{HookCall, HookFuture, Hooks};
 use crate::text::quoted;
-use crate::turns::Turns;
 
 /// The action of a hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,15 +70,15 @@ impl fmt::Display for Hook {
 /// Runs hooks, with the probes' tools.
 pub struct HookRunner<R> {
     tools: Tools<R>,
-    /// Turns of commands, which have no timeout and must leave slots for the runtime's other calls.
-    execs: Turns,
+    /// Permits of commands, which have no timeout and must leave slots for the runtime's other calls.
+    execs: FairSemaphore,
     addresses: NodeAddresses,
 }
 
 impl<R: Runtime> HookRunner<R> {
     /// A runner for a node with these addresses.
     pub fn new(tools: Tools<R>, addresses: NodeAddresses) -> Self {
-        Self { tools, execs: Turns::new(HOOKS_EXEC), addresses }
+        Self { tools, execs: FairSemaphore::new(HOOKS_EXEC), addresses }
     }
 
     /// The address of pods in the node's network: a node without an address uses loopback.
@@ -95,8 +95,8 @@ impl<R: Runtime> HookRunner<R> {
         let Tools { runtime, clock, lookups } = &self.tools.of_pod(&call.key.uid);
         let done = match &hook {
             // Without a timeout: the caller drops the call at its own.
-            Hook::Exec(command) => match self.execs.take((&call.key.uid).into()).await {
-                Ok(_turn) => exit_of(command, runtime.exec_sync(call.id, command, Duration::ZERO).await),
+            Hook::Exec(command) => match self.execs.acquire((&call.key.uid).into()).await {
+                Ok(_permit) => exit_of(command, runtime.exec_sync(call.id, command, Duration::ZERO).await),
                 Err(why) => Err(why.to_string()),
             },
             Hook::HttpGet(get) => http_get(lookups, get).await,

@@ -120,7 +120,7 @@ impl Tables<'_> {
         self.refusal(&[place, chain, "-t", "filter"], rule)?.map_or(Ok(()), Err)
     }
 
-    /// Its output when it exits with [`NO`]; `None`: it succeeded, or there is no such program.
+    /// Its output when it exits with [`NO`]; `None`: it succeeded, or the program does not exist.
     fn refusal(&self, command: &[&str], rule: &[&str]) -> Result<Option<String>, String> {
         let words = ["-w", "5"].iter().chain(command).chain(rule);
         let arguments: Vec<String> = words.map(|&word| word.to_owned()).collect();
@@ -134,7 +134,7 @@ impl Tables<'_> {
             Some(Some(0)) => Ok(None),
             Some(Some(NO)) => Ok(Some(printed.to_owned())),
             Some(_) => Err(printed.to_owned()),
-            None => Err(format!("not over after {} s, and killed", IPTABLES_TIME.as_secs())),
+            None => Err(format!("not finished after {} s; killed", IPTABLES_TIME.as_secs())),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! smolet: the kubelet's generic runtime manager as a compact node agent.
 //!
-//! Data runs round one ring, one way:
+//! Data flow is a ring in one direction:
 //!
 //! ```text
 //!     sources ──► admit ──► desired ──► worker ──► plan ──► act ──► CRI (containerd, CRI-O)
@@ -9,19 +9,19 @@
 //!     outputs ◄── status ◄─────────────── store ◄────────────────────  pleg (events, relist)
 //! ```
 //!
-//! One loop ([`node`]) owns all state. It takes one event at a time, changes the state with pure functions and
-//! starts tasks for what takes time. A task gets a snapshot and sends back an outcome; none borrows the loop's
-//! state across an await. At most one task per pod is in flight.
+//! One loop ([`node`]) owns all state. It processes one event at a time, changes the state with pure functions and starts tasks
+//! for long operations. A task gets a snapshot and returns an outcome; none borrows the loop's state across an await. At most
+//! one task per pod is in flight.
 //!
-//! The pods are one value (`node::pods`). Every other concern is a part of the loop with a state of its own, which reads the pods
-//! and asks for effects (`node::effects`); only the loop applies them.
+//! The pods are one value (`node::pods`). Every other concern is a part of the loop with its own state, which reads the pods
+//! and pushes effects (`node::effects`); only the loop applies them.
 //!
-//! Words: a *pod* is desired (asked for by a source) and observed (reported by the runtime). A *sync* compares the
-//! two, *plans* and *acts*. A *sandbox* has an *attempt*, a *container* a *restart count*. A *relist* asks the
-//! runtime for everything; an *event* of the runtime's says where to look before the next one.
+//! Terms: a *pod* is desired (in a source) and observed (in the runtime). A *sync* compares the two, *plans* and *acts*. A
+//! *sandbox* has an *attempt*, a *container* a *restart count*. A *relist* lists everything in the runtime; a runtime *event*
+//! triggers the read of a pod before the next one.
 //!
-//! A file that says PURE in its first lines has no async, clock, random numbers, environment, logging or I/O: the decisions
-//! are there. Modules stand in layers, and import from their own layer and from those below; no cycle ties two together:
+//! A file with PURE in its first lines has no async, clock, random numbers, environment, logging or I/O: decisions are in such
+//! files. Modules are in layers, and import from their own layer and from those below, without cycles:
 //!
 //! ```text
 //!     cli
@@ -30,14 +30,14 @@
 //!     sync  admit  allocation  probe  cluster  config  metrics   decisions about pods and the node
 //!     cri  image  kube  logs  pleg  printers                     the runtime and the API server
 //!     render  status  store  volume  eviction  gc  grpc  net     rendering, status, the machine's parts
-//!     model  desired  events  turns  rate  clock                 the vocabulary
+//!     model  desired  events  fair_semaphore  rate  clock        the vocabulary
 //!     limits  decode  sorted  filesystem  stream  tls  text      ground
 //! ```
 //!
-//! `tests/repository/tidy.rs` holds the source to both, and has all modules of each layer.
+//! `tests/repository/tidy.rs` checks both, and lists the modules of each layer.
 //!
-//! Other than the design had it, the messages of `proto/` are kept in `src/proto/` and not compiled in `build.rs`: their compiler
-//! was built for each profile and each target anew, on the machine of everybody who builds smolet (`make proto`).
+//! Differs from the design: the messages of `proto/` are generated into `src/proto/` (`make proto`) and not in `build.rs`,
+//! because every build of smolet would have to build the generator first.
 
 pub mod addresses;
 pub mod admit;
@@ -61,6 +61,7 @@ pub mod events;
 pub mod eviction;
 pub mod executor;
 pub mod facts;
+pub mod fair_semaphore;
 pub mod filesystem;
 pub mod gc;
 pub mod grpc;
@@ -108,13 +109,12 @@ pub mod text;
 #[cfg(feature = "tls")]
 pub mod tls;
 pub mod tree;
-pub mod turns;
 pub mod userns;
 pub mod volume;
 #[cfg(feature = "tls")]
 pub mod x509;
 
-/// How many random cases a test walks, of `all`: a twentieth where the tests run under an emulator, as on all targets but one.
+/// Number of random cases of a test, of `all`: a twentieth under an emulator, as on all targets but one.
 #[cfg(test)]
 fn cases(all: u64) -> u64 {
     if cfg!(target_arch = "x86_64") { all } else { all / 20 }

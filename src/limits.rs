@@ -7,13 +7,13 @@ mod eviction;
 mod gc;
 mod handover;
 mod k3s;
-mod keep;
 mod kube;
 mod logs;
 mod metrics;
 mod nfs;
 mod node;
 mod node_api;
+mod offline;
 mod probe;
 mod pulled;
 mod rate;
@@ -32,13 +32,13 @@ pub use eviction::*;
 pub use gc::*;
 pub use handover::*;
 pub use k3s::*;
-pub use keep::*;
 pub use kube::*;
 pub use logs::*;
 pub use metrics::*;
 pub use nfs::*;
 pub use node::*;
 pub use node_api::*;
+pub use offline::*;
 pub use probe::*;
 pub use pulled::*;
 pub use rate::*;
@@ -134,17 +134,17 @@ pub const GRPC_CALLS_MAX: usize = 1280;
 /// last.
 pub const GRPC_CONNECTION_CALLS: usize = 16;
 /// `StopContainer` and `StopPodSandbox` calls among [`GRPC_CALLS_MAX`]; they take a grace period, or minutes when the runtime
-/// hangs. Each pod has one of its own, and a share of the common ones. Full: a further call waits for its turn.
+/// hangs. Each pod has one of its own, and a share of the common ones. Full: a further call waits for a permit.
 pub const CRI_STOPS: Share = Share { own: PODS_IN_HAND_MAX, common: 80 };
 /// Image pulls among [`GRPC_CALLS_MAX`], which have no deadline (`PULL_TURN`), divided as the stops are. Full: a further pull
-/// waits for its turn.
+/// waits for a permit.
 pub const CRI_PULLS: Share = Share { own: PODS_IN_HAND_MAX, common: CRI_PULLS_AT_ONCE_MAX };
 /// The most pulls at once that may be configured (`maxParallelImagePulls`).
 pub const CRI_PULLS_AT_ONCE_MAX: usize = 16;
-/// Waiters for turns of one kind (`turns`): all containers that there may be, terminating ones included. Full: a further waiter
+/// Waiters for permits of one `fair_semaphore`: all containers that there may be, terminating ones included. Full: a further waiter
 /// fails as if the runtime were not available, and is retried in the same way.
-pub const TURNS_WAITING_MAX: usize = 4096;
-const _: () = assert!(TURNS_WAITING_MAX > 2 * (PODS_BYTES_MAX / CONTAINER_BYTES) + 2 * PODS_IN_HAND_MAX);
+pub const PERMIT_WAITERS_MAX: usize = 4096;
+const _: () = assert!(PERMIT_WAITERS_MAX > 2 * (PODS_BYTES_MAX / CONTAINER_BYTES) + 2 * PODS_IN_HAND_MAX);
 // Lists, statuses and other short calls always have slots beside the calls that create sandboxes, start containers and exec.
 const _: () = assert!(
     CRI_STOPS.most()
@@ -397,7 +397,7 @@ const _: () = assert!(
         + DEBUGGERS_MAX * (DEBUGGER_BYTES_MAX + 4 * DEBUGGER_WORDS_MAX + KIB)
         + 2 * BACKOFF_ENTRIES_MAX * 40
         + IMAGES_SEEN_MAX * (CHECKPOINT_TEXT_BYTES_MAX + 40)
-        + KEPT_SIZES_MAX * (CHECKPOINT_TEXT_BYTES_MAX + 48)
+        + CHECKPOINT_SIZES_MAX * (CHECKPOINT_TEXT_BYTES_MAX + 48)
         + KIB
         <= CHECKPOINT_BYTES_MAX
 );
@@ -446,7 +446,6 @@ pub const BLOCKING_JOBS_MAX: usize = 4;
 /// Jobs on threads at paths outside smolet's directories (hostPath volumes, the content of volumes, logs): one for each pod's
 /// volumes, one for each other file system or server, and for each server one mount and one unmount. A thread is held for as long
 /// as the kernel does not answer. Full: further jobs wait; when all hang, a further one fails at once and is retried.
-/// error at once, and tries again.
 pub const OUTSIDE_JOBS_MAX: usize = OUTSIDE_OF_PODS.most() + IN_PODS_JOBS_MIN + OUTSIDE_OF_NODE_MAX;
 /// Of [`OUTSIDE_JOBS_MAX`], those of pods: each of this many pods has one of its own.
 pub const OUTSIDE_OF_PODS: Share = Share { own: 24, common: 4 };
@@ -471,31 +470,31 @@ pub const RELIST_PERIOD: Duration = Duration::from_secs(1);
 pub const RELIST_PERIOD_MAX: Duration = Duration::from_mins(1);
 /// Relists at one second each after an event stream missed something and has not delivered since. After them the relist period is
 /// that with events, until something is missed again: on a quiet node no event may arrive for days.
-pub const DOUBTED_LOOKS: u32 = 60;
+pub const DOUBTED_RELISTS_MAX: u32 = 60;
 /// Longest wait between two attempts to open an event stream.
 pub const EVENTS_RETRY_MAX: Duration = Duration::from_mins(1);
 /// The same while the runtime does not implement the event stream; it may be upgraded.
 pub const EVENTS_UNSUPPORTED_RETRY: Duration = Duration::from_mins(5);
 /// Misses without a single event after which a runtime counts as one without an event stream (CRI-O by default), until an event
 /// arrives.
-pub const UNTOLD_MAX: u32 = 3;
+pub const EVENT_MISSES_MAX: u32 = 3;
 /// How long after a relist an event about what it shows may arrive. Later, or never: the change counts as missed.
 pub const EVENT_LATE_MAX: Duration = Duration::from_secs(1);
 /// First wait before the status of a container or sandbox that has ended by an event is read.
-pub const CHANGE_LOOK_FIRST: Duration = Duration::from_millis(5);
+pub const CHANGE_POLL_FIRST: Duration = Duration::from_millis(5);
 /// A later wait is this fraction of the time that has passed.
-pub const CHANGE_LOOK_SHARE: u32 = 4;
+pub const CHANGE_POLL_SHARE: u32 = 4;
 /// How long the status is polled in all. Longer: the pod is read as it is, and the next relist reads it again.
-pub const CHANGE_LOOK_TIME: Duration = Duration::from_secs(2);
+pub const CHANGE_POLL_TIME: Duration = Duration::from_secs(2);
 /// Changes of all pods that are awaited by polling. Full: the pod is read at once, and a relist requested.
 pub const CHANGES_AWAITED_MAX: usize = 256;
 /// Remembered events about unknown ids. Full: the oldest is dropped; a read or the next relist shows the state all the same.
-pub const STRANGERS_MAX: usize = 64;
+pub const UNKNOWN_EVENTS_MAX: usize = 64;
 /// How long an id of an event may be unknown. Longer: a relist is requested, because an interrupted call of the agent may have
 /// created it.
-pub const STRANGER_PATIENCE: Duration = Duration::from_secs(5);
+pub const UNKNOWN_EVENT_PATIENCE: Duration = Duration::from_secs(5);
 const _: () = assert!(RELIST_PERIOD.as_millis() < RELIST_PERIOD_MAX.as_millis());
-const _: () = assert!(CHANGE_LOOK_FIRST.as_millis() < CHANGE_LOOK_TIME.as_millis());
+const _: () = assert!(CHANGE_POLL_FIRST.as_millis() < CHANGE_POLL_TIME.as_millis());
 /// Longest wait between two relists while the runtime does not answer.
 pub const RELIST_RETRY_MAX: Duration = Duration::from_secs(10);
 /// How long `smolet run --once` waits for every pod. Longer: a pod that does not run by then has failed.
@@ -507,7 +506,7 @@ pub const NAME_RESERVED_RETRY: Duration = Duration::from_secs(1);
 /// Pods whose directories are removed at a start. More: the rest is removed at the next start.
 pub const ORPHAN_DIRS_MAX: usize = 1024;
 /// Pods without a valid manifest that were reported as kept running, so that each is reported once. Full: reported again later.
-pub const HELD_PODS_TOLD_MAX: usize = 512;
+pub const HELD_PODS_REPORTED_MAX: usize = 512;
 /// Pods of the runtime that a relist keeps besides the adopted ones: those that the agent manages, and its own orphans; after the
 /// agent's start all of them, because no pod is desired yet. Full: a further one is left alone until others are gone.
 pub const RELIST_ORPHANS_MAX: usize = PODS_IN_HAND_MAX;
@@ -652,9 +651,9 @@ const BOUNDS_TABLE: [Bound; BOUNDED] = [
         name: "adopted_pods",
         entries_max: ADOPTED_MAX,
         // Some of them under a second UID.
-        bytes_max: ADOPTED_MAX * 128 + KEPT_UIDS_MAX * 192,
+        bytes_max: ADOPTED_MAX * 128 + ADOPTED_UIDS_MAX * 192,
     },
-    Bound::of("unknown_events", STRANGERS_MAX, CRI_ID_BYTES_MAX + 64),
+    Bound::of("unknown_events", UNKNOWN_EVENTS_MAX, CRI_ID_BYTES_MAX + 64),
     Bound::of("awaited_changes", CHANGES_AWAITED_MAX, CRI_ID_BYTES_MAX + 256),
     Bound::of("outside_paths", OUTSIDE_JOBS_MAX, PATH_BYTES_MAX),
     // The container's id is shared with the relist.

@@ -1,9 +1,9 @@
-//! What the agent counts and how much it holds, and the text of `/metrics` and `smolet top --self`.
+//! Counters, gauges, and the text of `/metrics` and `smolet top --self`.
 //!
-//! Counters are cells of the loop's thread: a count is an addition, without a lock or an allocation. Text is made when
-//! somebody asks. Names are the kubelet's (`pkg/kubelet/metrics/metrics.go`) where the thing is the same, `smolet_*`
-//! where it is our own. Where the kubelet has a histogram, here are its sum and count: enough for rates and means, and
-//! buckets would be a hundred lines of text a scrape.
+//! Counters are cells on the loop's thread: counting is an addition without lock or allocation. Text is rendered on request.
+//! Metric names are the kubelet's (`pkg/kubelet/metrics/metrics.go`) where it has the same metric, else `smolet_*`. Where the
+//! kubelet has a histogram, there is a summary with sum and count: enough for rates and means; buckets would be a hundred lines
+//! a scrape.
 
 mod process;
 mod terminated;
@@ -28,87 +28,87 @@ use crate::cri::operations::Operations;
 pub use process::Process;
 pub use terminated::Terminations;
 
-/// The kubelet's words for the lists of a pod, in the order of [`ContainerKind`].
+/// The kubelet's label values for a pod's lists of containers, in the order of [`ContainerKind`].
 const CONTAINER_TYPES: [&str; 3] = ["init_container", "container", "ephemeral_container"];
 
-/// What the loop and its tasks count.
+/// Counters of the loop and its tasks.
 #[derive(Debug, Default)]
 pub struct Metrics {
     /// Calls to the runtime.
     pub operations: Rc<Operations>,
-    /// Connections to the local socket that are open.
+    /// Open connections to the local socket.
     pub connections: Gauge,
-    /// What the API of a cluster's node holds.
+    /// Usage of the node API.
     pub node_api: NodeApiUse,
-    /// Events of the runtime that were taken.
+    /// Received runtime events.
     pub runtime_events: Counter,
-    /// Turns of the loop: what woke it, a timer or an event.
+    /// Turns of the loop, each for a timer or an event.
     pub turns: Counter,
-    /// How long polls held the thread.
+    /// Durations of polls.
     pub polls: Rc<Polls>,
-    /// How long relists took.
+    /// Durations of relists.
     pub relists: Sum,
     /// Time between the ends of two relists.
     pub relist_intervals: Sum,
-    /// From the first sight of a pod's manifest to the pod's running.
+    /// From the first observation of a pod's manifest to the running pod.
     pub pod_starts: Sum,
-    /// Writes of the state directory's files.
+    /// Writes of files in the state directory.
     pub state_writes: Counter,
-    /// Probes that began later than they should have.
+    /// Probes that started late.
     pub probes_late: Counter,
-    /// Pods that ended because the node was short of something, by [`Signal`].
+    /// Pods that were evicted under node pressure, by [`Signal`].
     pub evictions: [Counter; Signal::ALL.len()],
-    /// Pods that ended because they broke a limit of their own, by [`OwnLimit`].
+    /// Pods that were evicted because they exceeded a limit of their own, by [`OwnLimit`].
     pub evictions_of_limits: [Counter; OwnLimit::ALL.len()],
-    /// Looks at the images and their disk: those that ended well, and those that failed.
+    /// Checks of images and their disk: the successful and the failed ones.
     pub image_looks: [Counter; 2],
-    /// Images that were removed, by [`Collected`].
+    /// Removed images, by [`Collected`].
     pub images_collected: [Counter; 2],
-    /// Containers that have ended.
+    /// Terminated containers.
     pub terminations: Terminations,
     starts: [Starts; 3],
-    /// By kind, then by result.
+    /// By kind and result.
     probes: [[Counter; 3]; 3],
 }
 
-/// What the API of a cluster's node holds at the moment.
+/// Usage of the node API.
 #[derive(Clone, Debug, Default)]
 pub struct NodeApiUse {
-    /// Connections that are open.
+    /// Open connections.
     pub connections: Gauge,
-    /// Users and strangers who are known.
+    /// Cached users and rejected tokens.
     pub users: Gauge,
-    /// Decisions that are known.
+    /// Cached authorization decisions.
     pub decisions: Gauge,
-    /// Tunnels to servers that are open.
+    /// Open tunnels to servers.
     pub tunnels: Gauge,
-    /// Connections through them.
+    /// Open connections through them.
     pub tunnel_connections: Gauge,
 }
 
-/// Why an image went.
+/// Why an image was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Collected {
-    /// It was not used for longer than the greatest age.
+    /// It was unused for longer than the maximum age.
     Age,
-    /// Its disk had too little room.
+    /// Disk usage.
     Space,
 }
 
 #[derive(Debug, Default)]
 struct Starts {
     all: Counter,
-    /// Those that failed, by the word for the error.
+    /// Failed starts, by the error's reason.
     failed: RefCell<SortedMap<String, u64>>,
 }
 
 impl Metrics {
-    /// Nothing is counted yet but the executor's polls.
+    /// All zero except the executor's polls.
     pub fn new(polls: Rc<Polls>) -> Self {
         Self { polls, ..Self::default() }
     }
 
-    /// A container was to start, and did, or did not because of the error. Waiting out a back-off is no start.
+    /// Counts a container's start, or its failure. Waiting for a back-off is no start.
     pub fn start(&self, kind: ContainerKind, error: Option<&SyncError>) {
         let starts = &self.starts[kind as usize];
         starts.all.inc();
@@ -117,7 +117,7 @@ impl Metrics {
         }
     }
 
-    /// A probe ended: `None` when it could not be run.
+    /// Counts a probe; `None` when it could not be run.
     pub fn probe(&self, kind: ProbeKind, result: Option<ProbeResult>) {
         let result = match result {
             Some(ProbeResult::Success) => 0,
@@ -128,62 +128,62 @@ impl Metrics {
     }
 }
 
-/// What a bounded structure holds at the moment.
+/// Usage of a bounded structure.
 #[derive(Clone, Copy, Debug)]
 pub struct Usage {
     /// Its name.
     pub name: &'static str,
-    /// Entries in it.
+    /// Number of entries.
     pub entries: usize,
-    /// The most entries.
+    /// Maximum number of entries.
     pub entries_max: usize,
-    /// Bytes they take, as the limit counts them.
+    /// Bytes, as the limit counts them.
     pub bytes: usize,
-    /// The most bytes.
+    /// Maximum number of bytes.
     pub bytes_max: usize,
 }
 
 impl Usage {
-    /// Of a structure whose limits are fixed.
+    /// With the bound's limits.
     pub fn of(bound: &'static Bound, entries: usize, bytes: usize) -> Self {
         let Bound { name, entries_max, bytes_max } = *bound;
         Self { name, entries, entries_max, bytes, bytes_max }
     }
 }
 
-/// What the loop's state shows at the moment.
+/// Values from the loop's state.
 #[derive(Clone, Debug, Default)]
 pub struct Shown {
-    /// What the node is short of.
+    /// The node's conditions that hold.
     pub conditions: Vec<NodeCondition>,
     /// Pods with a sandbox that is ready.
     pub running_pods: usize,
     /// Containers in the states created, running, exited, unknown.
     pub containers: [usize; 4],
-    /// Changes in the runtime that its events did not tell of.
+    /// Changes in the runtime without an event.
     pub missed_events: u64,
-    /// Sandboxes of others in the runtime.
+    /// Sandboxes of other clients of the runtime.
     pub foreign_sandboxes: usize,
-    /// What became of statuses for want of room, and how often.
+    /// Statuses cut, dropped or refused because the store is full, and how often.
     pub statuses_short: [(&'static str, u64); 4],
-    /// How often the node went to another of its cluster's API servers; `None`: it is alone.
+    /// Number of changes of the API server; `None`: standalone.
     pub server_moves: Option<u64>,
-    /// One for each of `limits::BOUNDS`, in that order, the status store's, and those of a node of a cluster.
+    /// Usage of `limits::BOUNDS` in that order, of the status store, and of the structures of a cluster's node.
     pub usage: Vec<Usage>,
-    /// When the agent started.
+    /// Start of the agent.
     pub started: Wall,
-    /// What the kernel says of the process.
+    /// Statistics of the process.
     pub process: Process,
 }
 
 impl Shown {
-    /// The memory ceiling in bytes: everything full (`limits::memory_ceiling`).
+    /// The memory ceiling in bytes: all structures full (`limits::memory_ceiling`).
     fn ceiling(&self) -> usize {
         self.usage.iter().map(|usage| usage.bytes_max).sum()
     }
 }
 
-/// The page in Prometheus' text format. PURE.
+/// Renders the page in Prometheus' text format. PURE.
 pub fn text(metrics: &Metrics, shown: &Shown) -> String {
     let mut page = Page { text: String::with_capacity(8 * KIB), family: "" };
     pods_and_containers(&mut page, metrics, shown);
@@ -218,11 +218,7 @@ fn pods_and_containers(page: &mut Page, metrics: &Metrics, shown: &Shown) {
     for (labels, count) in metrics.terminations.lines() {
         page.value(&labels, count);
     }
-    page.family(
-        "kubelet_evictions",
-        "counter",
-        "Pods that ended, by what the node was short of or what they had too much of",
-    );
+    page.family("kubelet_evictions", "counter", "Evicted pods, by the signal or the limit that was exceeded");
     let signals = Signal::ALL.map(Signal::as_str).into_iter().zip(&metrics.evictions);
     let limits = OwnLimit::ALL.map(OwnLimit::as_str).into_iter().zip(&metrics.evictions_of_limits);
     for (signal, count) in signals.chain(limits) {
@@ -233,23 +229,27 @@ fn pods_and_containers(page: &mut Page, metrics: &Metrics, shown: &Shown) {
 }
 
 fn node(page: &mut Page, metrics: &Metrics, shown: &Shown) {
-    page.family("smolet_node_condition", "gauge", "1 while the node is short of something");
+    page.family("smolet_node_condition", "gauge", "1 while the node condition holds");
     for condition in NodeCondition::ALL {
         let holds = shown.conditions.contains(&condition);
         page.labelled("condition", condition.as_str(), u64::from(holds));
     }
-    page.family("smolet_image_looks_total", "counter", "Looks at images and their disk, by how they ended");
+    page.family("smolet_image_looks_total", "counter", "Checks of images and their disk, by result");
     for (result, count) in ["ok", "failed"].iter().zip(&metrics.image_looks) {
         page.labelled("result", result, count.get());
     }
-    page.family("kubelet_image_garbage_collected_total", "counter", "Images that were removed, by why");
+    page.family("kubelet_image_garbage_collected_total", "counter", "Removed images, by reason");
     for (reason, count) in ["age", "space"].iter().zip(&metrics.images_collected) {
         page.labelled("reason", reason, count.get());
     }
 }
 
 fn runtime_and_pleg(page: &mut Page, metrics: &Metrics) {
-    page.family("kubelet_pod_start_duration_seconds", "summary", "From a pod's first sight to its running");
+    page.family(
+        "kubelet_pod_start_duration_seconds",
+        "summary",
+        "From the first observation of a pod to its start",
+    );
     page.sum("", &metrics.pod_starts);
     page.family("kubelet_pleg_relist_duration_seconds", "summary", "Duration of relists");
     page.sum("", &metrics.relists);
@@ -272,7 +272,7 @@ fn runtime_and_pleg(page: &mut Page, metrics: &Metrics) {
 }
 
 fn probes(page: &mut Page, metrics: &Metrics) {
-    // The kubelet has a line for each container, which is a page of its own (/metrics/probes).
+    // The kubelet has a line for each container, on a page of its own (/metrics/probes).
     page.family("prober_probe_total", "counter", "Probes by kind and result");
     for (kind, results) in ProbeKind::ALL.iter().zip(&metrics.probes) {
         for (result, count) in ["successful", "failed", "unknown"].iter().zip(results) {
@@ -282,7 +282,7 @@ fn probes(page: &mut Page, metrics: &Metrics) {
             }
         }
     }
-    page.family("smolet_probes_late_total", "counter", "Probes that began later than they should have");
+    page.family("smolet_probes_late_total", "counter", "Probes that started late");
     page.value("", metrics.probes_late.get());
 }
 
@@ -292,14 +292,14 @@ fn runtime_state(page: &mut Page, metrics: &Metrics, shown: &Shown) {
     page.family(
         "smolet_statuses_short_total",
         "counter",
-        "Statuses that the store had no room for, by what became of them",
+        "Statuses cut, dropped or refused because the store is full",
     );
     for (what, count) in shown.statuses_short {
         page.labelled("what", what, count);
     }
-    page.family("smolet_runtime_events_total", "counter", "Events the runtime told");
+    page.family("smolet_runtime_events_total", "counter", "Events received from the runtime");
     page.value("", metrics.runtime_events.get());
-    page.family("smolet_runtime_events_missed_total", "counter", "Changes that no event told of");
+    page.family("smolet_runtime_events_missed_total", "counter", "Changes in the runtime without an event");
     page.value("", shown.missed_events);
     if let Some(moves) = shown.server_moves {
         page.family(
@@ -319,7 +319,7 @@ fn event_loop(page: &mut Page, metrics: &Metrics) {
     page.family(
         "smolet_longest_poll_seconds",
         "gauge",
-        "The longest poll so far, by what it was, without waits for a processor",
+        "The longest poll so far, by task, without waits for a processor",
     );
     let (longest, task) = metrics.polls.longest();
     page.seconds(&format!("{{task=\"{task}\"}}"), longest.as_nanos());
@@ -350,27 +350,27 @@ fn bounds(page: &mut Page, shown: &Shown) {
 fn process(page: &mut Page, started: Wall, process: &Process) {
     page.family("process_resident_memory_bytes", "gauge", "Resident memory, code included");
     page.value("", process.rss_kib * 1024);
-    page.family("process_cpu_seconds_total", "counter", "Time on a processor");
+    page.family("process_cpu_seconds_total", "counter", "Processor time");
     page.seconds("", process.cpu.as_nanos());
     page.family("process_start_time_seconds", "gauge", "Start of the process");
     page.seconds("", started.0.max(0).unsigned_abs().into());
-    page.family("smolet_process_anonymous_bytes", "gauge", "Resident memory that is the process' own");
+    page.family("smolet_process_anonymous_bytes", "gauge", "Anonymous resident memory");
     page.value("", process.anonymous_kib * 1024);
     page.family("smolet_process_resident_memory_max_bytes", "gauge", "The most resident memory so far");
     page.value("", process.rss_max_kib * 1024);
     page.family("smolet_process_threads", "gauge", "Threads");
     page.value("", process.threads);
-    page.family("smolet_process_sleeps_total", "counter", "How often the main thread went to sleep");
+    page.family("smolet_process_sleeps_total", "counter", "Voluntary context switches of the main thread");
     page.value("", process.sleeps);
 }
 
-/// The page being written, and the family that the next values belong to.
+/// The page that is rendered, and the family of the next values.
 struct Page {
     text: String,
     family: &'static str,
 }
 
-// Writing to a String does not fail.
+// Writing to a string does not fail.
 impl Page {
     fn family(&mut self, name: &'static str, kind: &str, help: &str) {
         self.family = name;
@@ -381,7 +381,7 @@ impl Page {
         let _ = writeln!(self.text, "{}{labels} {value}", self.family);
     }
 
-    /// Label values here are words of our own: nothing to escape.
+    /// Label values are constants: nothing has to be escaped.
     fn labelled(&mut self, label: &str, word: &str, value: u64) {
         let _ = writeln!(self.text, "{}{{{label}=\"{word}\"}} {value}", self.family);
     }
@@ -398,7 +398,7 @@ impl Page {
     }
 }
 
-/// What `smolet top --self` prints: every bounded structure with its use and its limit. PURE.
+/// Renders `smolet top --self`: every bounded structure with its usage and limit. PURE.
 pub fn top(shown: &Shown) -> String {
     let mut out = String::with_capacity(4 * KIB);
     let _ = writeln!(out, "{:<22} {:>8} {:>8} {:>9} {:>9}", "STRUCTURE", "ENTRIES", "LIMIT", "KIB", "LIMIT");
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_says_what_was_counted() {
+    fn the_page_shows_the_counters() {
         let metrics = Metrics::default();
         metrics.operations.note("RunPodSandbox", Duration::from_millis(250), false);
         metrics.operations.note("RunPodSandbox", Duration::from_millis(1750), true);
@@ -486,10 +486,10 @@ mod tests {
         ] {
             assert!(page.lines().any(|l| l == line), "{line} in\n{page}");
         }
-        assert!(!page.contains("pull_image"), "what was never called has no line");
+        assert!(!page.contains("pull_image"), "an operation that was never called has no line");
     }
 
-    /// As Prometheus' parser wants it: each value belongs to the family told of last, and none stands twice.
+    /// As Prometheus' parser requires: each value belongs to the last family, and no line occurs twice.
     #[test]
     fn the_page_is_well_formed() {
         let metrics = Metrics::default();
@@ -500,13 +500,13 @@ mod tests {
         let mut seen = crate::model::SortedSet::new();
         let mut family = "";
         for line in page.lines() {
-            if let Some(told) = line.strip_prefix("# HELP ") {
-                family = told.split(' ').next().unwrap();
+            if let Some(line) = line.strip_prefix("# HELP ") {
+                family = line.split(' ').next().unwrap();
                 assert!(seen.insert(family), "{family} twice");
                 continue;
             }
-            if let Some(told) = line.strip_prefix("# TYPE ") {
-                assert_eq!(told.split(' ').next(), Some(family));
+            if let Some(line) = line.strip_prefix("# TYPE ") {
+                assert_eq!(line.split(' ').next(), Some(family));
                 continue;
             }
             let (name, value) = line.rsplit_once(' ').unwrap();
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn top_sums_what_is_held() {
+    fn top_shows_the_sum_of_all_usage() {
         let shown = top(&shown());
         for bound in &BOUNDS {
             assert!(shown.lines().any(|line| line.starts_with(bound.name)), "{} in\n{shown}", bound.name);

@@ -1,4 +1,4 @@
-//! What is mounted, as the kernel lists it. I/O, blocking: reads the list and links, never what is mounted.
+//! The mount table. I/O, blocking: reads the table and links, never a mounted file system.
 
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
@@ -10,27 +10,27 @@ use crate::limits::{KIB, LINKS_FOLLOWED_MAX, MOUNTINFO_BYTES_MAX};
 /// A line of `/proc/self/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
-    /// A real path. What of its name is not UTF-8 is replaced.
+    /// A real path. Bytes that are not UTF-8 are replaced.
     pub point: String,
-    /// `MAJOR:MINOR`: that of two mounts of one file system is the same.
+    /// `MAJOR:MINOR`; the same for two mounts of one file system.
     pub device: Box<str>,
     /// The file system's type.
     pub kind: Box<str>,
-    /// What is mounted there; of a server `SERVER:PATH`.
+    /// The mounted source; `SERVER:PATH` for a server's.
     pub source: Box<str>,
-    /// Mounts in it propagate to other namespaces.
+    /// It propagates to other namespaces.
     pub is_shared: bool,
 }
 
 impl Mount {
-    /// The server that it lies on, when its source has one.
+    /// The server of its source, if it has one.
     pub fn server(&self) -> Option<&str> {
         let (server, _) = self.source.split_once(":/")?;
         (!server.is_empty() && !server.contains('/')).then_some(server)
     }
 }
 
-/// All of them, in the order of their mounting.
+/// Reads all mounts, in the order of mounting.
 ///
 /// # Errors
 /// The list cannot be read, or is longer than `limits::MOUNTINFO_BYTES_MAX`.
@@ -46,16 +46,16 @@ pub fn read_below(real: &Path) -> io::Result<Vec<Mount>> {
     read_where(|point| Path::new(point).starts_with(real))
 }
 
-/// Something is mounted on this path. Its directory is looked at, it is not.
+/// True when something is mounted on this path. Only its parent directory is accessed.
 ///
 /// # Errors
-/// Those of [`read`]; the directory cannot be looked at.
+/// Those of [`read`]; the directory cannot be accessed.
 pub fn is_mounted(path: &Path) -> io::Result<bool> {
     let real = real(path)?;
     Ok(!read_where(|point| Path::new(point) == real)?.is_empty())
 }
 
-/// Something is mounted on this path or below it.
+/// True when something is mounted on this path or below it.
 ///
 /// # Errors
 /// As [`is_mounted`].
@@ -90,7 +90,7 @@ fn real(path: &Path) -> io::Result<PathBuf> {
     Ok(parent.canonicalize()?.join(name))
 }
 
-/// The mount that a path lies on. Links are followed as long as they lie on the devices `own`: those answer.
+/// The mount of a path. Links are followed as long as they are on the devices `own`, which answer.
 pub fn mount_of<'a>(mounts: &'a [Mount], path: &Path, own: &[&str]) -> Option<&'a Mount> {
     let (mut real, mut links) = (PathBuf::from("/"), 0);
     let parts = |path: &Path| path.iter().rev().map(OsStr::to_owned).collect::<Vec<OsString>>();
@@ -99,7 +99,7 @@ pub fn mount_of<'a>(mounts: &'a [Mount], path: &Path, own: &[&str]) -> Option<&'
         if part == ".." {
             real.pop();
         } else {
-            // Where it is absolute, the first part is the root.
+            // If it is absolute, the first part is the root.
             real.push(part);
         }
         if !own.contains(&&*under(mounts, &real)?.device) {
@@ -117,10 +117,10 @@ pub fn mount_of<'a>(mounts: &'a [Mount], path: &Path, own: &[&str]) -> Option<&'
     under(mounts, &real)
 }
 
-/// The mount below a real path.
+/// The mount of a real path.
 fn under<'a>(mounts: &'a [Mount], real: &Path) -> Option<&'a Mount> {
     let above = mounts.iter().filter(|mount| real.starts_with(&mount.point));
-    // Of two at one point the last one hides the other.
+    // Of two on one mount point the last one hides the other.
     above.max_by_key(|mount| mount.point.len())
 }
 
@@ -161,7 +161,7 @@ fn plain(field: &str) -> Cow<'_, str> {
     String::from_utf8_lossy(&bytes).into_owned().into()
 }
 
-/// A file system whose server never says a word: whoever asks for anything on it waits in the kernel.
+/// A file system whose server never answers: access to it blocks in the kernel.
 #[cfg(test)]
 pub(crate) struct SilentServer {
     at: PathBuf,
@@ -182,7 +182,7 @@ impl SilentServer {
         Self { at: at.to_owned(), server: Some(server) }
     }
 
-    /// Whoever asks gets an error from now on.
+    /// Lets all access fail from now on.
     pub(crate) fn die(&mut self) {
         self.server = None;
     }
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn escapes_are_undone() {
+    fn escapes_are_decoded() {
         for (field, wanted) in
             [("/a\\040b", "/a b"), ("/a\\134b\\011", "/a\\b\t"), ("/a\\", "/a\\"), ("/a\\9x", "/a\\9x")]
         {
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_lies_on_the_device_of_the_longest_mount_point_above_it() {
+    fn a_path_is_on_the_mount_with_the_longest_matching_mount_point() {
         let root = std::env::temp_dir().join(format!("smolet-mounts-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&root);
         std::fs::create_dir_all(root.join("here")).unwrap();
@@ -245,7 +245,7 @@ mod tests {
             assert_eq!(found, Some(device), "{path}");
         }
         let found = mount_of(&mounts, &root.join("link"), &[]).map(|mount| &*mount.device);
-        assert_eq!(found, Some("8:1"), "no link is looked at");
+        assert_eq!(found, Some("8:1"), "no link is followed");
         let servers: Vec<Option<&str>> = mounts.iter().map(Mount::server).collect();
         assert_eq!(servers, [None, None, Some("server"), None, Some("[fd00::7]"), None]);
         std::fs::remove_dir_all(&root).unwrap();

@@ -66,7 +66,7 @@ use crate::limits::{
     EVENTS_QUEUED_MAX, KIB, KUBE_MEMORY_MAX, MOUNTINFO_BYTES_MAX, ONCE_PATIENCE, ONCE_SETTLE,
     SERVER_CONNECTIONS_MAX, STOPS_QUEUED_MAX, memory_ceiling,
 };
-use crate::logs::rotate::{Rotator, Told};
+use crate::logs::rotate::{LogReports, Rotator};
 use crate::metrics::Metrics;
 use crate::model::Mono;
 use crate::net::Lookups;
@@ -123,8 +123,8 @@ pub async fn run(
     let mut end = None;
     if !config.shutdown.is_empty() {
         if !config.shutdown_on_sigterm {
-            let (told, prepared) = smol::channel::bounded(1);
-            let logind = Logind::new(&config.system_bus, clock.clone(), config.shutdown.all(), told);
+            let (preparations, prepared) = smol::channel::bounded(1);
+            let logind = Logind::new(&config.system_bus, clock.clone(), config.shutdown.all(), preparations);
             executor.spawn("logind", logind.watch()).detach();
             executor.spawn("shutdown", forward(prepared, stop.clone(), Stop::from)).detach();
         }
@@ -290,16 +290,16 @@ impl Start<'_> {
     /// Images that lie in a directory: the names of those that were imported, and where they are marked.
     fn start_import(&self, runtime: &GrpcRuntime) -> (Receiver<Vec<String>>, ImageStore) {
         let (dir, of) = (&self.config.images_dir, self.identity.node_name());
-        let (told, images) = smol::channel::bounded(1);
+        let (imported, images) = smol::channel::bounded(1);
         let store = runtime.image_store(&import::lease(of));
-        let importer = Importer::new(dir, runtime.clone(), of, self.clock.clone(), told);
+        let importer = Importer::new(dir, runtime.clone(), of, self.clock.clone(), imported);
         self.executor.spawn("image import", importer.run()).detach();
         (images, store)
     }
 
     /// The rotation of container logs, which is told what runs.
-    fn start_rotation(&self, runtime: &GrpcRuntime, blocking: &Rc<Blocking>) -> Told {
-        let (logs, woken) = Told::new();
+    fn start_rotation(&self, runtime: &GrpcRuntime, blocking: &Rc<Blocking>) -> LogReports {
+        let (logs, woken) = LogReports::new();
         if let Some(rotation) = self.config.log_rotation {
             let told = (logs.clone(), woken);
             let (rotator, compressing) =
@@ -394,7 +394,7 @@ pub struct Parts<'a> {
     /// Where imported images are marked; `None` when none is ever imported.
     pub image_store: Option<ImageStore>,
     /// Is told which containers run, for the rotation of their logs.
-    pub logs: Told,
+    pub logs: LogReports,
     /// What ended the process too often.
     pub set_aside: Arc<SetAside>,
     /// End when every pod runs or has failed.

@@ -1,4 +1,4 @@
-//! Where users of k3s and kubeadm expect things: the defaults of the paths in the configuration. PURE.
+//! Default paths of the configuration, as users of k3s and kubeadm expect them. PURE.
 
 /// Manifests.
 pub const MANIFESTS: &str = "/etc/smolet/manifests";
@@ -12,9 +12,9 @@ pub const POD_LOGS: &str = "/var/log/pods";
 pub const CONTAINER_LOGS: &str = "/var/log/containers";
 /// cgroup hierarchies.
 pub const CGROUP_MOUNTS: &str = "/sys/fs/cgroup";
-/// systemd's own socket.
+/// systemd's private socket.
 pub const SYSTEMD: &str = "/run/systemd/private";
-/// Where the kernel tells how much memory there is.
+/// The kernel's memory statistics.
 pub const MEMINFO: &str = "/proc/meminfo";
 /// CNI configurations.
 pub const CNI: &str = "/etc/cni/net.d";
@@ -22,5 +22,5 @@ pub const CNI: &str = "/etc/cni/net.d";
 pub const SYSTEM_BUS: &str = "/run/dbus/system_bus_socket";
 /// The node's resolver configuration.
 pub const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// The password by which a k3s server tells nodes apart (k3s).
+/// The node password with which a k3s server identifies a node (k3s).
 pub const NODE_PASSWORD: &str = "/etc/rancher/node/password";

@@ -5,8 +5,8 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpabl
 
 use crate::config::Config;
 
-/// Makes the process not dumpable, before it has read any secret: its memory holds Secrets, tokens and the node's key. There is
-/// no core dump of it, whatever limits and `core_pattern` say (a pipe handler gets a dump at any limit), and only a process with
+/// Makes the process not dumpable, before it has read any secret: its memory has Secrets, tokens and the node's key. There is
+/// no core dump of it at any limit and `core_pattern` (a pipe handler gets a dump at any limit), and only a process with
 /// `CAP_SYS_PTRACE` can read its memory. Programs that it executes are dumpable as usual.
 pub(crate) fn forbid_dumps() {
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {

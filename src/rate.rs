@@ -14,12 +14,12 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// A full one.
+    /// A full bucket.
     pub fn new(rate: Rate, now: Mono) -> Self {
         Self { rate, left: f64::from(rate.burst), at: now }
     }
 
-    /// Takes a token, if there is one.
+    /// Takes a token, if one is available.
     pub fn try_accept(&mut self, now: Mono) -> bool {
         self.refill(now);
         let accepted = self.missing() <= 0.0;
@@ -27,13 +27,13 @@ impl TokenBucket {
         accepted
     }
 
-    /// When there is a token, for whoever knows only afterwards how many it takes; nothing when there is one now.
+    /// When a token is available, for a caller that knows the cost only afterwards; `None` when one is available now.
     pub fn wait(&mut self, now: Mono) -> Option<Mono> {
         self.refill(now);
         (self.missing() > 0.0).then(|| self.ready_at())
     }
 
-    /// Takes so many, also more than there are: what is missing then is waited for.
+    /// Takes this many tokens, even more than are available: later callers then wait for the debt.
     pub fn spend(&mut self, tokens: u32, now: Mono) {
         self.refill(now);
         self.left -= f64::from(tokens);
@@ -45,12 +45,12 @@ impl TokenBucket {
         self.at = now;
     }
 
-    /// When there is a token, if nobody takes one before; the instant of the last look when there is one.
+    /// When a token is available, if none is taken before; the last update when one is.
     pub fn ready_at(&self) -> Mono {
         self.at + Duration::from_secs_f64(self.missing() / f64::from(self.rate.per_second))
     }
 
-    /// What is missing of a token. A wait is counted in nanoseconds, so that a token is never quite there.
+    /// The missing part of a token. Waits are in whole nanoseconds, so that rounding never grants a token early.
     fn missing(&self) -> f64 {
         let missing = 1.0 - self.left;
         if missing > 1e-6 { missing } else { 0.0 }
@@ -66,18 +66,18 @@ mod tests {
     }
 
     #[test]
-    fn so_many_are_let_through_as_the_rate_has_it() {
+    fn the_rate_and_the_burst_are_limits() {
         let mut bucket = TokenBucket::new(Rate { per_second: 2, burst: 3 }, at(0));
         let accepted =
             |bucket: &mut TokenBucket, millis| (0..5).filter(|_| bucket.try_accept(at(millis))).count();
         assert_eq!(accepted(&mut bucket, 0), 3, "the burst");
         assert_eq!(accepted(&mut bucket, 400), 0);
         assert_eq!(accepted(&mut bucket, 1_000), 2, "two a second");
-        assert_eq!(accepted(&mut bucket, 60_000), 3, "and no more than the burst are saved up");
+        assert_eq!(accepted(&mut bucket, 60_000), 3, "no more than the burst is saved");
     }
 
     #[test]
-    fn what_was_taken_too_much_is_waited_for() {
+    fn a_debt_is_waited_for() {
         let mut bucket = TokenBucket::new(Rate { per_second: 100, burst: 50 }, at(0));
         assert_eq!(bucket.wait(at(0)), None);
         bucket.spend(149, at(0));
@@ -86,15 +86,15 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_until_a_token_is_there_gets_it() {
+    fn a_caller_that_waits_gets_a_token() {
         for per_second in [1, 3, 7, 50, 1_000_003] {
             let mut bucket = TokenBucket::new(Rate { per_second, burst: 1 }, at(0));
             let mut now = at(0);
             for turn in 0..1_000 {
-                assert!(bucket.try_accept(now), "{per_second} a second: turn {turn}");
+                assert!(bucket.try_accept(now), "{per_second} a second: round {turn}");
                 assert!(!bucket.try_accept(now));
                 let ready = bucket.ready_at();
-                assert!(ready > now, "{per_second} a second: turn {turn}");
+                assert!(ready > now, "{per_second} a second: round {turn}");
                 now = ready;
             }
         }

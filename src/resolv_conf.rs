@@ -62,7 +62,7 @@ fn read(path: &Path) -> std::io::Result<ResolvConf> {
     Ok(ResolvConf::parse(&String::from_utf8_lossy(&text)))
 }
 
-/// Whether pods can reach the server, as far as its address tells (`isValidNameserver`). Invalid names are left to the runtime.
+/// Whether pods can reach the server, judged by its address (`isValidNameserver`). Invalid names are left to the runtime.
 fn reachable(server: &str) -> bool {
     // `fe80::1%eth0`.
     let address = server.split('%').next().unwrap_or_default();
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_named_is_heeded() {
+    fn a_configured_file_is_used() {
         let path = std::env::temp_dir().join(format!("smolet-resolv-{}", std::process::id()));
         std::fs::write(&path, "nameserver 127.0.0.53\n").unwrap();
         let given = resolv_conf(&path, false);

@@ -1,9 +1,8 @@
-//! Graceful node shutdown: which pods end when the node does, in which order and within which time
-//! (`pkg/kubelet/nodeshutdown`). PURE.
+//! Graceful node shutdown: the order in which pods are terminated, and their time (`pkg/kubelet/nodeshutdown`). PURE.
 //!
 //! ```text
 //!     groups by priority, each with its time: 0 ─ 20 s, 1000 ─ 5 s, 2000000000 ─ 10 s
-//!     lowest first: all pods of a group at once ─► all have ended, or its time is over ─► the next group
+//!     lowest first: all pods of a group at once ─► all have terminated, or its time has elapsed ─► the next group
 //! ```
 //!
 //! | a pod's priority | its group |
@@ -21,11 +20,11 @@ use crate::eviction::pods::SYSTEM_CRITICAL_PRIORITY;
 use crate::limits::{SHUTDOWN_GRACE_MAX, SHUTDOWN_GROUPS_MAX};
 use crate::model::Seconds;
 
-/// The status' reason of a pod that the shutdown ends (`nodeShutdownReason`).
+/// Reason of a pod that the shutdown terminated (`nodeShutdownReason`).
 pub const TERMINATED: &str = "Terminated";
 /// Its message.
 pub const TERMINATED_MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
-/// The status' reason of a pod that comes while the node shuts down (`NodeShutdownNotAdmittedReason`).
+/// Reason of a pod that is rejected during the shutdown (`NodeShutdownNotAdmittedReason`).
 pub const REFUSED: &str = "NodeShutdown";
 /// Its message.
 pub const REFUSED_MESSAGE: &str = "Pod was rejected as the node is shutting down.";
@@ -35,16 +34,16 @@ pub const REFUSED_MESSAGE: &str = "Pod was rejected as the node is shutting down
 pub struct ShutdownGroup {
     /// Its least priority.
     pub priority: i32,
-    /// How long they may take together, and each of them at most.
+    /// Time for all of its pods together, and for each at most.
     pub grace: Seconds,
 }
 
-/// The groups in the order in which they end; none = the node's shutdown is not waited for, and its pods are not ended.
+/// The groups in the order of termination; none = the shutdown is not delayed, and pods are not terminated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShutdownGroups(Box<[ShutdownGroup]>);
 
 impl ShutdownGroups {
-    /// `shutdownGracePeriod` and, as a part of it, `shutdownGracePeriodCriticalPods` (`migrateConfig`). Whole seconds count.
+    /// From `shutdownGracePeriod` and `shutdownGracePeriodCriticalPods`, which is part of it (`migrateConfig`). Whole seconds.
     ///
     /// # Errors
     /// A sentence (`ValidateKubeletConfiguration`).
@@ -76,7 +75,7 @@ impl ShutdownGroups {
         Ok(Self(Box::new([group(0, others), group(SYSTEM_CRITICAL_PRIORITY, critical)])))
     }
 
-    /// `shutdownGracePeriodByPodPriority`, in any order.
+    /// From `shutdownGracePeriodByPodPriority`, in any order.
     ///
     /// # Errors
     /// A sentence.
@@ -93,27 +92,27 @@ impl ShutdownGroups {
         }
         groups.sort_by_key(|group| group.priority);
         if let Some(pair) = groups.windows(2).find(|pair| pair[0].priority == pair[1].priority) {
-            return Err(format!("{NAME}: priority: {}: stands there twice", pair[0].priority));
+            return Err(format!("{NAME}: priority: {}: is listed twice", pair[0].priority));
         }
         Ok(Self(groups.into()))
     }
 
-    /// None is configured.
+    /// True when none is configured.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The group at that place in the order.
+    /// The group at that index.
     pub fn get(&self, place: usize) -> Option<ShutdownGroup> {
         self.0.get(place).copied()
     }
 
-    /// The place of the group of pods of that priority (`groupByPriority`).
+    /// Index of the group for that priority (`groupByPriority`).
     pub fn place_of(&self, priority: i32) -> usize {
         self.0.iter().rposition(|group| group.priority <= priority).unwrap_or_default()
     }
 
-    /// The time of all groups (`periodRequested`).
+    /// Time of all groups (`periodRequested`).
     pub fn all(&self) -> Duration {
         let seconds = self.0.iter().map(|group| u64::try_from(group.grace.0).unwrap_or_default());
         Duration::from_secs(seconds.fold(0, u64::saturating_add))
@@ -121,7 +120,7 @@ impl ShutdownGroups {
 }
 
 impl ShutdownGroup {
-    /// How long a pod of the group may take: no longer than it asks for.
+    /// A pod's time in the group: at most its grace period.
     pub fn grace_of(self, spec: Option<&PodSpec>) -> Seconds {
         let own = spec.and_then(|spec| spec.termination_grace_period_seconds);
         own.map_or(self.grace, |own| Seconds(own.min(self.grace.0)))
@@ -141,7 +140,7 @@ mod tests {
         ShutdownGroups(of.iter().map(group).collect())
     }
 
-    /// The kubelet's table (`Test_migrateConfig`), and what its validation refuses.
+    /// The kubelet's table (`Test_migrateConfig`), and invalid values.
     #[test]
     fn two_periods_are_two_groups() {
         for (all, critical, expected) in [
@@ -168,12 +167,12 @@ mod tests {
     }
 
     #[test]
-    fn priorities_come_in_any_order_and_each_once() {
+    fn priorities_are_sorted_and_unique() {
         let group = |priority, grace| ShutdownGroup { priority, grace: Seconds(grace) };
         let sorted = ShutdownGroups::of_priorities(vec![group(5, 1), group(-3, 2), group(0, 0)]);
         assert_eq!(sorted, Ok(groups(&[(-3, 2), (0, 0), (5, 1)])));
         for (given, why) in [
-            (vec![group(1, 1), group(1, 2)], "priority: 1: stands there twice"),
+            (vec![group(1, 1), group(1, 2)], "priority: 1: is listed twice"),
             (vec![group(1, -1)], "shutdownGracePeriodSeconds: -1: must be between 0 and 86400"),
             (vec![group(1, 86_401)], "shutdownGracePeriodSeconds: 86401: must be between"),
             (vec![group(1, 1); SHUTDOWN_GROUPS_MAX + 1], "at most 16 priorities"),
@@ -213,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_takes_what_it_asks_for_and_no_more_than_its_group_has() {
+    fn a_pods_time_is_its_grace_period_limited_by_its_group() {
         let group = ShutdownGroup { priority: 0, grace: Seconds(20) };
         let spec = |grace| PodSpec { termination_grace_period_seconds: grace, ..PodSpec::default() };
         for (own, grace) in [(None, 20), (Some(5), 5), (Some(0), 0), (Some(20), 20), (Some(30), 20)] {

@@ -1,42 +1,42 @@
-//! Maps and sets as sorted vectors, with the names and the behaviour of the standard library's B-trees. PURE.
+//! Maps and sets as sorted vectors, with the API of the standard library's B-trees. PURE.
 //!
-//! A B-tree's code is made anew for each pair of types, some 3 KiB each in the release binary; a vector's is a tenth of that. What
-//! is kept here is bounded to some hundreds of entries (`limits`): a look-up takes as many comparisons, and an insertion moves
-//! what lies behind it. A collection that may grow to many thousands at random places stays a B-tree.
+//! The code of a B-tree is generated for each pair of types, some 3 KiB each in the release binary; a vector's is a tenth of
+//! that. Collections here are bounded to some hundreds of entries (`limits`): a lookup is a binary search, and an insertion
+//! moves the later entries. A collection with many thousands of random insertions stays a B-tree.
 
 use std::borrow::Borrow;
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
 
-/// A map that is iterated in the order of its keys; equal keys stand once.
+/// A map in the order of its unique keys.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct SortedMap<K, V> {
     entries: Vec<(K, V)>,
 }
 
-/// A set that is iterated in order; equal values stand once.
+/// A set of unique values in order.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct SortedSet<T> {
     map: SortedMap<T, ()>,
 }
 
 impl<K, V> SortedMap<K, V> {
-    /// Without an entry; allocates nothing.
+    /// An empty map; allocates nothing.
     pub const fn new() -> Self {
         Self { entries: Vec::new() }
     }
 
-    /// How many entries.
+    /// Number of entries.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// There is none.
+    /// True without entries.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Takes all out.
+    /// Removes all entries.
     pub fn clear(&mut self) {
         self.entries.clear();
         self.shrink();
@@ -47,7 +47,7 @@ impl<K, V> SortedMap<K, V> {
         self.into_iter()
     }
 
-    /// The entries by key; the values may change.
+    /// The entries by key, with mutable values.
     pub fn iter_mut(&mut self) -> impl ExactSizeIterator<Item = (&K, &mut V)> + DoubleEndedIterator {
         self.entries.iter_mut().map(|(key, value)| (&*key, value))
     }
@@ -62,7 +62,7 @@ impl<K, V> SortedMap<K, V> {
         self.entries.iter().map(|(_, value)| value)
     }
 
-    /// The values by key; they may change.
+    /// The mutable values by key.
     pub fn values_mut(&mut self) -> impl ExactSizeIterator<Item = &mut V> + DoubleEndedIterator {
         self.entries.iter_mut().map(|(_, value)| value)
     }
@@ -77,13 +77,13 @@ impl<K, V> SortedMap<K, V> {
         self.entries.into_iter().map(|(_, value)| value)
     }
 
-    /// Keeps the entries of which `keep` says so.
+    /// Keeps the entries for which `keep` returns true.
     pub fn retain(&mut self, mut keep: impl FnMut(&K, &mut V) -> bool) {
         self.entries.retain_mut(|(key, value)| keep(key, value));
         self.shrink();
     }
 
-    /// The entry with the least key.
+    /// The entry with the lowest key.
     pub fn first_key_value(&self) -> Option<(&K, &V)> {
         self.entries.first().map(|(key, value)| (key, value))
     }
@@ -93,12 +93,12 @@ impl<K, V> SortedMap<K, V> {
         self.entries.last().map(|(key, value)| (key, value))
     }
 
-    /// Takes the entry with the least key out.
+    /// Removes and returns the entry with the lowest key.
     pub fn pop_first(&mut self) -> Option<(K, V)> {
         (!self.entries.is_empty()).then(|| self.take_out(0))
     }
 
-    /// Takes the entry with the greatest key out.
+    /// Removes and returns the entry with the greatest key.
     pub fn pop_last(&mut self) -> Option<(K, V)> {
         let last = self.entries.pop();
         self.shrink();
@@ -124,12 +124,12 @@ impl<K, V> SortedMap<K, V> {
 const CAPACITY_MIN: usize = 8;
 
 impl<K: Ord, V> SortedMap<K, V> {
-    /// Where the key is, or where it would have to be.
+    /// Index of the key, or the index at which to insert it.
     fn place<Q: Ord + ?Sized>(&self, key: &Q) -> Result<usize, usize>
     where
         K: Borrow<Q>,
     {
-        // Much is put in in order.
+        // Insertions are often in order.
         match self.entries.last() {
             Some((last, _)) if last.borrow() < key => Err(self.entries.len()),
             Some(_) => self.entries.binary_search_by(|(known, _)| known.borrow().cmp(key)),
@@ -137,7 +137,7 @@ impl<K: Ord, V> SortedMap<K, V> {
         }
     }
 
-    /// The value of that key.
+    /// The value of the key.
     pub fn get<Q: Ord + ?Sized>(&self, key: &Q) -> Option<&V>
     where
         K: Borrow<Q>,
@@ -145,7 +145,7 @@ impl<K: Ord, V> SortedMap<K, V> {
         self.get_key_value(key).map(|(_, value)| value)
     }
 
-    /// The entry of that key.
+    /// The entry of the key.
     pub fn get_key_value<Q: Ord + ?Sized>(&self, key: &Q) -> Option<(&K, &V)>
     where
         K: Borrow<Q>,
@@ -154,7 +154,7 @@ impl<K: Ord, V> SortedMap<K, V> {
         Some((key, value))
     }
 
-    /// The value of that key; it may change.
+    /// The mutable value of the key.
     pub fn get_mut<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
     where
         K: Borrow<Q>,
@@ -163,7 +163,7 @@ impl<K: Ord, V> SortedMap<K, V> {
         self.entries.get_mut(place).map(|(_, value)| value)
     }
 
-    /// There is an entry of that key.
+    /// True when there is an entry of the key.
     pub fn contains_key<Q: Ord + ?Sized>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
@@ -171,7 +171,7 @@ impl<K: Ord, V> SortedMap<K, V> {
         self.place(key).is_ok()
     }
 
-    /// Puts the entry in; the value that was there before.
+    /// Inserts the entry; returns the former value.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
         match self.place(&key) {
             Ok(place) => self.entries.get_mut(place).map(|(_, known)| std::mem::replace(known, value)),
@@ -182,7 +182,7 @@ impl<K: Ord, V> SortedMap<K, V> {
         }
     }
 
-    /// Takes the entry out: its value.
+    /// Removes the entry; returns its value.
     pub fn remove<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
@@ -190,7 +190,7 @@ impl<K: Ord, V> SortedMap<K, V> {
         self.remove_entry(key).map(|(_, value)| value)
     }
 
-    /// Takes the entry out.
+    /// Removes and returns the entry.
     pub fn remove_entry<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<(K, V)>
     where
         K: Borrow<Q>,
@@ -199,13 +199,13 @@ impl<K: Ord, V> SortedMap<K, V> {
         Some(self.take_out(place))
     }
 
-    /// The place of that key, whether there is an entry or not.
+    /// The entry of the key, occupied or vacant.
     pub fn entry(&mut self, key: K) -> Entry<'_, K, V> {
         let place = self.place(&key);
         Entry { map: self, key, place }
     }
 
-    /// The entries with keys in that range.
+    /// The entries with keys in the range.
     pub fn range<Q: Ord + ?Sized>(&self, range: impl RangeBounds<Q>) -> Iter<'_, K, V>
     where
         K: Borrow<Q>,
@@ -228,7 +228,7 @@ impl<K: Ord, V> SortedMap<K, V> {
     }
 }
 
-/// What [`SortedMap::entry`] found.
+/// An occupied or vacant entry of [`SortedMap::entry`].
 pub struct Entry<'a, K, V> {
     map: &'a mut SortedMap<K, V>,
     key: K,
@@ -236,12 +236,12 @@ pub struct Entry<'a, K, V> {
 }
 
 impl<'a, K, V> Entry<'a, K, V> {
-    /// The value that is there, or this one.
+    /// The present value, or else this one.
     pub fn or_insert(self, value: V) -> &'a mut V {
         self.or_insert_with(|| value)
     }
 
-    /// The value that is there, or that of `make`.
+    /// The present value, or else that of `make`.
     pub fn or_insert_with(self, make: impl FnOnce() -> V) -> &'a mut V {
         let entries = &mut self.map.entries;
         let place = match self.place {
@@ -254,7 +254,7 @@ impl<'a, K, V> Entry<'a, K, V> {
         &mut entries[place].1
     }
 
-    /// The value that is there, or the type's default.
+    /// The present value, or else the type's default.
     pub fn or_default(self) -> &'a mut V
     where
         V: Default,
@@ -262,7 +262,7 @@ impl<'a, K, V> Entry<'a, K, V> {
         self.or_insert_with(V::default)
     }
 
-    /// Changes the value that is there.
+    /// Changes the present value.
     #[must_use]
     pub fn and_modify(self, change: impl FnOnce(&mut V)) -> Self {
         if let Ok(place) = self.place
@@ -381,7 +381,7 @@ impl<K: Ord, V: Ord> Ord for SortedMap<K, V> {
 impl<K: Ord + Borrow<Q>, V, Q: Ord + ?Sized> std::ops::Index<&Q> for SortedMap<K, V> {
     type Output = V;
 
-    /// As the standard library's: only with a key that is known to be there.
+    /// Panics for a missing key, as the standard library's.
     #[expect(clippy::expect_used, reason = "the contract of Index")]
     fn index(&self, key: &Q) -> &V {
         self.get(key).expect("the key is there")
@@ -389,22 +389,22 @@ impl<K: Ord + Borrow<Q>, V, Q: Ord + ?Sized> std::ops::Index<&Q> for SortedMap<K
 }
 
 impl<T> SortedSet<T> {
-    /// Without a value; allocates nothing.
+    /// An empty set; allocates nothing.
     pub const fn new() -> Self {
         Self { map: SortedMap::new() }
     }
 
-    /// How many values.
+    /// Number of values.
     pub fn len(&self) -> usize {
         self.map.len()
     }
 
-    /// There is none.
+    /// True without values.
     pub fn is_empty(&self) -> bool {
         self.map.is_empty()
     }
 
-    /// Takes all out.
+    /// Removes all values.
     pub fn clear(&mut self) {
         self.map.clear();
     }
@@ -414,12 +414,12 @@ impl<T> SortedSet<T> {
         self.into_iter()
     }
 
-    /// Keeps the values of which `keep` says so.
+    /// Keeps the values for which `keep` returns true.
     pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
         self.map.retain(|value, ()| keep(value));
     }
 
-    /// The least value.
+    /// The lowest value.
     pub fn first(&self) -> Option<&T> {
         self.map.first_key_value().map(|(value, ())| value)
     }
@@ -429,14 +429,14 @@ impl<T> SortedSet<T> {
         self.map.last_key_value().map(|(value, ())| value)
     }
 
-    /// Takes the least value out.
+    /// Removes and returns the lowest value.
     pub fn pop_first(&mut self) -> Option<T> {
         self.map.pop_first().map(|(value, ())| value)
     }
 }
 
 impl<T: Ord> SortedSet<T> {
-    /// The value is there.
+    /// True when the set has the value.
     pub fn contains<Q: Ord + ?Sized>(&self, value: &Q) -> bool
     where
         T: Borrow<Q>,
@@ -444,7 +444,7 @@ impl<T: Ord> SortedSet<T> {
         self.map.contains_key(value)
     }
 
-    /// The value that is there and equal to this one.
+    /// The equal value in the set.
     pub fn get<Q: Ord + ?Sized>(&self, value: &Q) -> Option<&T>
     where
         T: Borrow<Q>,
@@ -452,7 +452,7 @@ impl<T: Ord> SortedSet<T> {
         self.map.get_key_value(value).map(|(value, ())| value)
     }
 
-    /// Puts the value in; true when it was not there.
+    /// Inserts the value; true when it is new.
     pub fn insert(&mut self, value: T) -> bool {
         match self.map.place(&value) {
             Ok(_) => false,
@@ -463,7 +463,7 @@ impl<T: Ord> SortedSet<T> {
         }
     }
 
-    /// Takes the value out; true when it was there.
+    /// Removes the value; true when it was present.
     pub fn remove<Q: Ord + ?Sized>(&mut self, value: &Q) -> bool
     where
         T: Borrow<Q>,
@@ -471,7 +471,7 @@ impl<T: Ord> SortedSet<T> {
         self.map.remove_entry(value).is_some()
     }
 
-    /// Takes the value out.
+    /// Removes and returns the value.
     pub fn take<Q: Ord + ?Sized>(&mut self, value: &Q) -> Option<T>
     where
         T: Borrow<Q>,
@@ -479,27 +479,27 @@ impl<T: Ord> SortedSet<T> {
         self.map.remove_entry(value).map(|(value, ())| value)
     }
 
-    /// No value stands in both.
+    /// True when the sets have no common value.
     pub fn is_disjoint(&self, other: &Self) -> bool {
         self.iter().all(|value| !other.contains(value))
     }
 
-    /// Every value stands in `other` too.
+    /// True when `other` has all values.
     pub fn is_subset(&self, other: &Self) -> bool {
         self.iter().all(|value| other.contains(value))
     }
 
-    /// The values that `other` has not.
+    /// The values that `other` does not have.
     pub fn difference<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = &'a T> + Clone {
         self.iter().filter(|value| !other.contains(*value))
     }
 
-    /// The values that stand in both.
+    /// The values in both sets.
     pub fn intersection<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = &'a T> + Clone {
         self.iter().filter(|value| other.contains(*value))
     }
 
-    /// The values in that range.
+    /// The values in the range.
     pub fn range<Q: Ord + ?Sized>(&self, range: impl RangeBounds<Q>) -> SetIter<'_, T>
     where
         T: Borrow<Q>,
@@ -609,9 +609,9 @@ mod tests {
 
     use super::*;
 
-    /// Random steps on a map of ours and on the standard library's: both tell the same at each step.
+    /// Random operations on a map and on the standard library's: both return the same each time.
     #[test]
-    fn a_sorted_map_is_as_a_b_tree() {
+    fn a_sorted_map_behaves_as_a_b_tree() {
         let mut random = fastrand::Rng::with_seed(7);
         for _ in 0..crate::cases(400) {
             let (mut ours, mut std): (SortedMap<u8, u32>, BTreeMap<u8, u32>) = Default::default();

@@ -1,9 +1,9 @@
-//! The sockets to everybody else: probed servers, clients of the node's API, API servers, the runtime, streaming servers.
+//! Sockets to other processes: probed servers, clients of the node API, API servers, the runtime, streaming servers.
 //!
-//! Whoever is at the other end of a [`Socket`] cannot hold the loop's thread. A reader that always finds something to read (an
-//! HTTP head without end, HTTP/2 frames that mean nothing) never waits, and its task would never let another one run: so a
-//! socket that was read from so often, so much or for so long without a wait says "not yet" once, and its task goes to the end
-//! of the queue. It may also have a ration of bytes, after which it is an error.
+//! The peer of a [`Socket`] cannot occupy the loop's thread. A reader that always has data (an HTTP head without end, empty
+//! HTTP/2 frames) never waits, and its task would never yield: so a socket that was read too often, too much or for too long
+//! without a wait returns `Pending` once, which moves its task to the end of the queue. It may also have a ration of bytes,
+//! beyond which reads fail.
 
 use std::cell::Cell;
 use std::io;
@@ -20,7 +20,7 @@ use smol_hyper::rt::FuturesIo;
 
 use crate::limits::{SOCKET_TURN_BYTES, SOCKET_TURN_READS, SOCKET_TURN_TIME};
 
-/// A byte stream as hyper takes it. One type for every kind of socket, so that its clients are compiled once.
+/// A byte stream for hyper. One type for every kind of socket, so that its clients are compiled once.
 pub(crate) trait Duplex: AsyncRead + AsyncWrite + Unpin {}
 
 impl Duplex for Socket<UnixStream> {}
@@ -29,17 +29,17 @@ impl Duplex for Socket<TcpStream> {}
 /// Any socket, with hyper's traits.
 pub(crate) type Stream = FuturesIo<Box<dyn Duplex>>;
 
-/// That socket as a [`Stream`].
+/// The socket as a [`Stream`].
 pub(crate) fn stream(socket: impl Duplex + 'static) -> Stream {
     FuturesIo::new(Box::new(socket))
 }
 
-/// A socket that shares the thread with all others.
+/// A socket whose task yields after a bounded amount of work.
 #[derive(Debug)]
 pub struct Socket<S> {
     inner: Async<S>,
     turn: Cell<ReadTurn>,
-    /// Bytes that may still be read, where there is a limit.
+    /// Remaining bytes of the ration, if there is one.
     left: Cell<Option<usize>>,
 }
 
@@ -72,17 +72,17 @@ impl<S> From<Async<S>> for Socket<S> {
 }
 
 impl<S> Socket<S> {
-    /// The kernel's socket, for its options.
+    /// The kernel's socket, for options.
     pub fn get_ref(&self) -> &S {
         self.inner.get_ref()
     }
 
-    /// From now on no more than so many bytes can be read; one more is an error.
+    /// From now on at most this many bytes can be read; more is an error.
     pub(crate) fn set_ration(&self, bytes: usize) {
         self.left.set(Some(bytes));
     }
 
-    /// From now on any number of bytes can be read.
+    /// Removes the ration.
     #[cfg(feature = "tls")]
     pub(crate) fn end_ration(&self) {
         self.left.set(None);
@@ -98,13 +98,13 @@ impl Socket<TcpStream> {
         Async::<TcpStream>::connect(to).await.map(Self::from)
     }
 
-    /// Ends when there is something to read, or the end of all.
+    /// Waits until data or the end of the stream can be read.
     ///
     /// # Errors
     /// The kernel's.
     #[cfg(feature = "tls")]
     pub(crate) async fn readable(&self) -> io::Result<()> {
-        // Unlike `Async::readable` it needs no turn of the reactor when something is there.
+        // Unlike `Async::readable` it does not wait for the reactor when data is available.
         self.inner.peek(&mut [0]).await.map(drop)
     }
 }
@@ -131,7 +131,7 @@ where
         }
         let left = self.left.get();
         if left == Some(0) {
-            return Poll::Ready(Err(io::Error::other("the other end sends too much")));
+            return Poll::Ready(Err(io::Error::other("the peer sends too much")));
         }
         let end = buffer.len().min(left.unwrap_or(usize::MAX)).min(SOCKET_TURN_BYTES);
         let read = ready!(Pin::new(&mut &self.inner).poll_read(cx, &mut buffer[..end]))?;
@@ -209,7 +209,7 @@ mod tests {
 
     use super::*;
 
-    /// A socket to which the other end, which stays open, has sent so much.
+    /// A socket with so many bytes to read, and its peer, which stays open.
     fn sent(bytes: usize) -> (Socket<UnixStream>, UnixStream) {
         let (near, mut far) = UnixStream::pair().unwrap();
         far.set_nonblocking(true).unwrap();
@@ -217,7 +217,7 @@ mod tests {
         (Async::new(near).unwrap().into(), far)
     }
 
-    /// Bytes that a reader of pieces that large gets in one poll.
+    /// Bytes that a reader gets in one poll with a buffer of this size.
     fn in_one_poll(socket: &Socket<UnixStream>, piece: usize) -> usize {
         let mut read = 0;
         let reading = async {
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_ends_after_so_many_reads_or_bytes() {
+    fn a_reader_yields_after_a_number_of_reads_or_bytes() {
         let (socket, _far) = sent(SOCKET_TURN_READS * 3);
         assert_eq!(in_one_poll(&socket, 1), SOCKET_TURN_READS);
         assert_eq!(in_one_poll(&socket, 1), SOCKET_TURN_READS);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_that_is_over_leaves_the_reader_awake() {
+    fn a_reader_that_yielded_is_woken() {
         let (socket, _far) = sent(4 * SOCKET_TURN_BYTES / 3);
         let mut all = vec![0; 4 * SOCKET_TURN_BYTES / 3];
         let mut other = 0;
@@ -253,11 +253,11 @@ mod tests {
         };
         let mut reader = &socket;
         smol::block_on(smol::future::or(async { reader.read_exact(&mut all).await.unwrap() }, others));
-        assert!(other > 0, "nobody else had a turn");
+        assert!(other > 0, "no other task was polled");
     }
 
     #[test]
-    fn a_wait_begins_another_turn() {
+    fn a_wait_resets_the_count() {
         let (socket, mut far) = sent(SOCKET_TURN_READS - 1);
         assert_eq!(in_one_poll(&socket, 1), SOCKET_TURN_READS - 1);
         far.write_all(&[b'x'; SOCKET_TURN_READS]).unwrap();
@@ -265,12 +265,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_the_ration_is_an_error() {
+    fn a_read_beyond_the_ration_is_an_error() {
         let (mut socket, _far) = sent(100);
         socket.set_ration(60);
         let mut came = Vec::new();
         let error = smol::block_on(socket.read_to_end(&mut came)).unwrap_err();
-        assert_eq!((came.len(), error.to_string().as_str()), (60, "the other end sends too much"));
+        assert_eq!((came.len(), error.to_string().as_str()), (60, "the peer sends too much"));
         #[cfg(feature = "tls")]
         {
             socket.end_ration();
@@ -279,9 +279,9 @@ mod tests {
         }
     }
 
-    /// A client of HTTP/2 whose server sends frames without end that mean nothing, on the executor of the loop.
+    /// An HTTP/2 client whose server sends frames without effect and without end, on the loop's executor.
     #[test]
-    fn http2_that_never_ends_holds_up_nobody() {
+    fn endless_http2_frames_starve_no_other_task() {
         use std::rc::Rc;
 
         use crate::executor::Executor;
@@ -289,7 +289,7 @@ mod tests {
 
         let (near, mut far) = UnixStream::pair().unwrap();
         let server = std::thread::spawn(move || {
-            // SETTINGS, then PRIORITY (RFC 9113, 6.3), until the client hangs up.
+            // SETTINGS, then PRIORITY (RFC 9113, 6.3), until the client closes the connection.
             let mut sent = far.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]);
             let frames = [0, 0, 5, 2, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1].repeat(10_000);
             while sent.is_ok() {

@@ -14,7 +14,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     text
 }
 
-/// The text as a JSON string; besides what JSON escapes, `escaped` says what becomes its four hexadecimal digits.
+/// The text as a JSON string; `escaped` selects characters for `\u` escapes besides those that JSON requires.
 pub(crate) fn push_json_text(out: &mut String, text: &str, escaped: impl Fn(char) -> bool) {
     out.push('"');
     for c in text.chars() {
@@ -47,23 +47,22 @@ pub(crate) fn short_escape(c: char) -> Option<&'static str> {
     })
 }
 
-/// The text's beginning of at most so many bytes, without half a character at its end: what comes from others may be cut
-/// anywhere.
+/// The text's beginning of at most so many bytes, cut between characters.
 pub(crate) fn start_of(text: &str, bytes_max: usize) -> &str {
     &text[..text.floor_char_boundary(bytes_max)]
 }
 
-/// The text's end of at most so many bytes, without half a character at its beginning.
+/// The text's end of at most so many bytes, cut between characters.
 pub(crate) fn end_of(text: &str, bytes_max: usize) -> &str {
     &text[text.ceil_char_boundary(text.len().saturating_sub(bytes_max))..]
 }
 
-/// Leaves [`start_of`] the text.
+/// Truncates the text to [`start_of`].
 pub(crate) fn cut(text: &mut String, bytes_max: usize) {
     text.truncate(start_of(text, bytes_max).len());
 }
 
-/// Why the text is no DNS label (`IsDNS1123Label`), joined as the kubelet's messages join it; `None` when it is one.
+/// Why the text is not a DNS label (`IsDNS1123Label`), as one error in the kubelet's format; `None` when it is one.
 pub(crate) fn dns_label_error(text: &str) -> Option<String> {
     let mut errors = Vec::new();
     if text.len() > LABEL_BYTES_MAX {
@@ -82,13 +81,13 @@ pub(crate) fn dns_label_error(text: &str) -> Option<String> {
     (!errors.is_empty()).then(|| errors.join(";"))
 }
 
-/// Why the text is no DNS subdomain (`util/validation.IsDNS1123Subdomain`).
+/// Why the text is not a DNS subdomain (`util/validation.IsDNS1123Subdomain`).
 pub(crate) fn dns_subdomain_error(text: &str) -> Option<String> {
     let errors = dns_subdomain_errors(text, "characters");
     (!errors.is_empty()).then(|| errors.join(";"))
 }
 
-/// The kubelet has two such functions, which name the unit of the length differently.
+/// The kubelet has two such functions, with different names for the unit of length.
 fn dns_subdomain_errors(text: &str, unit: &str) -> Vec<String> {
     let mut errors = Vec::new();
     if text.len() > SUBDOMAIN_BYTES_MAX {
@@ -112,7 +111,7 @@ fn is_dns_label(text: &str) -> bool {
         && text.bytes().next_back().is_some_and(alphanumeric)
 }
 
-/// Why the text is no label or annotation key (`validate/content.IsLabelKey`), joined as the kubelet's messages join it.
+/// Why the text is not a label or annotation key (`validate/content.IsLabelKey`), as one error in the kubelet's format.
 pub(crate) fn qualified_name_error(text: &str) -> Option<String> {
     const FORM: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an \
                         alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for \
@@ -173,7 +172,7 @@ pub(crate) fn quoted(text: &str) -> String {
     out
 }
 
-/// Go's `unicode.IsPrint`, near enough for names: what Rust's debug form shows as it is.
+/// Go's `unicode.IsPrint`, approximately: characters that Rust's debug format does not escape.
 fn printable(c: char) -> bool {
     c.is_ascii() || c.escape_debug().len() == 1
 }
@@ -193,7 +192,7 @@ mod tests {
                 let (start, end) = (start_of(&text, most), end_of(&text, most));
                 assert!(text.starts_with(start) && text.ends_with(end), "seed {seed}: {text:?} at {most}");
                 for part in [start, end] {
-                    // No more is left out than half a character.
+                    // At most a part of a character less.
                     let least = text.len().min(most).saturating_sub(3);
                     assert!(part.len() <= most && part.len() >= least, "seed {seed}: {text:?} at {most}");
                 }

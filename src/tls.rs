@@ -86,8 +86,8 @@ impl ServerCertVerifier for Bounded {
     }
 }
 
-/// Accepts every certificate. The server's signature proves nothing then, so it is not verified either: certificates of small
-/// devices are often malformed.
+/// Accepts every certificate. The server's signature is not verified either, because it proves nothing then, and certificates
+/// of small devices are often malformed.
 #[derive(Debug)]
 pub(crate) struct AnyCertificate;
 

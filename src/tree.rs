@@ -1,13 +1,13 @@
-//! Trees of files that strangers made: removed and measured without recursion. I/O, blocking.
+//! Directory trees with untrusted content: removed and walked without recursion. I/O, blocking.
 //!
 //! ```text
-//!     remove   descriptors of HELD_MAX levels; what lies deeper is moved up beside the first level, and is removed from there
-//!     Walk     descriptors of HELD_MAX levels; further up it comes by `..`, which must lead to a level that it came by (marks)
+//!     remove   descriptors of HELD_MAX levels; deeper directories are moved up into the first level, and removed there
+//!     Walk     descriptors of HELD_MAX levels; it returns further up by `..`, which must be a level that it has passed (marks)
 //! ```
 //!
-//! Both hold a bounded number of descriptors and bounded memory at any depth and width: names are read in batches, paths are never
-//! made. No symlink is followed and no mount entered. What is renamed meanwhile leads neither of them out of its root: a removal
-//! goes by descriptors alone, never by `..`; a walk ends where `..` leads to a directory that it did not come by.
+//! Both use a bounded number of descriptors and bounded memory at any depth and width: names are read in batches, and no paths
+//! are built. No symlink is followed and no mount is entered. Concurrent renames cannot lead them out of the root: a removal
+//! uses descriptors only, never `..`; a walk ends when `..` is a directory that it has not passed.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString};
@@ -25,16 +25,17 @@ use rustix::io::Errno;
 
 use crate::limits::{TREE_BATCH_BYTES, TREE_LEVELS_HELD_MAX, TREE_MARKS_MAX};
 
-/// Whoever owns the tree may put a link in a directory's place at any time.
+/// The owner of the tree may replace a directory by a link at any time.
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// A directory's batch of names. On the heap: it is the same for all levels.
+/// A batch of names. On the heap, and shared by all levels.
 fn batch() -> Vec<u8> {
     Vec::with_capacity(TREE_BATCH_BYTES)
 }
 
-/// The directory above, by descriptor, and the last part of a path. What leads there is the caller's own; its links are followed.
+/// The parent directory's descriptor, and the last component of a path. Links in the parent's path are followed: it is the
+/// caller's own.
 fn parent(path: &Path) -> io::Result<(OwnedFd, CString)> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::Error::from(io::ErrorKind::InvalidInput));
@@ -45,10 +46,10 @@ fn parent(path: &Path) -> io::Result<(OwnedFd, CString)> {
     Ok((above, CString::new(name.as_bytes())?))
 }
 
-/// Opens a directory that stands in another. One that is mounted there is `XDEV`.
+/// Opens a directory in another one. `XDEV` for a mount.
 fn enter(above: &OwnedFd, name: &CStr) -> rustix::io::Result<OwnedFd> {
     match openat2(above, name, DIRECTORY, Mode::empty(), ResolveFlags::NO_XDEV) {
-        // A kernel before 5.6, an emulator or a filter that is older than the call.
+        // The kernel is older than 5.6, or an emulator or filter does not know the call.
         Err(Errno::NOSYS | Errno::PERM) => {
             let there = openat(above, name, DIRECTORY, Mode::empty())?;
             if fstat(&there)?.st_dev == fstat(above)?.st_dev { Ok(there) } else { Err(Errno::XDEV) }
@@ -63,11 +64,12 @@ fn is_dots(name: &CStr) -> bool {
 
 // ---- removal -------------------------------------------------------------------------------------------------
 
-/// Removes what stands at the path with all that is in it, for as long as `goes_on` says; it is asked before each batch of names
-/// once something was removed. Returns whether all of it is gone; else another call goes on with what is left. A symlink is removed, never followed.
+/// Removes the path with its content while `goes_on` returns true; it is called before each batch of names once something was
+/// removed. True when everything is removed; else another call continues. A symlink is removed, never followed.
 ///
 /// # Errors
-/// Nothing stands there; something cannot be removed, or something is mounted there or in it, below which nothing is touched.
+/// The path does not exist; something cannot be removed; or there is a mount at the path or in it, whose content is not
+/// touched.
 pub fn remove(path: &Path, mut goes_on: impl FnMut() -> bool) -> io::Result<bool> {
     let (above, name) = parent(path)?;
     match unlinkat(&above, &name, AtFlags::empty()) {
@@ -76,7 +78,7 @@ pub fn remove(path: &Path, mut goes_on: impl FnMut() -> bool) -> io::Result<bool
     }
     let mut levels = vec![OpenDirectory::new(enter(&above, &name)?, name)];
     let (mut batch, mut moved) = (batch(), 0);
-    // Each call gets further, however short its time is.
+    // Each call makes progress, however short its time is.
     let mut goes_on = |has_removed: bool| !has_removed || goes_on();
     let mut has_removed = false;
     loop {
@@ -88,7 +90,7 @@ pub fn remove(path: &Path, mut goes_on: impl FnMut() -> bool) -> io::Result<bool
             Remains::Stopped => return Ok(false),
             Remains::Directory(name) if held < TREE_LEVELS_HELD_MAX => match enter(&level.dir, &name) {
                 Ok(dir) => levels.push(OpenDirectory::new(dir, name)),
-                // It went, or something else took its place: the next pass sees what it is.
+                // It was removed or replaced: the next pass sees the new entry.
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => level.changed = true,
                 Err(error) => return Err(error.into()),
             },
@@ -98,13 +100,13 @@ pub fn remove(path: &Path, mut goes_on: impl FnMut() -> bool) -> io::Result<bool
                 let upper = levels.last().map_or(&above, |level| &level.dir);
                 match unlinkat(upper, &done.name, AtFlags::REMOVEDIR) {
                     Ok(()) | Err(Errno::NOENT) => {}
-                    // Passes go on for as long as they remove or move something.
+                    // Passes continue while they remove or move something.
                     Err(Errno::NOTEMPTY | Errno::EXIST) if done.changed => {
                         done.rewind()?;
                         levels.push(done);
                         continue;
                     }
-                    // Something else took its place.
+                    // It was replaced.
                     Err(Errno::NOTDIR) if !levels.is_empty() => {}
                     Err(error) => return Err(error.into()),
                 }
@@ -116,7 +118,7 @@ pub fn remove(path: &Path, mut goes_on: impl FnMut() -> bool) -> io::Result<bool
     }
 }
 
-/// Moves a directory of the deepest level up to the first level that takes it: those of another subvolume do not.
+/// Moves a directory from the deepest level up to the first level that accepts it: one of another subvolume does not.
 fn move_up(levels: &mut [OpenDirectory], name: &CStr, moved: &mut u64) -> io::Result<()> {
     let Some((deepest, uppers)) = levels.split_last_mut() else { return Ok(()) };
     deepest.changed = true;
@@ -125,10 +127,10 @@ fn move_up(levels: &mut [OpenDirectory], name: &CStr, moved: &mut u64) -> io::Re
             let to = CString::new(format!(".deep-{moved}"))?;
             *moved += 1;
             match renameat(&deepest.dir, name, &upper.dir, &to) {
-                // There it is seen by a later pass.
+                // A later pass removes it there.
                 Ok(()) => upper.changed = true,
                 Err(Errno::NOENT) => {}
-                // The name is taken: by a removal that was cut off, or by whoever made the tree.
+                // The name exists: of an interrupted removal, or of the tree's owner.
                 Err(Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR | Errno::ISDIR) => continue,
                 Err(Errno::XDEV) => break,
                 Err(error) => return Err(error.into()),
@@ -142,18 +144,18 @@ fn move_up(levels: &mut [OpenDirectory], name: &CStr, moved: &mut u64) -> io::Re
 /// A directory that is being emptied.
 struct OpenDirectory {
     dir: OwnedFd,
-    /// In the one above.
+    /// Its name in the directory above.
     name: CString,
-    /// Since its names were read from the first on, something was removed or moved, here or below.
+    /// An entry was removed or moved, here or below, since the first batch of names.
     changed: bool,
 }
 
-/// What a directory has left.
+/// What remains in a directory.
 enum Remains {
     Nothing,
-    /// One that is not empty.
+    /// A subdirectory that is not empty.
     Directory(CString),
-    /// The caller wants no more now.
+    /// Stopped by the caller.
     Stopped,
 }
 
@@ -167,8 +169,8 @@ impl OpenDirectory {
         seek(&self.dir, SeekFrom::Start(0)).map(drop)
     }
 
-    /// Removes files and empty directories from where the last call ended, up to a directory that is not empty.
-    /// `goes_on` is told whether something was removed.
+    /// Removes files and empty directories from the last position on, up to a directory that is not empty. The argument of
+    /// `goes_on` is true once something was removed.
     fn next(&mut self, batch: &mut Vec<u8>, mut goes_on: impl FnMut(bool) -> bool) -> io::Result<Remains> {
         if !goes_on(self.changed) {
             return Ok(Remains::Stopped);
@@ -184,7 +186,7 @@ impl OpenDirectory {
             if is_dots(name) {
                 continue;
             }
-            // Not every file system tells what an entry is.
+            // Not every file system reports an entry's type.
             let mut is_dir = entry.file_type().is_dir();
             let mut removed =
                 unlinkat(&self.dir, name, if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() });
@@ -194,7 +196,7 @@ impl OpenDirectory {
                     unlinkat(&self.dir, name, if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() });
             }
             match removed {
-                // Or it changes its kind again and again: the next pass sees what it is.
+                // Or it is replaced repeatedly: the next pass sees the new entry.
                 Ok(()) | Err(Errno::ISDIR | Errno::NOTDIR) => self.changed = true,
                 Err(Errno::NOENT) => {}
                 Err(Errno::NOTEMPTY | Errno::EXIST) if is_dir => {
@@ -214,18 +216,18 @@ impl OpenDirectory {
 
 // ---- walk ----------------------------------------------------------------------------------------------------
 
-/// A look at everything below a directory, which can be interrupted and taken up again. Each entry is seen once; what comes, goes
-/// or is moved meanwhile may be missed or seen twice.
+/// An interruptible walk over all entries below a directory. Each entry is visited once; entries that are created, removed or
+/// moved meanwhile may be missed or visited twice.
 pub struct Walk {
-    /// What lies on another device is not of the tree.
+    /// Entries on another device are not part of the tree.
     device: u64,
-    /// Something is mounted in the tree, which may not answer: no entry is looked at before it is known to be of the tree.
+    /// Something is mounted in the tree, which may hang: each entry is checked for a mount before it is accessed.
     has_mounts: bool,
-    /// The deepest levels of the way from the root, the current one last.
+    /// The deepest levels of the current path, the current one last.
     held: VecDeque<Level>,
-    /// How many levels the current one is below the root.
+    /// Depth of the current level below the root.
     depth: usize,
-    /// Of the levels above those held, the root first.
+    /// Marks of the levels above `held`, the root first.
     marks: Vec<Mark>,
     batch: Vec<u8>,
 }
@@ -233,37 +235,37 @@ pub struct Walk {
 struct Level {
     dir: OwnedFd,
     inode: u64,
-    next: Next,
+    next: ReadPosition,
 }
 
-/// Where the reading of a directory goes on.
+/// Position in a directory.
 #[derive(Clone, Copy)]
-enum Next {
-    /// At that position.
+enum ReadPosition {
+    /// At that offset.
     At(u64),
-    /// Behind the entry that has this inode.
-    Behind(u64),
+    /// After the entry with this inode.
+    After(u64),
 }
 
-/// A level whose descriptor is closed. Without one between them, two levels are found again step by step.
+/// A level whose descriptor is closed. Levels without a mark are found again from their neighbours.
 struct Mark {
     depth: usize,
     inode: u64,
-    next: Next,
+    next: ReadPosition,
 }
 
-/// How a piece of a walk ended.
+/// How a call of a walk ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WalkResult {
-    /// Everything was seen.
+    /// All entries were visited.
     All,
-    /// The visitor wants no more now.
+    /// Stopped by the visitor.
     Stopped,
-    /// A directory of the way was moved or removed: what lies above it was not seen.
+    /// A directory of the current path was moved or removed: entries above it were not visited.
     Cut,
 }
 
-/// What reading a directory led to.
+/// Result of reading a directory.
 enum Read {
     End,
     Down(OwnedFd, u64),
@@ -271,10 +273,10 @@ enum Read {
 }
 
 impl Walk {
-    /// At a directory, which nothing is mounted on. `has_mounts`: something is mounted below it.
+    /// Starts at a directory without a mount on it. `has_mounts`: something is mounted below it.
     ///
     /// # Errors
-    /// It is not there, or is no directory.
+    /// It does not exist, or is not a directory.
     pub fn new(path: &Path, has_mounts: bool) -> io::Result<Self> {
         let (above, name) = parent(path)?;
         let dir = if has_mounts {
@@ -283,16 +285,16 @@ impl Walk {
             openat(&above, &name, DIRECTORY, Mode::empty())?
         };
         let there = fstat(&dir)?;
-        let root = Level { dir, inode: there.st_ino, next: Next::At(0) };
+        let root = Level { dir, inode: there.st_ino, next: ReadPosition::At(0) };
         let (device, held) = (there.st_dev, VecDeque::from([root]));
         Ok(Self { device, has_mounts, held, depth: 0, marks: Vec::new(), batch: batch() })
     }
 
-    /// Shows each further entry to `visit`, until that breaks off: the next call goes on behind that entry.
+    /// Passes each further entry to `visit` until that breaks; the next call continues after that entry.
     pub fn go_on(&mut self, mut visit: impl FnMut(&Stat) -> ControlFlow<()>) -> WalkResult {
         let mut is_stopped = false;
         while !is_stopped {
-            // None is held only once the walk is over.
+            // `held` is empty only after the end of the walk.
             let Some(level) = self.held.back_mut() else { return WalkResult::All };
             match level.read(self.device, self.has_mounts, &mut self.batch, &mut is_stopped, &mut visit) {
                 Read::Stopped => {}
@@ -314,7 +316,7 @@ impl Walk {
     }
 
     fn down(&mut self, dir: OwnedFd, inode: u64) {
-        self.held.push_back(Level { dir, inode, next: Next::At(0) });
+        self.held.push_back(Level { dir, inode, next: ReadPosition::At(0) });
         self.depth += 1;
         if self.held.len() > TREE_LEVELS_HELD_MAX
             && let Some(Level { inode, next, .. }) = self.held.pop_front()
@@ -324,8 +326,8 @@ impl Walk {
         }
     }
 
-    /// Full: every other mark goes, never the root's. Whoever needs one that is gone walks the few levels between, and looks for its
-    /// place among the names.
+    /// Full: every second mark is dropped, never the root's. A dropped one is found again by walking the few levels between its
+    /// neighbours, and searching its entry among the names.
     fn thin_out(&mut self) {
         if self.marks.len() >= TREE_MARKS_MAX {
             let mut index = 0;
@@ -336,7 +338,7 @@ impl Walk {
         }
     }
 
-    /// To the level above the current one. False when there is none any more.
+    /// Returns to the level above the current one. False at the root.
     fn up(&mut self) -> bool {
         let Some(left) = self.held.pop_back() else { return false };
         self.depth -= 1;
@@ -355,14 +357,14 @@ impl Walk {
                 return Err(Errno::XDEV);
             }
             depth -= 1;
-            let level = Level { dir, inode: there.st_ino, next: Next::Behind(below.inode) };
-            // The one below is needed for its descriptor until now.
+            let level = Level { dir, inode: there.st_ino, next: ReadPosition::After(below.inode) };
+            // The lower one's descriptor was needed until here.
             let further = std::mem::replace(&mut below, level);
             if depth < self.depth && kept.len() + 1 < TREE_LEVELS_HELD_MAX {
                 kept.push_front(further);
             }
         }
-        // Whatever was moved meanwhile: these levels led up to one that the walk came by.
+        // Whatever was moved meanwhile: these levels lead up to one that the walk has passed.
         if below.inode != mark.inode {
             return Err(Errno::XDEV);
         }
@@ -386,8 +388,8 @@ impl Level {
         visit: &mut impl FnMut(&Stat) -> ControlFlow<()>,
     ) -> Read {
         let (at, mut behind) = match self.next {
-            Next::At(at) => (at, None),
-            Next::Behind(inode) => (0, Some(inode)),
+            ReadPosition::At(at) => (at, None),
+            ReadPosition::After(inode) => (0, Some(inode)),
         };
         if seek(&self.dir, SeekFrom::Start(at)).is_err() {
             return Read::End;
@@ -420,7 +422,7 @@ impl Level {
             };
             let below = below.filter(|(there, _)| there.st_dev == device);
             if *is_stopped || below.is_some() {
-                self.next = Next::At(entry.next_entry_cookie());
+                self.next = ReadPosition::At(entry.next_entry_cookie());
             }
             match below {
                 Some((there, dir)) => return Read::Down(dir, there.st_ino),

@@ -1,14 +1,14 @@
-//! Which of the node's users a pod with users of its own gets (`hostUsers: false`; the kubelet's `userns.Manager`). I/O,
-//! small; blocking, so that callers run it on another thread.
+//! Assigns ranges of the node's user ids to pods with user namespaces (`hostUsers: false`; the kubelet's `userns.Manager`).
+//! I/O, small; blocking, so that callers run it on another thread.
 //!
 //! ```text
 //!     node   0 … 65535   65536 …            131072 …            …
 //!     pod    the node's  the first pod's 0  the second one's 0
 //! ```
 //!
-//! The file `userns` in a pod's directory says which range is the pod's, in the kubelet's format; a range is taken as long
-//! as that file is there, and the file goes with the pod's directory, after all else of the pod. Nothing is kept in
-//! memory: the files are read when a pod wants a range, and one pod is served after the other.
+//! The file `userns` in a pod's directory has the pod's range, in the kubelet's format; a range is in use while that file
+//! exists, and the file is removed with the pod's directory, after everything else of the pod. Nothing is kept in memory: the
+//! files are read when a pod needs a range, one pod after the other.
 use std::io;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -24,15 +24,15 @@ use crate::render::UserNamespace;
 /// `mappingsFile`.
 pub(crate) const NAME: &str = "userns";
 
-/// One pod at a time, or two find the same range free.
+/// One pod at a time: otherwise two might select the same free range.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// The range of the pod whose directory is `pods/uid`, made before: the one in its file, or else a free one, which is
-/// written there and on the disk when this returns. `is_new` says that nothing of the pod is in the runtime yet: a pod
-/// that is there without a file has a range that is not known here, and gets no other one.
+/// The range of the pod with the existing directory `pods/uid`: that of its file, or else a free one, which is written there
+/// and synced when this returns. `is_new`: nothing of the pod is in the runtime yet. A pod that is there without a file has an
+/// unknown range, and gets no other one.
 ///
 /// # Errors
-/// One sentence. No range is free, a file cannot be read or written, or is not what the kubelet or smolet writes.
+/// One sentence: no range is free, a file cannot be read or written, or is not in the kubelet's format.
 pub fn of_pod(pods: &Path, uid: &str, is_new: bool) -> Result<UserNamespace, String> {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let path = pods.join(uid).join(NAME);
@@ -67,12 +67,12 @@ fn text(users: UserNamespace) -> String {
     json!({"uidMappings": mapping, "gidMappings": mapping}).to_string()
 }
 
-/// What a pod's file says; `None` without one.
+/// The range in a pod's file; `None` without one.
 fn read(path: &Path) -> Result<Option<UserNamespace>, String> {
     let bytes = match read_bounded(path, USERNS_FILE_BYTES_MAX) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::FileTooLarge => Vec::new(),
-        // The second one: something in the pods' directory that is no directory.
+        // The latter: an entry of the pods' directory that is not a directory.
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             return Ok(None);
         }
@@ -86,7 +86,7 @@ fn read(path: &Path) -> Result<Option<UserNamespace>, String> {
     })
 }
 
-/// One mapping, the same for users and groups, of a range that pods get (`parseUserNsFileAndRecord`).
+/// One mapping, the same for users and groups, of a possible range (`parseUserNsFileAndRecord`).
 fn parse(bytes: &[u8]) -> Option<UserNamespace> {
     let file: Value = serde_json::from_slice(bytes).ok()?;
     let [mapping] = file["uidMappings"].as_array()?.as_slice() else { return None };
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_pod_has_a_range_of_its_own_and_keeps_it() {
+    fn each_pod_has_its_own_range_and_keeps_it() {
         let pods = std::env::temp_dir().join(format!("smolet-userns-{}", std::process::id()));
         let range = |uid: &str| {
             std::fs::create_dir_all(pods.join(uid)).unwrap();
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_as_many_ranges_as_pods_can_be_in_hand() {
+    fn there_is_a_range_for_each_managed_pod() {
         let pods = std::env::temp_dir().join(format!("smolet-userns-full-{}", std::process::id()));
         for n in 0..USER_NAMESPACES_MAX {
             let dir = pods.join(n.to_string());

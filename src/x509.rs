@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn when_it_holds_is_read() {
+    fn the_validity_is_parsed() {
         for (from, until) in
             [((2026, 11, 23), (2027, 2, 28)), ((1999, 12, 31), (2051, 1, 1)), ((1975, 1, 1), (4096, 1, 1))]
         {
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn times_of_another_form_are_none() {
+    fn times_in_another_form_are_rejected() {
         let time = |tag: u8, text: &[u8]| Der(&value(tag, &[text])).time();
         let day = Wall::of_civil(2026, 11, 23, 3 * 3600 + 4 * 60 + 5);
         assert_eq!(time(UTC_TIME, b"261123030405Z"), Some(day));
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_certificate_names_nobody() {
+    fn an_invalid_certificate_has_no_subject() {
         let whole = certificate(true, &[attribute(COMMON_NAME, UTF8, b"user")]);
         for cut in 0..whole.len() {
             assert_eq!(subject(&whole[..cut]), None, "cut at {cut}");

@@ -12,11 +12,11 @@ use smolet::kube::{Follower, take_event};
 use smolet::limits;
 use smolet::model::{ObjectKey, ObjectKind, Side, Wall};
 use smolet::source::api::{ApiPods, Shared};
-use smolet::source::api_here::PodsHere;
-use smolet::source::api_kept::Trees;
+use smolet::source::api_local_pods::LocalPods;
 use smolet::source::api_node::ApiNode;
-use smolet::source::api_objects::{Found, Sought, follower};
-use smolet::source::api_statuses::StatusesThere;
+use smolet::source::api_objects::{ObjectState, ObjectStates, follower};
+use smolet::source::api_offline::Trees;
+use smolet::source::api_status_versions::ApiStatusVersions;
 use smolet::source::{NodeName, claim};
 
 pub fn run(data: &[u8]) {
@@ -84,15 +84,15 @@ fn tell(shape: Shape, objects: &[Node], follower: &mut dyn Follower) {
 fn pods(shape: Shape, objects: &[Node]) {
     let (updates, told) = smol::channel::bounded(1);
     let (failed, _failed) = smol::channel::bounded(1);
-    let (here, _looked) = PodsHere::new();
+    let (here, _looked) = LocalPods::new();
     here.are(["u2".into()].into_iter().collect());
     let trees = Trees::new(failed);
-    let shared = Shared { here, statuses: StatusesThere::default() };
+    let shared = Shared { here, statuses: ApiStatusVersions::default() };
     let clock = Rc::new(VirtualClock::new(Wall(0)));
     let mut pods = ApiPods::new(NodeName::new("gw"), clock, updates, trees.clone(), shared);
     tell(shape, objects, &mut pods);
     let (kept, bytes) = trees.held();
-    assert!(kept <= objects.len() && bytes <= limits::KEPT_TREES_BYTES_MAX);
+    assert!(kept <= objects.len() && bytes <= limits::OFFLINE_TREES_BYTES_MAX);
     let Ok(update) = told.try_recv() else { return };
     assert!(update.pods.len() <= limits::KUBE_PODS_MAX + 1);
     assert!(update.held.pod_bytes <= limits::PODS_BYTES_MAX + limits::ENDED_PODS_BYTES_MAX);
@@ -116,11 +116,11 @@ fn one(shape: Shape, objects: &[Node], kind: ObjectKind, name: &str) {
     let namespace = if kind == ObjectKind::RuntimeClass { "" } else { "default" };
     let key = ObjectKey::new(Side::ApiServer, kind, namespace, name);
     let (news, _news) = smol::channel::bounded(1);
-    let found = Found::new(news);
+    let found = ObjectStates::new(news);
     tell(shape, objects, &mut *follower(key.clone(), found.clone()));
     for (of, sought) in &found.take() {
         assert_eq!(*of, key);
-        if let Sought::There(object) = sought {
+        if let ObjectState::Present(object) = sought {
             assert_eq!(object.key(Side::ApiServer), key);
         }
     }

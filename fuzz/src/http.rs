@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use smol::io::{AsyncRead, AsyncWrite};
-use smolet::server::{Answer, Asker};
+use smolet::server::{Answer, QuerySender};
 
 /// No answer here comes near.
 const ANSWER_BYTES_MAX: usize = 16 * 1024;
@@ -44,7 +44,7 @@ impl AsyncWrite for Client<'_> {
 pub fn run(data: &[u8]) {
     let Some((&piece, request)) = data.split_first() else { return };
     let (queries, asked) = smol::channel::bounded(1);
-    let asker = Asker::new(queries);
+    let asker = QuerySender::new(queries);
     let mut got = Vec::new();
     let client = Client { sends: request, piece: usize::from(piece).max(1), got: &mut got };
     let mut questions = 0;

@@ -3,7 +3,7 @@
 
 use smolet::limits;
 use smolet::model::{ObjectKey, ObjectKind, Side};
-use smolet::store::keep::{content, record, tree};
+use smolet::store::offline::{content, record, tree};
 
 use super::checkpoint::crc32;
 
@@ -39,6 +39,6 @@ pub fn run(data: &[u8]) {
 
 fn file(bytes: &[u8]) {
     let Ok(read) = record::from_bytes(bytes) else { return };
-    assert!(bytes.len() <= limits::KEPT_RECORD_BYTES_MAX);
+    assert!(bytes.len() <= limits::OFFLINE_RECORD_BYTES_MAX);
     assert_eq!(record::from_bytes(&record::to_bytes(&read)), Ok(read));
 }

@@ -103,7 +103,7 @@ fn each_rule_has_the_kubelets_words() {
             "admitted",
         ),
         (
-            "too much CPU and memory: CPU is told",
+            "too much CPU and memory: CPU is reported",
             &plain,
             none.clone(),
             asking(&json!({"cpu": "8m", "memory": "10"})),
@@ -124,7 +124,7 @@ fn each_rule_has_the_kubelets_words() {
             "OutOfephemeral-storage: Node didn't have enough resource: ephemeral-storage, requested: 21, used: 0, capacity: 20",
         ),
         (
-            "too many pods, which is told before all else",
+            "too many pods, which is reported first",
             &full,
             none.clone(),
             asking(&json!({"cpu": "8m"})),
@@ -376,8 +376,11 @@ fn the_pod_itself_is_none_of_the_others() {
     let new = pod("new", &json!({}), &spec);
     assert_eq!(words(node.admit(&new, std::slice::from_ref(&new))), "admitted");
     let twin = pod("twin", &json!({}), &spec);
-    let told = words(node.admit(&new, &[new.clone(), twin]));
-    assert_eq!(told, "OutOfcpu: Node didn't have enough resource: cpu, requested: 6, used: 6, capacity: 10");
+    let rejection = words(node.admit(&new, &[new.clone(), twin]));
+    assert_eq!(
+        rejection,
+        "OutOfcpu: Node didn't have enough resource: cpu, requested: 6, used: 6, capacity: 10"
+    );
 }
 
 #[test]

@@ -22,7 +22,7 @@ use crate::model::{ContainerId, ContainerState, DesiredPod, ObservedPod, Resourc
 use crate::render::NodeSettings;
 use crate::render::resources::{container_resources, is_sidecar, sizes};
 use crate::status::{nanos, time};
-use crate::store::checkpoint::KeptSizes;
+use crate::store::checkpoint::SizesCheckpoint;
 use crate::sync::resize::{difference, restarts_for};
 use crate::sync::worker::Life;
 
@@ -124,7 +124,7 @@ fn generation(pod: &Pod) -> Option<i64> {
 
 impl Resizing {
     /// From the checkpoint and the status in it, with what is allocated to the pod.
-    pub fn restored(kept: &[KeptSizes<'_>], status: &PodStatus) -> (Self, Granted) {
+    pub fn restored(kept: &[SizesCheckpoint<'_>], status: &PodStatus) -> (Self, Granted) {
         let (mut resizing, mut granted) = (Self::default(), Granted::new());
         for kept in kept {
             let sizes = Sizes::of_numbers(kept.sizes);
@@ -145,8 +145,8 @@ impl Resizing {
     }
 
     /// For the checkpoint.
-    pub fn kept<'a>(&'a self, granted: impl Iterator<Item = (&'a str, Sizes)>) -> Vec<KeptSizes<'a>> {
-        let kept = |name, runs, sizes: &Sizes| KeptSizes { name, runs, sizes: sizes.numbers() };
+    pub fn kept<'a>(&'a self, granted: impl Iterator<Item = (&'a str, Sizes)>) -> Vec<SizesCheckpoint<'a>> {
+        let kept = |name, runs, sizes: &Sizes| SizesCheckpoint { name, runs, sizes: sizes.numbers() };
         let granted = granted.map(|(name, sizes)| kept(name, false, &sizes));
         granted.chain(self.actuated.iter().map(|(id, sizes)| kept(id.as_str(), true, sizes))).collect()
     }

@@ -20,7 +20,7 @@ fn hang() -> (mpsc::Sender<()>, impl FnOnce() + Send) {
     })
 }
 
-/// Polls `future` until so many threads are at paths, lets the patience pass, and answers what comes of it.
+/// Polls `future` until so many threads are at paths, lets the deadline pass, and returns its output.
 async fn given_up<T>(
     blocking: &Blocking,
     clock: &VirtualClock,
@@ -37,9 +37,9 @@ async fn given_up<T>(
     smol::future::or(future, passes).await
 }
 
-/// What a cancelled task began is over before the pod's next work begins; others' work waits for nothing.
+/// Work of a cancelled task ends before the pod's next work begins; other pods' work does not wait.
 #[test]
-fn the_work_for_one_pod_is_done_one_after_the_other() {
+fn the_work_for_one_pod_is_serialized() {
     let (blocking, _) = on_threads();
     let (pod, other) = (PodUid::from("u"), PodUid::from("v"));
     let order = Arc::new(Mutex::new(Vec::new()));
@@ -64,16 +64,16 @@ fn the_work_for_one_pod_is_done_one_after_the_other() {
         blocking.run_for(&pod, move || lock(&next).push("next")).await.unwrap();
     });
     assert_eq!(*lock(&order), ["begun", "another's", "over", "next"]);
-    // The first one's thread may have given its turn away a moment before it lets go of it; whatever work comes next tells.
+    // The first thread may release its permit a moment before it drops its guard; later work shows that it has.
     let begun = Instant::now();
     while !blocking.pods.borrow().is_empty() {
-        assert!(begun.elapsed() < Duration::from_secs(10), "the pods are not forgotten");
+        assert!(begun.elapsed() < Duration::from_secs(10), "the pods' locks are removed");
         smol::block_on(blocking.run_for(&other, || ())).unwrap();
     }
 }
 
 #[test]
-fn a_path_that_hangs_takes_one_turn_and_is_looked_at_again_when_it_answers() {
+fn a_path_that_hangs_takes_one_permit_and_is_accessed_again_when_it_answers() {
     let (blocking, clock) = on_threads();
     let path = Path::new("/mnt/away");
     let hangs = Err(Stuck::Hangs(path.to_owned()));
@@ -82,10 +82,10 @@ fn a_path_that_hangs_takes_one_turn_and_is_looked_at_again_when_it_answers() {
         let late = given_up(&blocking, &clock, 1, blocking.run_outside(path, work)).await;
         assert_eq!(late, hangs);
         assert_eq!(blocking.held(), (1, path.as_os_str().len()), "its thread is counted");
-        // No second thread, and no second wait: time stands still here.
+        // No second thread, and no second wait: the clock stands still here.
         assert_eq!(blocking.run_outside(path, || ()).await, hangs);
         assert_eq!(blocking.run_outside(Path::new("/mnt/there"), || 7).await, Ok(7));
-        // Those of smolet's own work are all free.
+        // All permits of smolet's own paths are free.
         for _ in 0..=BLOCKING_JOBS_MAX {
             blocking.run(|| ()).await;
         }
@@ -98,9 +98,9 @@ fn a_path_that_hangs_takes_one_turn_and_is_looked_at_again_when_it_answers() {
     assert!(blocking.paths.borrow().is_empty());
 }
 
-/// The node's own paths hold up no pod, a pod's no other pod, and what is in the pods' directories goes on until that hangs too.
+/// The node's own paths delay no pod, a pod's no other pod, and work in pods' directories continues until that hangs too.
 #[test]
-fn when_every_turn_hangs_the_next_path_is_told_at_once() {
+fn when_every_permit_hangs_the_next_path_fails_at_once() {
     let (blocking, clock) = on_threads();
     let pod = |n: usize| PodUid::from(format!("pod{n}"));
     let full = |done: Result<(), Stuck>| matches!(done, Err(Stuck::Full { other, .. }) if other == Path::new("/no/0"));
@@ -120,9 +120,9 @@ fn when_every_turn_hangs_the_next_path_is_told_at_once() {
         }
         let of_node = async || blocking.run_outside(Path::new("/no/further"), || ()).await;
         let of_pod = async |pod: &PodUid| blocking.run_outside_of(pod, Path::new("/a/pods"), || ()).await;
-        assert!(full(of_node().await), "the one that hangs for the longest time");
+        assert!(full(of_node().await), "the one that hangs longest");
 
-        // One pod has its own and a share of the common ones.
+        // A pod has its own permit and a share of the common ones.
         let mut held = 0;
         while of_pod(&pod(0)).await.is_ok() {
             let (hanging, work) = hang();
@@ -173,9 +173,9 @@ fn when_every_turn_hangs_the_next_path_is_told_at_once() {
     });
 }
 
-/// One thread for all of it, whosever it is and wherever it is mounted; others have theirs, and the path's own deadline is another.
+/// One thread for each server and operation, for any pod and mount point; the deadline of a path is another.
 #[test]
-fn a_server_that_hangs_takes_one_turn() {
+fn a_server_that_hangs_takes_one_permit() {
     let (blocking, clock) = on_threads();
     let (pod, other) = (PodUid::from("u"), PodUid::from("v"));
     let (one, two) = (Path::new("nas:/one"), Path::new("nas:/two"));
@@ -197,17 +197,17 @@ fn a_server_that_hangs_takes_one_turn() {
         assert_eq!(second, Err(Stuck::Hangs(two.to_owned())));
         assert_eq!(blocking.held(), (1, one.as_os_str().len()));
         assert_eq!(blocking.run_with_server(&other, (Server::Mount, "nas2"), two, long, || 7).await, Ok(7));
-        // An unmount by force may end what hangs: it does not wait for it.
+        // A forced unmount may end what hangs: it does not wait.
         let unmounted = blocking.run_with_server(&other, (Server::Unmount, "nas"), two, long, || 7).await;
         assert_eq!(unmounted, Ok(7));
         drop(go);
-        assert_eq!(first.await, Ok(()), "it had its own time");
+        assert_eq!(first.await, Ok(()), "it has its own deadline");
         assert_eq!(blocking.run_with_server(&other, nas, two, long, || 8).await, Ok(8));
     });
 }
 
 #[test]
-fn work_with_a_server_has_an_end_for_who_waits() {
+fn work_with_a_server_has_a_deadline_for_its_caller() {
     let (blocking, clock) = on_threads();
     let (pod, path) = (PodUid::from("u"), Path::new("nas:/x"));
     let (_go, work) = hang();
@@ -223,7 +223,7 @@ fn work_with_a_server_has_an_end_for_who_waits() {
 }
 
 #[test]
-fn a_path_on_a_server_lies_with_it_and_one_in_a_pod_with_the_pod() {
+fn regions_are_by_server_and_by_pod() {
     let root = std::env::temp_dir().join(format!("smolet-lies-{}", std::process::id()));
     let pod = root.join("pods/u");
     let (volume, own) =
@@ -238,7 +238,7 @@ fn a_path_on_a_server_lies_with_it_and_one_in_a_pod_with_the_pod() {
         .expect("mounting needs root");
     let link = root.join("link");
     std::os::unix::fs::symlink(&volume, &link).unwrap();
-    // The part of it that a container has in place of the file for its last words.
+    // The subpath that is mounted in a container as its termination message file.
     let part = pod.join("volume-subpaths/v/app/0");
     std::fs::create_dir_all(&part).unwrap();
     assert_eq!(lies(&part), Region::At(part.clone()), "nothing is mounted there");
@@ -253,7 +253,7 @@ fn a_path_on_a_server_lies_with_it_and_one_in_a_pod_with_the_pod() {
 }
 
 #[test]
-fn a_pods_work_does_not_wait_for_ever_behind_its_own_that_hangs() {
+fn a_pods_work_does_not_wait_without_end_for_its_work_that_hangs() {
     let (blocking, clock) = on_threads();
     let (pod, path) = (PodUid::from("u"), Path::new("/mnt/away"));
     let (go, work) = hang();
@@ -268,9 +268,9 @@ fn a_pods_work_does_not_wait_for_ever_behind_its_own_that_hangs() {
     });
 }
 
-/// Nobody marked it as hanging: its task was cancelled.
+/// It was not marked as hanging: its task was cancelled.
 #[test]
-fn a_path_is_known_to_hang_whoever_began_there() {
+fn a_path_is_known_to_hang_after_its_task_was_cancelled() {
     let (blocking, clock) = on_threads();
     let path = Path::new("/mnt/away");
     let (_go, work) = hang();
@@ -285,37 +285,37 @@ fn a_path_is_known_to_hang_whoever_began_there() {
         clock.advance(OUTSIDE_PATIENCE / 2);
         let late = given_up(&blocking, &clock, 1, blocking.run_outside(path, || ())).await;
         assert_eq!(late, Err(Stuck::Hangs(path.to_owned())));
-        assert_eq!(blocking.run_outside(path, || ()).await, late, "at once now");
+        assert_eq!(blocking.run_outside(path, || ()).await, late, "at once");
     });
 }
 
 #[test]
-fn what_hangs_is_told_with_its_mend() {
+fn an_error_says_what_hangs_and_how_to_fix_it() {
     for (stuck, wanted) in [
         (
             Stuck::Hangs("/mnt/nfs".into()),
-            "/mnt/nfs does not answer within 10 s: bring back what it lies on (a network mount, a disk?) or unmount it",
+            "/mnt/nfs does not answer within 10 s: restore the network mount or disk it is on, or unmount it",
         ),
         (
             Stuck::Full { path: "/srv".into(), other: "/mnt/nfs".into() },
-            "/srv was not looked at: too many others do not answer, /mnt/nfs among them: bring back what it lies on \
-             (a network mount, a disk?) or unmount it",
+            "/srv was not accessed: too many other paths do not answer, /mnt/nfs among them: restore the network mount \
+             or disk it is on, or unmount it",
         ),
-        (Stuck::PodBusy, "what was begun for the pod before is not over after 10 s"),
+        (Stuck::PodBusy, "an earlier operation for the pod has not finished after 10 s"),
     ] {
         assert_eq!(stuck.to_string(), wanted);
     }
 }
 
 #[test]
-fn work_is_done_elsewhere_and_its_thread_ends() {
+fn work_runs_on_a_thread_that_ends_with_it() {
     let here = std::thread::current().id();
     let there = smol::block_on(unblock(|| std::thread::current().id()));
     assert_ne!(here, there);
 }
 
 #[test]
-fn a_panic_of_the_work_is_one_of_the_caller() {
+fn a_panic_of_the_work_is_passed_to_the_caller() {
     let caught = std::panic::catch_unwind(|| smol::block_on(unblock(|| -> u8 { panic!("on purpose") })));
     assert!(caught.is_err());
 }

@@ -72,12 +72,12 @@ pub(crate) fn usable(pem: &[u8]) -> Result<Validity, String> {
 
 /// How a certificate does not go with a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Unfit {
+enum Unusable {
     NoCertificate,
     OtherKey,
 }
 
-impl fmt::Display for Unfit {
+impl fmt::Display for Unusable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NoCertificate => "is no certificate",
@@ -87,17 +87,17 @@ impl fmt::Display for Unfit {
 }
 
 /// From when until when the first certificate there holds, which is for that key.
-fn fits(pem: &[u8], key: PrivateKeyDer<'static>) -> Result<Validity, Unfit> {
-    let chain = certificates(pem).ok_or(Unfit::NoCertificate)?;
-    let validity = chain.first().and_then(|first| x509::validity(first)).ok_or(Unfit::NoCertificate)?;
-    CertifiedKey::from_der(chain, key, &ring::default_provider()).map_err(|_| Unfit::OtherKey)?;
+fn fits(pem: &[u8], key: PrivateKeyDer<'static>) -> Result<Validity, Unusable> {
+    let chain = certificates(pem).ok_or(Unusable::NoCertificate)?;
+    let validity = chain.first().and_then(|first| x509::validity(first)).ok_or(Unusable::NoCertificate)?;
+    CertifiedKey::from_der(chain, key, &ring::default_provider()).map_err(|_| Unusable::OtherKey)?;
     Ok(validity)
 }
 
 /// A request for a certificate, and the key that stays here.
 pub(crate) struct Request {
     pub(crate) purpose: Purpose,
-    /// For whom it is.
+    /// The node that it is for.
     mark: String,
     /// The name of its object.
     pub(crate) name: String,
@@ -150,10 +150,10 @@ pub(crate) fn check(pem: &[u8], request: &Request, now: Wall) -> Result<Validity
     let name = &request.name;
     let key = PrivateKeyDer::Pkcs8(request.key.serialize_der().into());
     let validity = fits(pem, key).map_err(|unfit| match unfit {
-        Unfit::NoCertificate => {
+        Unusable::NoCertificate => {
             format!("what was issued for {name} is no certificate; see to the cluster's signer")
         }
-        Unfit::OtherKey => {
+        Unusable::OtherKey => {
             format!(
                 "the certificate that was issued for {name} is for another key; see to the cluster's signer"
             )

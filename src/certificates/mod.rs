@@ -1,26 +1,26 @@
 //! The certificate by which the node is known to its cluster: asked for with a bootstrap kubeconfig when there is none, and
 //! renewed before it ends. A task of its own: pods of manifests run meanwhile.
 
-mod asking;
 mod files;
+mod requester;
 mod serving;
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-pub(crate) use asking::{Asking, apart};
 pub(crate) use files::{Wanted, current, is_for, usable};
+pub(crate) use requester::{CertificateRequester, apart};
 pub(crate) use serving::ServingCertificate;
 
-use asking::{Failed, Pace};
 use files::Request;
+use requester::{Failed, Pace};
 
 use crate::cluster::csr::{self, Due};
 use crate::executor::Executor;
 use crate::kube::{self, Access, Client, Credential};
 use crate::limits::ApiRates;
-use crate::limits::CERTIFICATE_LOOK;
+use crate::limits::CERTIFICATE_CHECK_PERIOD;
 use crate::model::{Mono, Wall};
 
 /// What it takes.
@@ -29,7 +29,7 @@ pub(crate) struct Certificates {
     pub(crate) bootstrap: Option<PathBuf>,
     /// Whether it is renewed (`rotateCertificates`).
     pub(crate) rotates: bool,
-    pub(crate) asking: Asking,
+    pub(crate) requester: CertificateRequester,
     /// The node's own client.
     pub(crate) client: Client,
     pub(crate) executor: Rc<Executor>,
@@ -38,9 +38,9 @@ pub(crate) struct Certificates {
 impl Certificates {
     /// Keeps the certificate as it is to be, for ever.
     pub(crate) async fn run(self) {
-        let mut pace = Pace::new("the node's certificate", &self.asking.wanted.node);
+        let mut pace = Pace::new("the node's certificate", &self.requester.wanted.node);
         // A new one is not renewed before this instant.
-        let mut kept = self.asking.clock.now().mono;
+        let mut kept = self.requester.clock.now().mono;
         loop {
             let kubeconfig = self.kubeconfig.clone();
             let held = apart(move || kube::credential(&kubeconfig)).await;
@@ -48,33 +48,33 @@ impl Certificates {
                 Ok(held) => self.turn(held, &mut kept).await,
                 Err(why) => Err(Failed::Refused(why)),
             };
-            self.asking.clock.sleep(pace.after(done)).await;
+            self.requester.clock.sleep(pace.after(done)).await;
         }
     }
 
     /// Does what is to be done; how long to wait before the next look.
     async fn turn(&self, held: Credential, kept: &mut Mono) -> Result<Duration, Failed> {
-        let now = self.asking.clock.now();
+        let now = self.requester.clock.now();
         let (file, validity) = match held {
             Credential::NoKubeconfig | Credential::Gone(_) => {
-                let Some(bootstrap) = &self.bootstrap else { return Ok(CERTIFICATE_LOOK) };
+                let Some(bootstrap) = &self.bootstrap else { return Ok(CERTIFICATE_CHECK_PERIOD) };
                 let file = match held {
                     Credential::Gone(file) => file,
-                    _ => self.asking.wanted.current(),
+                    _ => self.requester.wanted.current(),
                 };
                 return self.join(bootstrap, file, kept).await;
             }
-            Credential::NoCertificate => return Ok(CERTIFICATE_LOOK),
+            Credential::NoCertificate => return Ok(CERTIFICATE_CHECK_PERIOD),
             Credential::InFile(file, validity) => (Some(file), validity),
             Credential::Elsewhere(validity) => (None, validity),
         };
-        let due = match csr::due(validity, now.wall, kube::seed(&self.asking.wanted.node)) {
+        let due = match csr::due(validity, now.wall, kube::seed(&self.requester.wanted.node)) {
             Due::Later(pause) => return Ok(pause),
-            Due::Now if !self.rotates => return Ok(CERTIFICATE_LOOK),
+            Due::Now if !self.rotates => return Ok(CERTIFICATE_CHECK_PERIOD),
             due => due,
         };
         if *kept > now.mono {
-            return Ok(kept.since(now.mono).min(CERTIFICATE_LOOK));
+            return Ok(kept.since(now.mono).min(CERTIFICATE_CHECK_PERIOD));
         }
         let kubeconfig = self.kubeconfig.display();
         let ended = |mend: &str| {
@@ -87,7 +87,7 @@ impl Certificates {
                 _ => Failed::Refused(format!(
                     "rotateCertificates: kubeconfig {kubeconfig} does not name one file with certificate and key, which could \
                      be renewed; put both into {} and name that as client-certificate and as client-key",
-                    self.asking.wanted.current().display()
+                    self.requester.wanted.current().display()
                 )),
             });
         };
@@ -112,8 +112,8 @@ impl Certificates {
         let client = Client::new(
             access,
             &self.executor,
-            self.asking.clock.clone(),
-            kube::seed(&self.asking.wanted.node),
+            self.requester.clock.clone(),
+            kube::seed(&self.requester.wanted.node),
             ApiRates::default(),
         );
         let at = |why: String| format!("bootstrap kubeconfig {}: {why}", bootstrap.display());
@@ -128,15 +128,15 @@ impl Certificates {
 
     /// Asks for a certificate, waits for it, and puts it in force.
     async fn obtain(&self, client: &Client, file: PathBuf, kept: &mut Mono) -> Result<Duration, Failed> {
-        let (request, pem, validity) = self.asking.issued(client).await?;
+        let (request, pem, validity) = self.requester.issued(client).await?;
         let (kubeconfig, bootstrap) = (self.kubeconfig.clone(), self.bootstrap.clone());
-        let (wanted, now) = (self.asking.wanted.clone(), self.asking.clock.now());
+        let (wanted, now) = (self.requester.wanted.clone(), self.requester.clock.now());
         let installed = apart(move || {
             install(&request, &file, &pem, now.wall, &kubeconfig, bootstrap.as_deref())?;
             files::forget(&wanted)
         });
         installed.await.map_err(Failed::Again)?;
-        log::info!("node {}: client certificate valid until {}", self.asking.wanted.node, validity.until);
+        log::info!("node {}: client certificate valid until {}", self.requester.wanted.node, validity.until);
         *kept = now.mono + csr::least_age(validity);
         self.client.reconnect();
         Ok(Duration::ZERO)

@@ -4,16 +4,16 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::asking::{Asking, Failed, Pace, apart};
 use super::files;
+use super::requester::{CertificateRequester, Failed, Pace, apart};
 use crate::cluster::csr::{self, Due};
 use crate::kube::{self, Client};
-use crate::limits::{CERTIFICATE_LOOK, CSR_RETRY_MIN};
+use crate::limits::{CERTIFICATE_CHECK_PERIOD, CSR_RETRY_MIN};
 use crate::model::Mono;
 
 /// What it takes.
 pub(crate) struct ServingCertificate {
-    pub(crate) asking: Asking,
+    pub(crate) requester: CertificateRequester,
     /// The node's own, which is there once it has joined.
     pub(crate) kubeconfig: PathBuf,
     /// The node's own client.
@@ -23,14 +23,14 @@ pub(crate) struct ServingCertificate {
 impl ServingCertificate {
     /// Keeps it as it is to be, for ever.
     pub(crate) async fn run(self) {
-        let mut pace = Pace::new("the certificate of the node's API", &self.asking.wanted.node);
+        let mut pace = Pace::new("the certificate of the node's API", &self.requester.wanted.node);
         // A new one is not renewed before this instant.
-        let mut kept = self.asking.clock.now().mono;
-        let changes = self.asking.addresses.changes();
+        let mut kept = self.requester.clock.now().mono;
+        let changes = self.requester.addresses.changes();
         loop {
             let turn = async {
                 let done = self.turn(&mut kept).await;
-                self.asking.clock.sleep(pace.after(done)).await;
+                self.requester.clock.sleep(pace.after(done)).await;
             };
             // What is asked for with other addresses is of no use: begun afresh, as the kubelet does when its template changes.
             let changed = async {
@@ -41,7 +41,7 @@ impl ServingCertificate {
     }
 
     async fn turn(&self, kept: &mut Mono) -> Result<Duration, Failed> {
-        let wanted = self.asking.wanted();
+        let wanted = self.requester.wanted();
         let (path, mark) = (wanted.current(), wanted.mark());
         let kubeconfig = self.kubeconfig.clone();
         // Behind the name there are the addresses.
@@ -54,22 +54,22 @@ impl ServingCertificate {
         if !is_joined {
             return Ok(CSR_RETRY_MIN);
         }
-        let now = self.asking.clock.now();
+        let now = self.requester.clock.now();
         if let Some(validity) = held {
-            match csr::due(validity, now.wall, kube::seed(&self.asking.wanted.node)) {
+            match csr::due(validity, now.wall, kube::seed(&self.requester.wanted.node)) {
                 Due::Later(pause) => return Ok(pause),
-                Due::Now | Due::Ended if *kept > now.mono => return Ok(CERTIFICATE_LOOK),
+                Due::Now | Due::Ended if *kept > now.mono => return Ok(CERTIFICATE_CHECK_PERIOD),
                 Due::Now | Due::Ended => {}
             }
         }
-        let (request, pem, validity) = self.asking.issued(&self.client).await?;
-        let now = self.asking.clock.now();
+        let (request, pem, validity) = self.requester.issued(&self.client).await?;
+        let now = self.requester.clock.now();
         let installed = apart(move || {
             files::install(&wanted.current(), &pem, &request, now.wall)?;
             files::forget(&wanted)
         });
         installed.await.map_err(Failed::Again)?;
-        log::info!("node {}: serving certificate valid until {}", self.asking.wanted.node, validity.until);
+        log::info!("node {}: serving certificate valid until {}", self.requester.wanted.node, validity.until);
         *kept = now.mono + csr::least_age(validity);
         Ok(Duration::ZERO)
     }

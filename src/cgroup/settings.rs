@@ -1,8 +1,8 @@
-//! Makes cgroups and gives them their settings, which `render::cgroup_settings` decides. I/O, small; blocking.
+//! Creates cgroups and writes their settings, which `render::cgroup_settings` decides. I/O, small; blocking.
 //!
-//! On version 1 each setting is in the hierarchy of its controller, and only directories with settings are made: the
-//! runtime makes the others when it puts a container there. On version 2 there is one directory, and a controller has to
-//! be handed down to it from the root (`cgroup.subtree_control`). A file that has its value already is not written.
+//! On version 1 each setting is in the hierarchy of its controller, and only directories with settings are created: the runtime
+//! creates the others with its containers. On version 2 there is one directory, and controllers have to be enabled for it from
+//! the root down (`cgroup.subtree_control`). A file that has its value already is not written.
 
 use std::fmt;
 use std::fs;
@@ -15,19 +15,19 @@ use crate::render::CgroupVersion;
 use crate::render::cgroup_settings::{CgroupFile, CgroupSettings, Controller, PodLimits, weight_to_shares};
 use crate::render::slice::{Slice, slices};
 
-/// Controllers that are handed down on version 2 where the kernel has them (`supportedControllers`); the runtime wants
-/// them for its containers too.
+/// Controllers that are enabled on version 2 if the kernel has them (`supportedControllers`); the runtime needs them for its
+/// containers too.
 const HANDED_DOWN: [&str; 5] = ["cpu", "cpuset", "memory", "hugetlb", "pids"];
 
-/// Version 1 says "no limit" as the largest number of whole pages; nobody has as much as this.
+/// Version 1 shows no limit as the largest number of whole pages; no machine has this much memory.
 const NO_LIMIT_BYTES: i64 = 1 << 60;
 
-/// A cgroup that could not be made as wanted.
+/// A cgroup that could not be created or set.
 #[derive(Debug)]
 pub enum SettingError {
-    /// The kernel has no such controller, or it is switched off, and there is a limit to keep to.
+    /// A limit is required, and the kernel has no such controller or has it disabled.
     NoController(Controller),
-    /// A directory or file, and what went wrong with it.
+    /// A directory or file, and its error.
     Io(PathBuf, io::Error),
 }
 
@@ -39,7 +39,7 @@ impl fmt::Display for SettingError {
                  (Raspberry Pi OS: at the end of the line in /boot/firmware/cmdline.txt), or leave the limit out",
             ),
             Self::NoController(controller) => {
-                write!(f, "the kernel has no cgroup {}, and there is a limit of it", controller.as_str())
+                write!(f, "the kernel has no cgroup controller {}, which a limit requires", controller.as_str())
             }
             Self::Io(path, error) => write!(f, "cgroup {}: {error}", path.display()),
         }
@@ -48,20 +48,20 @@ impl fmt::Display for SettingError {
 
 impl std::error::Error for SettingError {}
 
-/// What to do about a cgroup that is not there.
+/// What to do with a missing cgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
-    /// It is made.
+    /// Create it.
     Make,
-    /// It stays away.
+    /// Do nothing.
     Leave,
 }
 
 impl Cgroups {
-    /// Gives the cgroup its settings and returns how many files were written.
+    /// Writes the cgroup's settings and returns the number of written files.
     ///
     /// # Errors
-    /// The first thing that went wrong; what stands behind it was not tried.
+    /// The first error; later settings are not written.
     pub fn set(&self, settings: &CgroupSettings, missing: Missing) -> Result<usize, SettingError> {
         let mut written = 0;
         if let Some(root) = &self.unified {
@@ -87,10 +87,10 @@ impl Cgroups {
         Ok(written)
     }
 
-    /// What the cgroup of that name has now (`GetCgroupConfig`, `MemoryUsage`). A file that is not there says nothing.
+    /// The cgroup's current limits (`GetCgroupConfig`, `MemoryUsage`). A missing file has no value.
     ///
     /// # Errors
-    /// Of a file that is there and cannot be read, or holds something else.
+    /// An existing file that cannot be read or parsed.
     pub fn limits(&self, name: &str) -> Result<PodLimits, SettingError> {
         let value = |controller: Controller, file: &str| -> Result<Option<i64>, SettingError> {
             let root = match &self.unified {
@@ -104,7 +104,7 @@ impl Cgroups {
                 Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
                 Err(error) => return Err(SettingError::Io(path, error)),
             };
-            // `max 100000`; -1 and what is as much as a number can say mean the same.
+            // `max 100000`; -1 and the largest number also mean no limit.
             let word = words(&text).next().unwrap_or_default();
             match word.parse::<i64>() {
                 Ok(number) => Ok(Some(number).filter(|number| (0..=NO_LIMIT_BYTES).contains(number))),
@@ -125,8 +125,8 @@ impl Cgroups {
         })
     }
 
-    /// What systemd has to be asked for so that the slice is as wanted, the outermost first: the slices around it that are not
-    /// there, and itself when it is not there or a file that systemd writes is another. Nothing where there are no cgroups.
+    /// Slices that systemd has to create or set, the outermost first: missing parents, and the slice itself when it is missing
+    /// or one of its files differs. Empty without cgroups.
     pub fn lacking(&self, version: CgroupVersion, settings: &CgroupSettings, missing: Missing) -> Vec<Slice> {
         let is_there = |cgroup: &str| {
             self.hierarchies.iter().any(|root| root.join(cgroup.trim_start_matches('/')).is_dir())
@@ -139,7 +139,7 @@ impl Cgroups {
         slices.into_iter().map(|(_, slice)| slice).collect()
     }
 
-    /// True when every file that systemd writes has its value. What has no hierarchy here is not systemd's to make.
+    /// True when every file that systemd writes has its value. Controllers without a hierarchy do not count.
     fn holds(&self, settings: &CgroupSettings) -> bool {
         settings.files.iter().filter(|file| file.controller != Controller::Hugetlb).all(|file| {
             let root = match &self.unified {
@@ -154,7 +154,7 @@ impl Cgroups {
     }
 }
 
-/// The kernel keeps a limit of memory as whole pages, and shows it so.
+/// The kernel rounds a memory limit to whole pages.
 fn is_as_wanted(now: &str, file: &CgroupFile) -> bool {
     let whole_pages = |text: &str| text.parse::<u64>().ok().map(|bytes| bytes - bytes % page_size());
     now == file.value
@@ -174,8 +174,8 @@ fn make(directory: &Path) -> Result<(), SettingError> {
     fs::create_dir_all(directory).map_err(|error| SettingError::Io(directory.to_owned(), error))
 }
 
-/// The directory of that name below the root of version 2, with all that it can be handed down; `None` when it is not
-/// there and is to stay away.
+/// The directory of that name below the root of version 2, with all its controllers enabled; `None` when it is missing and not
+/// to be created.
 fn enter(root: &Path, name: &str, missing: Missing) -> Result<Option<PathBuf>, SettingError> {
     let mut directory = root.to_owned();
     for part in name.split('/').filter(|part| !part.is_empty()) {
@@ -190,7 +190,7 @@ fn enter(root: &Path, name: &str, missing: Missing) -> Result<Option<PathBuf>, S
     Ok(Some(directory))
 }
 
-/// Hands down what the directory has. One that cannot be is missed below, where a limit needs it.
+/// Enables the directory's controllers for its children. When one cannot be enabled, the write of a limit that needs it fails.
 fn hand_down(directory: &Path) {
     let read = |name: &str| fs::read_to_string(directory.join(name)).unwrap_or_default();
     let (has, down) = (read("cgroup.controllers"), read("cgroup.subtree_control"));
@@ -216,7 +216,7 @@ fn write(directory: Option<&Path>, file: &CgroupFile) -> Result<bool, SettingErr
     match read(&path) {
         Ok(now) if is_as_wanted(now.trim_end(), file) => return Ok(false),
         Ok(_) => {}
-        // A size of huge pages without a cgroup.
+        // A huge page size without a cgroup file.
         Err(error) if error.kind() == ErrorKind::NotFound && !file.is_limit => return Ok(false),
         Err(error) => return Err(SettingError::Io(path, error)),
     }
@@ -229,7 +229,7 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(now)
 }
 
-/// Files of a cgroup cannot be made.
+/// Files of a cgroup cannot be created.
 fn put(path: &Path, text: &str) -> io::Result<()> {
     fs::File::options().write(true).truncate(true).open(path)?.write_all(text.as_bytes())
 }
@@ -273,13 +273,13 @@ mod tests {
         let limit = file(Controller::Memory, "memory.limit_in_bytes", "4096", true);
         let both = settings(vec![shares, limit]);
         assert_eq!(cgroups.set(&both, Missing::Leave).unwrap(), 0);
-        assert!(!scratch.has("cpu,cpuacct"), "what is not there stays away");
-        // The kernel fills a new cgroup with files; here the test does.
+        assert!(!scratch.has("cpu,cpuacct"), "without settings no directory");
+        // The kernel creates a new cgroup's files; here the test does.
         scratch.file(&format!("cpu,cpuacct/{POD}/cpu.shares"), "1024\n");
         scratch.file(&format!("memory/{POD}/memory.limit_in_bytes"), "9223372036854771712\n");
         assert_eq!(cgroups.set(&both, Missing::Leave).unwrap(), 2);
-        assert_eq!(cgroups.set(&both, Missing::Make).unwrap(), 0, "nothing is written twice");
-        // 100 M are no whole pages.
+        assert_eq!(cgroups.set(&both, Missing::Make).unwrap(), 0, "unchanged files are not written");
+        // 100 M are not a multiple of the page size.
         let decimal = settings(vec![file(Controller::Memory, "memory.limit_in_bytes", "100000000", true)]);
         let kept = 100_000_000 - 100_000_000 % page_size();
         scratch.file(&format!("memory/{POD}/memory.limit_in_bytes"), &format!("{kept}\n"));
@@ -292,16 +292,16 @@ mod tests {
         assert_eq!(scratch.text(&format!("memory/{POD}/memory.limit_in_bytes")), "4096");
         assert!(!scratch.has("pids") && !scratch.has("unified"));
 
-        // No hierarchy for it: a limit cannot be kept, the rest is left out.
+        // Without its hierarchy a limit is an error, other settings are left out.
         let pages =
             |is_limit| settings(vec![file(Controller::Hugetlb, "hugetlb.2MB.limit_in_bytes", "0", is_limit)]);
         assert_eq!(cgroups.set(&pages(false), Missing::Make).unwrap(), 0);
         let error = cgroups.set(&pages(true), Missing::Make).unwrap_err().to_string();
-        assert_eq!(error, "the kernel has no cgroup hugetlb, and there is a limit of it");
+        assert_eq!(error, "the kernel has no cgroup controller hugetlb, which a limit requires");
         let without_memory = Cgroups::from_mounts(mounts.lines().next().unwrap(), &scratch.0);
         let error = without_memory.set(&both, Missing::Make).unwrap_err().to_string();
         assert!(error.contains("cgroup_enable=memory"), "{error}");
-        // A directory that the kernel does not fill: the file's own error.
+        // A directory without the kernel's files: the file's error.
         let error =
             cgroups.set(&settings(vec![file(Controller::Cpu, "cpu.cfs_quota_us", "1", true)]), Missing::Make);
         let error = error.unwrap_err().to_string();
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn version_2_hands_controllers_down_from_the_root() {
+    fn version_2_enables_controllers_from_the_root_down() {
         let scratch = Scratch::new();
         let mounts = format!("cgroup2 {} cgroup2 rw,nosuid 0 0\n", scratch.0.display());
         let cgroups = Cgroups::from_mounts(&mounts, &scratch.0);
@@ -334,20 +334,20 @@ mod tests {
         assert_eq!(cgroups.set(&wanted, Missing::Make).unwrap(), 2);
         assert_eq!(scratch.text(&format!("{POD}/cpu.weight")), "20");
         assert_eq!(scratch.text(&format!("{POD}/memory.max")), "4096");
-        // The kernel adds up what is written there; in a plain file the last word stays.
+        // The kernel accumulates what is written there; a plain file has the last value.
         assert_eq!(
             levels.map(|level| scratch.text(&format!("./{level}cgroup.subtree_control"))),
             ["+pids"; 3]
         );
 
-        // As on a Raspberry Pi whose kernel has its memory cgroup switched off.
+        // As on a Raspberry Pi with the memory cgroup disabled.
         scratch.file(&format!("{POD}/cgroup.controllers"), "cpu pids\n");
         let error = cgroups.set(&wanted, Missing::Make).unwrap_err().to_string();
         assert!(error.contains("cgroup_enable=memory"), "{error}");
     }
 
     #[test]
-    fn what_a_cgroup_has_is_read_on_both_versions() {
+    fn a_cgroups_limits_are_read_on_both_versions() {
         let scratch = Scratch::new();
         let root = scratch.0.display();
         let v1 = format!("cgroup {root}/cpu cgroup rw,cpu 0 0\ncgroup {root}/memory cgroup rw,memory 0 0\n");
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn systemd_is_asked_for_what_is_not_as_wanted_and_for_nothing_else() {
+    fn systemd_is_asked_only_for_slices_that_differ() {
         const SLICE: &str = "kubepods.slice/kubepods-podu.slice";
         let v1 = CgroupVersion::V1 { swap_controller: false };
         let v2 = CgroupVersion::V2 { swap_controller: false };
@@ -415,7 +415,7 @@ mod tests {
                 files: vec![
                     file(Controller::Cpu, "weight", "20", false),
                     file(Controller::Memory, "max", "4096", true),
-                    // systemd knows nothing of these.
+                    // Settings that systemd does not support.
                     file(Controller::Hugetlb, "hugetlb.2MB.max", "0", false),
                 ],
                 properties: vec![("CPUWeight", 20)],

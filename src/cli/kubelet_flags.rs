@@ -5,7 +5,7 @@ use std::ffi::OsString;
 
 use crate::config::fields;
 
-/// The remaining arguments, and the flags with their values. `is_own` tells which flags smolet has itself.
+/// The remaining arguments, and the flags with their values. `is_own` is true for smolet's own flags.
 pub(super) fn split(
     args: impl Iterator<Item = OsString>,
     is_own: impl Fn(&str) -> bool,

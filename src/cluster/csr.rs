@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::decode::Node;
 use crate::kube::{Resource, object_path};
-use crate::limits::{CERTIFICATE_LOOK, KUBE_MESSAGE_BYTES_MAX};
+use crate::limits::{CERTIFICATE_CHECK_PERIOD, KUBE_MESSAGE_BYTES_MAX};
 use crate::model::Wall;
 use crate::text::start_of;
 use crate::x509::{self, Validity};
@@ -143,14 +143,14 @@ pub(crate) enum Due {
 /// - too late, the certificate is renewed too early, which is harmless unless it happens repeatedly: [`least_age`] uses the time
 ///   since boot, which is never set;
 /// - `Ended` is not final: the certificate is still presented to the server, and its clock decides;
-/// - it is checked again every `limits::CERTIFICATE_LOOK`, so that a clock that is set meanwhile counts.
+/// - it is checked again every `limits::CERTIFICATE_CHECK_PERIOD`, so that a clock that is set meanwhile counts.
 pub(crate) fn due(validity: Validity, now: Wall, seed: u64) -> Due {
     let (from, until, now) = (validity.from.0, validity.until.0, now.0);
     if now >= until {
         return Due::Ended;
     }
     if now < from {
-        return Due::Later(CERTIFICATE_LOOK);
+        return Due::Later(CERTIFICATE_CHECK_PERIOD);
     }
     let life = until.saturating_sub(from);
     // In thousandths, from 700 to 899.
@@ -159,7 +159,7 @@ pub(crate) fn due(validity: Validity, now: Wall, seed: u64) -> Due {
             % 200;
     let renewed = from.saturating_add(life / 1000 * share);
     match u64::try_from(renewed.saturating_sub(now)) {
-        Ok(left) if left > 0 => Due::Later(Duration::from_nanos(left).min(CERTIFICATE_LOOK)),
+        Ok(left) if left > 0 => Due::Later(Duration::from_nanos(left).min(CERTIFICATE_CHECK_PERIOD)),
         Ok(_) | Err(_) => Due::Now,
     }
 }
@@ -229,7 +229,7 @@ mod tests {
         assert!(times.len() > 100, "{}", times.len());
         assert_eq!(
             due(validity, Wall(from.0 - 1), 1),
-            Due::Later(CERTIFICATE_LOOK),
+            Due::Later(CERTIFICATE_CHECK_PERIOD),
             "a clock that is behind"
         );
         assert_eq!(due(validity, until, 1), Due::Ended);

@@ -164,7 +164,7 @@ impl NodeStatusSync {
 
     /// A look begins, if one is due: the runtime is asked.
     pub fn look(&mut self, now: Mono) -> Option<Look> {
-        if !self.task.begins(now) {
+        if !self.task.begin_if_due(now) {
             return None;
         }
         self.waits_until = Some(now + RUNTIME_STATUS_WAIT);

@@ -339,7 +339,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::desired::update::{API, Held, Origin, ServerPods, SourcedPod};
+    use crate::desired::update::{API, Origin, ServerPods, SourceUsage, SourcedPod};
     use crate::model::DesiredPod;
 
     fn key(name: &str) -> PodKey {
@@ -579,7 +579,7 @@ mod tests {
             objects: Vec::new(),
             problems: Vec::new(),
             complete: true,
-            held: Held::default(),
+            held: SourceUsage::default(),
             server,
         }
     }

@@ -26,7 +26,7 @@ impl Task {
     }
 
     /// It begins, if it is due.
-    pub fn begins(&mut self, now: Mono) -> bool {
+    pub fn begin_if_due(&mut self, now: Mono) -> bool {
         let begins = self.due().is_some_and(|at| at <= now);
         self.in_flight |= begins;
         begins

@@ -386,7 +386,7 @@ impl Config {
             log_rotation: log_rotation(
                 flags.container_log_max_size.as_deref().or(file.text("containerLogMaxSize")),
                 flags.container_log_max_files.or(file.int("containerLogMaxFiles")),
-                or(file.time("containerLogMonitorInterval"), limits::LOG_LOOK_MAX),
+                or(file.time("containerLogMonitorInterval"), limits::LOG_CHECK_MAX),
             )?,
             image_gc: Some(gc::of_images(
                 [file.int("imageGCHighThresholdPercent"), file.int("imageGCLowThresholdPercent")],
@@ -677,7 +677,7 @@ fn pull_verification(policy: &str, allowlist: &[String]) -> Result<VerificationP
 fn log_rotation(
     size: Option<&str>,
     files: Option<i32>,
-    look_max: Duration,
+    check_max: Duration,
 ) -> Result<Option<Rotation>, ConfigError> {
     let (least, most) = limits::LOG_FILES_RANGE;
     let files_max = match files.map(|given| (given, usize::try_from(given).unwrap_or_default())) {
@@ -689,8 +689,8 @@ fn log_rotation(
         }
     };
     let (interval, shortest, longest) =
-        (look_max.as_secs_f64(), Duration::from_secs(3), Duration::from_hours(24));
-    if !(shortest..=longest).contains(&look_max) {
+        (check_max.as_secs_f64(), Duration::from_secs(3), Duration::from_hours(24));
+    if !(shortest..=longest).contains(&check_max) {
         return Err(ConfigError(format!(
             "containerLogMonitorInterval: {interval} s: must be between {} s and {} s",
             shortest.as_secs(),
@@ -698,14 +698,14 @@ fn log_rotation(
         )));
     }
     let Some(text) = size else {
-        return Ok(Some(Rotation { size_max: limits::LOG_BYTES, files_max, look_max }));
+        return Ok(Some(Rotation { size_max: limits::LOG_BYTES, files_max, check_max }));
     };
     let wrong = |why: &str| ConfigError(format!("containerLogMaxSize: {text:?}: {why}"));
     let bytes = Quantity::parse(text).map_err(|_| wrong("must be a quantity such as 10Mi"))?.value();
     match u64::try_from(bytes) {
         Err(_) => Ok(None),
         Ok(size_max) if size_max >= limits::LOG_BYTES_MIN => {
-            Ok(Some(Rotation { size_max, files_max, look_max }))
+            Ok(Some(Rotation { size_max, files_max, check_max }))
         }
         Ok(_) => Err(wrong(&format!(
             "must be {} bytes or more, or negative: never rotated",

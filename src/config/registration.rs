@@ -10,7 +10,9 @@ use serde::Deserialize;
 use super::kubelet::GoDuration;
 use super::{ConfigError, FileSettings, Flags, fields};
 use crate::decode::Node;
-use crate::limits::{LEASE_SECONDS, NODE_LABELS_MAX, NODE_LOOK_PERIOD, NODE_REPORT_PERIOD, NODE_TAINTS_MAX};
+use crate::limits::{
+    LEASE_SECONDS, NODE_LABELS_MAX, NODE_REPORT_PERIOD, NODE_STATUS_UPDATE_PERIOD, NODE_TAINTS_MAX,
+};
 use crate::model::names;
 use crate::model::quantity::Quantity;
 
@@ -54,7 +56,7 @@ impl Periods {
 
 impl Default for Periods {
     fn default() -> Self {
-        Self { look: NODE_LOOK_PERIOD, report: NODE_REPORT_PERIOD, lease_seconds: LEASE_SECONDS }
+        Self { look: NODE_STATUS_UPDATE_PERIOD, report: NODE_REPORT_PERIOD, lease_seconds: LEASE_SECONDS }
     }
 }
 

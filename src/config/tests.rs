@@ -87,7 +87,7 @@ fn logs_are_rotated_as_the_file_or_a_flag_says() {
         let flags = Flags { container_log_max_size: size.map(str::to_owned), ..Flags::default() };
         let config = Config::join(&flags, None, file(fields).expect("of the right type"));
         config
-            .map(|config| config.log_rotation.map(|r| (r.size_max, r.files_max, r.look_max.as_secs())))
+            .map(|config| config.log_rotation.map(|r| (r.size_max, r.files_max, r.check_max.as_secs())))
             .map_err(|e| e.0)
     };
     for (fields, size, wanted) in [

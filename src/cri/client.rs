@@ -17,6 +17,7 @@ use super::{EventService, ImageStore, RuntimeEvent, convert, events, termination
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::executor::Executor;
+use crate::fair_semaphore::{Acquire, FairSemaphore};
 use crate::grpc::{Call, Channel, Code, Field, GrpcError, Value};
 use crate::limits::{
     CRI_ITEM_BYTES_MAX, CRI_PULLS, CRI_STOPS, CRI_TEXT_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX,
@@ -29,7 +30,6 @@ use crate::model::{
 use crate::proto::runtime::v1 as cri;
 use crate::render::CgroupDriver;
 use crate::render::labels::POD_UID;
-use crate::turns::{Turns, Wait};
 
 /// A client of the container runtime behind a Unix socket. Clones share one connection, which the first call opens.
 #[derive(Clone)]
@@ -41,9 +41,9 @@ pub struct GrpcRuntime {
     operations: Rc<Operations>,
     /// kubelet `runtimeRequestTimeout`.
     timeout: Duration,
-    /// Turns of stops and of pulls, which may take minutes each: neither delays the other or status calls.
-    stops: Turns,
-    pulls: Turns,
+    /// Permits of stops and of pulls, which may take minutes each: neither delays the other or status calls.
+    stops: FairSemaphore,
+    pulls: FairSemaphore,
     /// Number of items that each list call skipped the last time, to log each change once. One entry per list call.
     skipped: Rc<RefCell<SortedMap<&'static str, u64>>>,
     /// Streaming list calls that the runtime does not implement, and on which connection it said so: an upgrade may add
@@ -76,8 +76,8 @@ impl GrpcRuntime {
             clock,
             operations,
             timeout: RUNTIME_REQUEST_TIMEOUT,
-            stops: Turns::new(CRI_STOPS),
-            pulls: Turns::new(CRI_PULLS),
+            stops: FairSemaphore::new(CRI_STOPS),
+            pulls: FairSemaphore::new(CRI_PULLS),
             skipped,
             unimplemented,
         }
@@ -146,13 +146,13 @@ impl GrpcRuntime {
         request: impl Message,
         deadline: Option<Duration>,
     ) -> Call<'s, A, RuntimeError> {
-        self.call_in_turn(None, method, request, deadline)
+        self.call_with_permit(None, method, request, deadline)
     }
 
-    /// The same after waiting for a turn; deadline and duration start with the turn.
-    fn call_in_turn<'s, A: Message + Default + 'static>(
+    /// The same after waiting for a permit; deadline and duration start with the permit.
+    fn call_with_permit<'s, A: Message + Default + 'static>(
         &'s self,
-        turn: Option<Wait>,
+        permit: Option<Acquire>,
         method: &'static str,
         request: impl Message,
         deadline: Option<Duration>,
@@ -161,8 +161,8 @@ impl GrpcRuntime {
         let call = self.channel.unary(method, &request, deadline);
         drop(request);
         Box::pin(async move {
-            let _turn = match turn {
-                Some(turn) => Some(turn.await.map_err(|why| {
+            let _permit = match permit {
+                Some(permit) => Some(permit.await.map_err(|why| {
                     let message = format!("{}: {why}", name(method));
                     RuntimeError::Unavailable(message)
                 })?),
@@ -313,8 +313,10 @@ impl Runtime for GrpcRuntime {
     async fn stop_pod_sandbox(&self, pod: &PodUid, id: &SandboxId) -> RuntimeResult<()> {
         const METHOD: &str = method!("Runtime", "StopPodSandbox");
         let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.to_string() };
-        let (turn, deadline) = (Some(self.stops.take(pod.into())), Some(self.timeout));
-        idempotent(self.call_in_turn::<cri::StopPodSandboxResponse>(turn, METHOD, request, deadline).await)
+        let (permit, deadline) = (Some(self.stops.acquire(pod.into())), Some(self.timeout));
+        idempotent(
+            self.call_with_permit::<cri::StopPodSandboxResponse>(permit, METHOD, request, deadline).await,
+        )
     }
 
     async fn remove_pod_sandbox(&self, id: &SandboxId) -> RuntimeResult<()> {
@@ -374,8 +376,10 @@ impl Runtime for GrpcRuntime {
         let grace = timeout.0.max(0);
         let request = cri::StopContainerRequest { container_id: id.to_string(), timeout: grace };
         let deadline = self.timeout.saturating_add(Duration::from_secs(grace.unsigned_abs()));
-        let (turn, deadline) = (Some(self.stops.take(pod.into())), Some(deadline));
-        idempotent(self.call_in_turn::<cri::StopContainerResponse>(turn, METHOD, request, deadline).await)
+        let (permit, deadline) = (Some(self.stops.acquire(pod.into())), Some(deadline));
+        idempotent(
+            self.call_with_permit::<cri::StopContainerResponse>(permit, METHOD, request, deadline).await,
+        )
     }
 
     async fn remove_container(&self, id: &ContainerId) -> RuntimeResult<()> {
@@ -551,8 +555,9 @@ impl Runtime for GrpcRuntime {
             sandbox_config: Some(sandbox.clone()),
         };
         let pod = PodUid::from(sandbox.metadata.as_ref().map_or("", |metadata| &*metadata.uid));
-        let turn = self.pulls.take((&pod).into());
-        let answer: cri::PullImageResponse = self.call_in_turn(Some(turn), METHOD, request, None).await?;
+        let permit = self.pulls.acquire((&pod).into());
+        let answer: cri::PullImageResponse =
+            self.call_with_permit(Some(permit), METHOD, request, None).await?;
         convert::id(answer.image_ref).map(String::into_boxed_str).ok_or_else(|| no_id(METHOD))
     }
 

@@ -355,8 +355,8 @@ mod tests {
             |id: &str| Some(cri::ContainerAttributes { id: id.to_owned(), ..Default::default() });
         let nothing = cri::ContainerStats { attributes: attributes("c1"), ..Default::default() };
         let stats = container_stats(nothing.clone()).unwrap();
-        let told = (stats.pod, stats.cpu, stats.nano_cores, stats.memory_bytes, stats.writable_layer);
-        assert_eq!(told, (None, None, None, None, None));
+        let converted = (stats.pod, stats.cpu, stats.nano_cores, stats.memory_bytes, stats.writable_layer);
+        assert_eq!(converted, (None, None, None, None, None));
         let value = |value| Some(cri::UInt64Value { value });
         let cpu = cri::CpuUsage { timestamp: 7, usage_nano_cores: value(8), ..Default::default() };
         let memory = cri::MemoryUsage { usage_bytes: value(9), ..Default::default() };

@@ -60,7 +60,7 @@ pub struct Candidates {
 }
 
 /// A runtime that answered.
-pub struct Found {
+pub struct ConnectedRuntime {
     /// Its client, connected already.
     pub runtime: GrpcRuntime,
     /// CRI `VersionResponse`.
@@ -260,12 +260,12 @@ pub async fn find(
     candidates: &Candidates,
     executor: &Rc<Executor>,
     clock: &SharedClock,
-) -> Result<Found, EndpointError> {
+) -> Result<ConnectedRuntime, EndpointError> {
     let mut errors = Vec::new();
     for socket in &candidates.sockets {
         let runtime = GrpcRuntime::new(socket, executor, clock.clone());
         match check(&runtime).await {
-            Ok(version) => return Ok(Found { runtime, version, origin: candidates.origin }),
+            Ok(version) => return Ok(ConnectedRuntime { runtime, version, origin: candidates.origin }),
             Err(error) => errors.push(error),
         }
     }

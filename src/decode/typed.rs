@@ -81,7 +81,7 @@ struct Context {
 }
 
 impl Context {
-    /// Tells an error, for which the field `unread` does not hold what was meant.
+    /// Reports an error, for which the field `unread` does not hold what was meant.
     fn push(&self, error: FieldError, unread: Option<String>) {
         let mut errors = self.errors.borrow_mut();
         self.unread.borrow_mut().extend(unread.filter(|_| errors.has_room()));
@@ -128,7 +128,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The value does not fit: told, and its zero value is read instead.
+    /// The value does not fit: reported, and replaced by the zero value.
     fn refuse(self, message: impl Into<String>) {
         let path = self.context.path.borrow().shown();
         self.context.push(FieldError::with_value(&*path, self.node.to_string(), message), Some(path));

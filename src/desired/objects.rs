@@ -12,12 +12,16 @@ use super::update::{Problem, SourcedObject};
 use crate::limits;
 use crate::model::{ObjectKey, Side, SortedMap, SortedSet};
 
-pub(super) type Held = SortedMap<ObjectKey, SourcedObject>;
+pub(super) type MergedObjects = SortedMap<ObjectKey, SourcedObject>;
 
 /// The current objects, and the problems of merging them. `named` are those that desired pods reference: no others are held, so
 /// that their number stays bounded while objects change.
-pub(super) fn merge(before: &Held, sources: &[Source], named: &SortedSet<ObjectKey>) -> (Held, Vec<Problem>) {
-    let (mut after, mut problems) = (Held::new(), Vec::new());
+pub(super) fn merge(
+    before: &MergedObjects,
+    sources: &[Source],
+    named: &SortedSet<ObjectKey>,
+) -> (MergedObjects, Vec<Problem>) {
+    let (mut after, mut problems) = (MergedObjects::new(), Vec::new());
     let mut candidates: Vec<(ObjectKey, &SourcedObject)> = sources
         .iter()
         .flat_map(|source| source.objects.iter().map(|candidate| (source.side(), candidate)))
@@ -63,7 +67,10 @@ fn refuse(problems: &mut Vec<Problem>, key: &ObjectKey, of: &SourcedObject, mess
 }
 
 /// Keys of objects that were added, removed or changed.
-pub(super) fn changes<'a>(before: &'a Held, after: &'a Held) -> impl Iterator<Item = &'a ObjectKey> {
+pub(super) fn changes<'a>(
+    before: &'a MergedObjects,
+    after: &'a MergedObjects,
+) -> impl Iterator<Item = &'a ObjectKey> {
     let gone = before.keys().filter(|key| !after.contains_key(*key));
     let new = after.iter().filter(|(key, new)| before.get(*key).is_none_or(|old| old.object != new.object));
     gone.chain(new.map(|(key, _)| key))
@@ -73,7 +80,7 @@ pub(super) fn changes<'a>(before: &'a Held, after: &'a Held) -> impl Iterator<It
 mod tests {
     use std::sync::Arc;
 
-    use super::super::update::{API, Held as HeldBytes, Origin, ServerPods, SourceUpdate, SourcedPod};
+    use super::super::update::{API, Origin, ServerPods, SourceUpdate, SourceUsage, SourcedPod};
     use super::*;
     use crate::desired::{Change, Desired};
     use crate::model::{DesiredPod, Object, ObjectKind};
@@ -118,7 +125,7 @@ mod tests {
             objects: objects.iter().map(|text| object(text)).collect(),
             problems: Vec::new(),
             complete,
-            held: HeldBytes::default(),
+            held: SourceUsage::default(),
             server: ServerPods::default(),
         };
         let changes = desired.apply(update, |_| false);
@@ -192,8 +199,11 @@ mod tests {
         assert_eq!(both(&desired, "a"), ["4", "", ""]);
         // A directory and a URL are on the same side: only one of the objects stays.
         assert_eq!(apply_of("http", &mut desired, &["a 5 u"], true), "a");
-        let told = apply_of("file", &mut desired, &["a 6 f"], true);
-        assert!(told.starts_with("f: document 1: ConfigMap default/a: is in u (document 1) too"), "{told}");
+        let problems = apply_of("file", &mut desired, &["a 6 f"], true);
+        assert!(
+            problems.starts_with("f: document 1: ConfigMap default/a: is in u (document 1) too"),
+            "{problems}"
+        );
         assert_eq!(both(&desired, "a"), ["4", "5", "5"]);
     }
 
@@ -201,9 +211,9 @@ mod tests {
     fn of_two_the_one_in_use_stays_and_both_are_named() {
         let mut desired = Desired::new(&["file"]);
         apply(&mut desired, &["a 1 new"], true);
-        let told = apply(&mut desired, &["a 2 before", "a 1 new"], true);
+        let problems = apply(&mut desired, &["a 2 before", "a 1 new"], true);
         assert_eq!(
-            told,
+            problems,
             "before: document 1: ConfigMap default/a: is in new (document 1) too, which stays; remove it from one of them"
         );
         assert_eq!(value(&desired, "a").as_deref(), Some("1"));
@@ -215,9 +225,9 @@ mod tests {
         let mut desired = Desired::new(&["file"]);
         apply(&mut desired, &["a 1 f immutable"], true);
         for other in ["a 2 f immutable", "a 1 f"] {
-            let told = apply(&mut desired, &[other], true);
+            let problems = apply(&mut desired, &[other], true);
             assert_eq!(
-                told,
+                problems,
                 "f: document 1: ConfigMap default/a: is immutable and stays as it was; give what is changed another name"
             );
             assert_eq!(value(&desired, "a").as_deref(), Some("1"));

@@ -65,7 +65,7 @@ pub struct SourceUpdate {
     /// Everything was readable and valid. When false, a pod that is missing from `pods` may still be desired.
     pub complete: bool,
     /// Memory that the source holds.
-    pub held: Held,
+    pub held: SourceUsage,
     /// Further pods of an API server; empty for files.
     pub server: ServerPods,
 }
@@ -123,7 +123,7 @@ pub struct RefusedPod {
 
 /// What a source holds between two updates, to be shown beside its limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct SourceUsage {
     /// Memory of the pods, ConfigMaps and Secrets (`manifest::cost`, `object::cost`).
     pub pod_bytes: usize,
     /// Number of problems.

@@ -82,7 +82,7 @@ pub struct RuntimeFacts {
     /// Running sandboxes that smolet has not created, and the pod of one of them.
     pub foreign_sandboxes: Option<(usize, String)>,
     /// The cgroup driver that it reports by the CRI, which the agent then uses (`RuntimeConfig`).
-    pub cgroup_driver_told: Option<CgroupDriver>,
+    pub runtime_cgroup_driver: Option<CgroupDriver>,
     /// The cgroup driver in its configuration, if it shows that.
     pub cgroup_driver_set: Option<CgroupDriver>,
 }
@@ -238,7 +238,7 @@ async fn runtime(
         })
         .await;
     let images = runtime.image_fs_info().await.unwrap_or_default();
-    let cgroup_driver_told = runtime.cgroup_driver().await.ok().flatten();
+    let runtime_cgroup_driver = runtime.cgroup_driver().await.ok().flatten();
     let settings = RuntimeSettings::parse(settings.as_deref());
     let facts = RuntimeFacts {
         socket: runtime.socket().display().to_string(),
@@ -246,7 +246,7 @@ async fn runtime(
         conditions: conditions.map_err(|error| error.to_string()),
         pause_image,
         foreign_sandboxes,
-        cgroup_driver_told,
+        runtime_cgroup_driver,
         cgroup_driver_set: settings.cgroup_driver,
     };
     (Ok(facts), settings, images.first().map(|images| images.mountpoint.to_string()))

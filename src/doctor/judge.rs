@@ -76,7 +76,7 @@ fn memory_cgroup(facts: &CgroupFacts) -> Finding {
         return Finding::ok(CHECK, "on");
     }
     let message = if facts.memory_disabled {
-        "the kernel was told to switch it off, so that no pod's memory is limited"
+        "disabled on the kernel command line, so that no pod's memory is limited"
     } else {
         "the kernel has none mounted, so that no pod's memory is limited"
     };
@@ -175,12 +175,14 @@ fn other_agents(kubelets: &[Kubelet], runtime: Option<&RuntimeFacts>) -> Finding
 fn cgroup_driver(configured: CgroupDriver, runtime: &RuntimeFacts) -> Option<Finding> {
     const CHECK: &str = "cgroup driver";
     let own = configured.as_str();
-    if let Some(told) = runtime.cgroup_driver_told {
-        if told == configured {
+    if let Some(reported) = runtime.runtime_cgroup_driver {
+        if reported == configured {
             return Some(Finding::ok(CHECK, own));
         }
-        let message =
-            format!("{}, as the runtime tells; the configured one, {own}, is not used", told.as_str());
+        let message = format!(
+            "{}, as reported by the runtime; the configured driver {own} is not used",
+            reported.as_str()
+        );
         return Some(Finding::warning(CHECK, message, "configure the same, or leave it out"));
     }
     let set = runtime.cgroup_driver_set?;
@@ -321,7 +323,7 @@ fn clock(clock: &ClockFacts) -> Finding {
         (Some(false), _) => Finding::warning(CHECK, format!("follows no time server{rtc}"), mend),
         (None, Some(service)) => Finding::ok(CHECK, format!("kept by {service}")),
         (None, None) => {
-            let message = format!("nobody tells whether it follows a time server{rtc}");
+            let message = format!("it is unknown whether it follows a time server{rtc}");
             Finding::warning(CHECK, message, mend)
         }
     }

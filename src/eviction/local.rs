@@ -1,4 +1,4 @@
-//! What a pod's own limits let it keep on the node's disk (`localStorageEviction`). PURE.
+//! Eviction by a pod's own limits on local ephemeral storage (`localStorageEviction`). PURE.
 
 use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
@@ -9,7 +9,7 @@ use crate::model::DesiredPod;
 use crate::model::quantity::{Quantity, shown};
 use crate::status::resources::pod_limits;
 
-/// Which limit of its own a pod has broken.
+/// The limit that a pod exceeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnLimit {
     /// The `sizeLimit` of an emptyDir.
@@ -21,10 +21,10 @@ pub enum OwnLimit {
 }
 
 impl OwnLimit {
-    /// All of them, each at its own number.
+    /// All of them, in the order of `as usize`.
     pub const ALL: [Self; 3] = [Self::EmptyDir, Self::Pod, Self::Container];
 
-    /// As the kubelet's metric names it.
+    /// The name in the kubelet's metric.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::EmptyDir => "emptydirfs.limit",
@@ -40,19 +40,19 @@ fn limit(container: &Container) -> Option<&Text> {
     container.resources.as_ref()?.limits.as_ref()?.get(NAME)
 }
 
-/// A container of the pod has a limit on `ephemeral-storage`: what all of them use is held against it.
+/// True when a container has a limit on `ephemeral-storage`: then the usage of all containers counts.
 pub fn is_limited(pod: &DesiredPod) -> bool {
     pod.containers().iter().chain(pod.init_containers()).any(|container| limit(container).is_some())
 }
 
-/// The limit that the pod has broken, and the kubelet's message; `None` when it keeps to them.
+/// The limit that the pod exceeds, and the kubelet's message; `None` when it exceeds none.
 ///
-/// The sum of limits is held against what all containers and the volumes take, those without a limit too
-/// (`podEphemeralStorageLimitEviction`); a limit of an app container against its own
-/// (`containerEphemeralStorageLimitEviction`), of which its root counts unless images have a disk of their own. While
-/// that is not known (`images_apart`), no container is looked at.
+/// The sum of limits applies to the usage of all containers, those without a limit included, and of the volumes
+/// (`podEphemeralStorageLimitEviction`); the limit of an app container to its own usage
+/// (`containerEphemeralStorageLimitEviction`), its writable layer included unless images have a separate disk. While that is
+/// not known (`images_apart`), no container limit is checked.
 pub fn broken(pod: &DesiredPod, usage: &PodUsage, images_apart: Option<bool>) -> Option<(OwnLimit, String)> {
-    // Compared as they are, not rounded up to whole bytes. Text that is no quantity is no limit: sources refuse it.
+    // Compared exactly, not rounded up to whole bytes. An invalid quantity is no limit: sources refuse it.
     let above = |used: u64, limit: &Text| {
         let used = Quantity::from_units(i64::try_from(used).unwrap_or(i64::MAX));
         Quantity::parse(&limit.0).is_ok_and(|limit| used > limit)
@@ -70,7 +70,7 @@ pub fn broken(pod: &DesiredPod, usage: &PodUsage, images_apart: Option<bool>) ->
     usage.containers.iter().find_map(|container| {
         let own = pod.containers().iter().find(|own| *own.name == *container.name)?;
         let layer = if images_apart { 0 } else { container.layer_bytes() };
-        // 0 is no limit here.
+        // 0 means no limit.
         let most = limit(own)
             .filter(|most| above(container.logs.bytes.saturating_add(layer), most) && shown(most) != "0")?;
         let message = format!(
@@ -90,7 +90,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A pod whose containers have these limits; `""` = none.
+    /// A pod with these limits of its containers; `""` = none.
     fn pod(app: &[&str], init: &[(&str, bool)]) -> DesiredPod {
         let container = |name: String, limit: &str, sidecar: bool| {
             let mut container = json!({"name": name});
@@ -111,7 +111,7 @@ mod tests {
         DesiredPod::new(serde_json::from_value(pod).unwrap())
     }
 
-    /// Containers with what is in their roots and their logs, and volumes, in MiB.
+    /// Containers with their writable layer and logs, and volumes, in MiB.
     fn usage(containers: &[(&str, u64, u64)], volumes: u64) -> PodUsage {
         let disk = |mib: u64| DiskUse { bytes: mib * MIB, inodes: 1 };
         let containers = containers.iter().map(|(name, layer, logs)| ContainerUsage {
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_pod_takes_is_held_against_the_sum_of_its_limits() {
+    fn a_pods_usage_is_compared_with_the_sum_of_its_limits() {
         let sum = |text: &str| {
             format!(
                 "ephemeralpodfs.limit: Pod ephemeral local storage usage exceeds the total limit of containers {text}. "
@@ -150,7 +150,7 @@ mod tests {
                 assert_eq!(found, wanted, "{layer} {logs} {volumes} {images_apart:?}");
             }
         }
-        // Apps and sidecars together, or an init container beside the sidecars before it.
+        // App containers and sidecars together, or an init container and the sidecars before it.
         for (app, init, text) in [
             (&["1Mi", "2Mi"][..], &[][..], "3Mi"),
             (&["1Mi", ""], &[("2Mi", true)], "3Mi"),
@@ -164,7 +164,7 @@ mod tests {
             assert!(is_limited(&pod), "{app:?} {init:?}");
             assert_eq!(words(&pod, &used, None), sum(text), "{app:?} {init:?}");
         }
-        // One without a limit takes of what the other may.
+        // The usage of a container without a limit counts for the sum too.
         let (mixed, used) = (pod(&["5Mi", ""], &[]), usage(&[("app-0", 1, 0), ("app-1", 5, 0)], 0));
         assert_eq!(words(&mixed, &used, None), sum("5Mi"));
         let free = pod(&["", ""], &[("", true)]);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_container_writes_is_held_against_its_own_limit() {
+    fn a_containers_usage_is_compared_with_its_own_limit() {
         let pod = pod(&["5Mi", "1Gi", "0"], &[("5Mi", true)]);
         let own = "ephemeralcontainerfs.limit: Container app-0 exceeded its local ephemeral storage limit \"5Mi\". ";
         for (name, layer, logs, images_apart, wanted) in [
@@ -189,9 +189,13 @@ mod tests {
             assert_eq!(found, wanted, "{name} {layer} {logs} {images_apart:?}");
         }
         let endless = usage(&[("app-0", (1 << 44) - 1, (1 << 44) - 1)], 1 << 40);
-        assert!(broken(&pod, &endless, None).is_some(), "a runtime may tell anything");
+        assert!(broken(&pod, &endless, None).is_some(), "a runtime may report any number");
         let mut unknown = usage(&[("app-0", 6, 0)], 0);
         unknown.containers[0].layer = None;
-        assert_eq!(words(&pod, &unknown, Some(false)), "", "what the runtime does not tell counts nothing");
+        assert_eq!(
+            words(&pod, &unknown, Some(false)),
+            "",
+            "usage that the runtime does not report counts as none"
+        );
     }
 }

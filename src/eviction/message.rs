@@ -1,4 +1,4 @@
-//! The words for a pod that goes (`evictionMessage`). PURE.
+//! The message of an eviction (`evictionMessage`). PURE.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use super::Observation;
 use super::threshold::{Resource, Threshold};
 use crate::model::quantity::{shown_bytes, shown_count};
 
-/// A container's use of what the node is short of.
+/// A container's usage of the starved resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContainerUse<'a> {
     /// Its name.
@@ -17,8 +17,8 @@ pub struct ContainerUse<'a> {
     pub requested: u64,
 }
 
-/// Why a pod goes: what there is too little of, and which of its containers use more than they asked for. Of inodes
-/// and process IDs nobody counts a container's.
+/// The eviction message: the starved resource, and the containers whose usage exceeds their request. There is no usage per
+/// container for inodes and process IDs.
 pub fn message(threshold: &Threshold, seen: Observation, containers: &[ContainerUse<'_>]) -> String {
     let resource = threshold.signal.resource();
     let shown = |amount: u64| match resource {
@@ -32,7 +32,7 @@ pub fn message(threshold: &Threshold, seen: Observation, containers: &[Container
         shown(seen.available)
     );
     for container in containers.iter().filter(|container| container.used > container.requested) {
-        // Writing to a text does not fail.
+        // Writing to a string does not fail.
         let _ = write!(
             text,
             "Container {} was using {}, request is {}, has larger consumption of {name}. ",
@@ -51,7 +51,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn the_words_are_the_kubelets() {
+    fn the_message_is_the_kubelets() {
         let threshold = |signal, at| Threshold { signal, at, grace: Duration::ZERO, min_reclaim: None };
         let containers = [
             ContainerUse { name: "app", used: 60 << 20, requested: 0 },

@@ -1,13 +1,13 @@
-//! PURE: when the node is short of memory, disk or inodes, and which pod goes then (`pkg/kubelet/eviction`).
+//! PURE: detects a shortage of memory, disk, inodes or process IDs, and selects the pod to evict (`pkg/kubelet/eviction`).
 //!
 //! ```text
 //!     observations ─► thresholds that are met ─► conditions (MemoryPressure, DiskPressure), for the transition period
-//!                              │ for their grace period, and until the least is reclaimed
+//!                              │ for their grace period, and until the minimum is reclaimed
 //!                              ▼
-//!                     what the node is short of, memory first ─► one pod of those ranked ([`pods`], [`rank`])
+//!                     starved resource, memory first ─► the first pod of the ranking ([`pods`], [`rank`])
 //! ```
 //!
-//! The caller observes, removes what no pod needs first (images, dead containers), and ends the pod.
+//! The caller measures the signals, reclaims node-level resources first (unused images, dead containers), and kills the pod.
 
 pub mod local;
 pub mod message;
@@ -20,7 +20,7 @@ use std::time::Duration;
 use crate::model::Mono;
 pub use threshold::{Amount, Signal, Threshold};
 
-/// Below which pods are ended at once, unless configured (kubelet `DefaultEvictionHard`).
+/// Hard eviction thresholds, unless configured (kubelet `DefaultEvictionHard`).
 pub const EVICTION_HARD: [(Signal, Amount); 5] = [
     (Signal::MemoryAvailable, Amount::Quantity(100 * 1024 * 1024)),
     (Signal::NodeFsAvailable, Amount::Share(100_000)),
@@ -41,10 +41,10 @@ pub enum NodeCondition {
 }
 
 impl NodeCondition {
-    /// All of them.
+    /// All of them, in the order of `as usize`.
     pub const ALL: [Self; 3] = [Self::Memory, Self::Disk, Self::Pid];
 
-    /// The API's word.
+    /// The condition's type in the API.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Memory => "MemoryPressure",
@@ -54,23 +54,23 @@ impl NodeCondition {
     }
 }
 
-/// One signal at one moment, in bytes, inodes or process IDs.
+/// A signal's value, in bytes, inodes or process IDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observation {
     /// Available amount.
     pub available: u64,
-    /// All there is.
+    /// Total amount.
     pub capacity: u64,
 }
 
-/// All signals at one moment, in the order of [`Signal::ALL`]; `None` = not known, which meets no threshold.
+/// The values of all signals, in the order of [`Signal::ALL`]; `None` = unknown, which meets no threshold.
 pub type Observations = [Option<Observation>; Signal::ALL.len()];
 
-/// What is remembered from one observation to the next.
+/// State of the thresholds and conditions between observations.
 #[derive(Clone, Debug)]
 pub struct Pressure {
     thresholds: Vec<Tracked>,
-    /// When each condition was last met.
+    /// When each condition's thresholds were last met.
     met_at: [Option<Mono>; NodeCondition::ALL.len()],
     transition: Duration,
 }
@@ -78,22 +78,22 @@ pub struct Pressure {
 #[derive(Clone, Debug)]
 struct Tracked {
     threshold: Threshold,
-    /// Met without a break since.
+    /// Met without interruption since.
     since: Option<Mono>,
-    /// Its grace period is over: it counts as met until the least is reclaimed.
+    /// Its grace period is over: it stays met until the minimum is reclaimed.
     acts: bool,
 }
 
 impl Pressure {
-    /// As many thresholds as are configured: a hard and a soft one of each signal at most. A condition holds for `transition`
-    /// after it was last met (`evictionPressureTransitionPeriod`).
+    /// With these thresholds, at most a hard and a soft one for each signal. A condition holds for `transition` after its
+    /// threshold was last met (`evictionPressureTransitionPeriod`).
     pub fn new(thresholds: &[Threshold], transition: Duration) -> Self {
         let known = |threshold: &Threshold| Tracked { threshold: *threshold, since: None, acts: false };
         Self { thresholds: thresholds.iter().map(known).collect(), met_at: Default::default(), transition }
     }
 
-    /// Takes in what was observed (`synchronize`), and answers the threshold to act upon: of those that are met for
-    /// their grace period one of memory comes first (`byEvictionPriority`), then one of no grace, then as configured.
+    /// Processes an observation (`synchronize`) and returns the threshold to act upon: of the thresholds that are met for their
+    /// grace period, one of memory first (`byEvictionPriority`), then a hard one, then in the configured order.
     pub fn observe(&mut self, seen: &Observations, now: Mono) -> Option<Threshold> {
         for known in &mut self.thresholds {
             let met = known.threshold.is_met(seen, known.acts);
@@ -107,27 +107,27 @@ impl Pressure {
         acting.min_by_key(|threshold| (threshold.signal != Signal::MemoryAvailable, !threshold.is_hard()))
     }
 
-    /// The condition holds, or did so within the transition period.
+    /// True when the condition holds, or held within the transition period.
     pub fn holds(&self, condition: NodeCondition, now: Mono) -> bool {
         self.met_at[condition as usize].is_some_and(|at| now.since(at) < self.transition)
     }
 
-    /// The conditions that hold.
+    /// The conditions that hold now.
     pub fn conditions(&self, now: Mono) -> Vec<NodeCondition> {
         NodeCondition::ALL.into_iter().filter(|condition| self.holds(*condition, now)).collect()
     }
 
-    /// A threshold of that signal is configured.
+    /// True when a threshold of that signal is configured.
     pub fn observes(&self, signal: Signal) -> bool {
         self.thresholds.iter().any(|known| known.threshold.signal == signal)
     }
 
-    /// There is something to be observed.
+    /// True when any threshold is configured.
     pub fn is_on(&self) -> bool {
         !self.thresholds.is_empty()
     }
 
-    /// Less than `times` as much as a threshold asks for is left of something: worth a closer look.
+    /// True when less than `times` a threshold's quantity is available: signals are then measured more often.
     pub fn is_near(&self, seen: &Observations, times: u64) -> bool {
         self.thresholds.iter().any(|known| known.threshold.is_near(seen, times))
     }
@@ -155,11 +155,14 @@ mod tests {
     }
 
     #[test]
-    fn a_hard_threshold_acts_at_once_and_its_condition_lasts() {
+    fn a_hard_threshold_acts_at_once_and_its_condition_holds_for_the_transition_period() {
         let mut pressure =
             Pressure::new(&[threshold(Signal::MemoryAvailable, 0, None)], Duration::from_mins(5));
         let holds = |pressure: &Pressure, at| pressure.holds(NodeCondition::Memory, seconds(at));
-        assert!(pressure.observe(&memory(100 * MIB), seconds(0)).is_none(), "as much as wanted is enough");
+        assert!(
+            pressure.observe(&memory(100 * MIB), seconds(0)).is_none(),
+            "exactly the threshold is enough"
+        );
         assert!(!holds(&pressure, 0));
         assert!(pressure.observe(&memory(100 * MIB - 1), seconds(30)).is_some());
         assert!(holds(&pressure, 30) && !pressure.holds(NodeCondition::Disk, seconds(30)));
@@ -168,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_soft_threshold_acts_after_its_grace_without_a_break() {
+    fn a_soft_threshold_acts_after_an_uninterrupted_grace_period() {
         let soft = [threshold(Signal::MemoryAvailable, 90, None)];
         let mut pressure = Pressure::new(&soft, Duration::from_mins(5));
         for (at, available, acts) in [
@@ -183,13 +186,16 @@ mod tests {
             let found = pressure.observe(&memory(available * MIB), seconds(at)).is_some();
             assert_eq!(found, acts, "{at} s");
             if available < 100 {
-                assert!(pressure.holds(NodeCondition::Memory, seconds(at)), "the condition has no grace");
+                assert!(
+                    pressure.holds(NodeCondition::Memory, seconds(at)),
+                    "the condition has no grace period"
+                );
             }
         }
     }
 
     #[test]
-    fn what_acts_goes_on_until_the_least_is_reclaimed() {
+    fn an_active_threshold_stays_met_until_the_minimum_is_reclaimed() {
         let hard = [threshold(Signal::MemoryAvailable, 0, Some(50 * MIB))];
         let mut pressure = Pressure::new(&hard, Duration::from_mins(5));
         for (at, available, acts) in
@@ -214,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn near_is_less_than_so_many_times_the_threshold() {
+    fn near_means_below_a_multiple_of_the_threshold() {
         let pressure = Pressure::new(&[threshold(Signal::MemoryAvailable, 0, None)], Duration::ZERO);
         assert!(pressure.is_near(&memory(199 * MIB), 2) && !pressure.is_near(&memory(200 * MIB), 2));
     }

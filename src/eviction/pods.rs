@@ -1,4 +1,4 @@
-//! What of a pod counts when one has to go, and which pods may come while the node is short of something. PURE.
+//! The pods' usage, the pod to evict, and the admission of pods under node pressure. PURE.
 
 use k8s_openapi::api::core::v1::Toleration;
 
@@ -10,12 +10,12 @@ use crate::model::DesiredPod;
 use crate::render::qos::{QosClass, compute_pod_qos};
 use crate::render::resources::{amount, pod_requests};
 
-/// From here on a pod is never ended for want of anything (`SystemCriticalPriority`).
+/// Least priority of pods that are never evicted (`SystemCriticalPriority`).
 pub const SYSTEM_CRITICAL_PRIORITY: i32 = 2_000_000_000;
-/// What every node has that is short of memory (`TaintNodeMemoryPressure`).
+/// Taint of nodes with the condition `MemoryPressure` (`TaintNodeMemoryPressure`).
 const MEMORY_PRESSURE_TAINT: &str = "node.kubernetes.io/memory-pressure";
 
-/// Bytes and inodes.
+/// Disk usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskUse {
     /// In bytes.
@@ -24,40 +24,40 @@ pub struct DiskUse {
     pub inodes: u64,
 }
 
-/// What a container uses.
+/// A container's usage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerUsage {
     /// Its name.
     pub name: Box<str>,
-    /// Its working set in bytes; `None` when the runtime does not tell.
+    /// Its working set in bytes; `None` when the runtime does not report it.
     pub memory: Option<u64>,
-    /// What it has written to its root; `None` likewise.
+    /// Its writable layer; `None` likewise.
     pub layer: Option<DiskUse>,
     /// Its logs.
     pub logs: DiskUse,
 }
 
 impl ContainerUsage {
-    /// Bytes that it has written to its root, as far as that is known.
+    /// Bytes of its writable layer; 0 if unknown.
     pub(super) fn layer_bytes(&self) -> u64 {
         self.layer.map_or(0, |layer| layer.bytes)
     }
 }
 
-/// What a pod uses.
+/// A pod's usage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodUsage {
-    /// Of its containers, those that run.
+    /// Its running containers.
     pub containers: Vec<ContainerUsage>,
-    /// What lies in its volumes on the node's disk, and its hosts file.
+    /// Its volumes on the node's disk, and its hosts file.
     pub volumes: DiskUse,
-    /// Process IDs that its processes and their threads have; `None` = not counted, or it has no cgroup.
+    /// Process IDs of its processes and threads; `None` = not measured, or without a cgroup.
     pub pids: Option<u64>,
 }
 
 impl PodUsage {
-    /// Of what the signal is about, in its unit (`memory`, `disk`): with images on a disk of their own, what containers
-    /// write to their roots lies there, else all lies on one. `None` when it is not known.
+    /// Usage of the signal's resource, in its unit (`memory`, `disk`): with images on a separate disk, the writable layers are
+    /// there, else everything is on one disk. `None` when unknown.
     fn of(&self, signal: Signal, images_apart: bool) -> Option<u64> {
         if self.containers.is_empty() {
             return None;
@@ -84,7 +84,7 @@ impl PodUsage {
         Some(of_layers + of_logs + volumes)
     }
 
-    /// Each container's, for the message; of inodes and process IDs nobody counts them.
+    /// Usage of each container, for the message; there is none for inodes and process IDs.
     fn of_containers(&self, pod: &DesiredPod, resource: Resource) -> Vec<ContainerUse<'_>> {
         let requested = |name: &str| {
             let mut all = pod.containers().iter().chain(pod.init_containers());
@@ -105,16 +105,16 @@ impl PodUsage {
     }
 }
 
-/// A pod that may go.
+/// A candidate for eviction.
 #[derive(Clone, Copy, Debug)]
 pub struct Evictable<'a> {
     /// The pod.
     pub pod: &'a DesiredPod,
-    /// `None` = nothing is known of it.
+    /// `None` = unknown.
     pub usage: Option<&'a PodUsage>,
 }
 
-/// The pod that goes first of those that may, as its place among them, and why in words; `None` when there is none.
+/// The pod to evict first, as its index among the candidates, and the message; `None` without candidates.
 pub fn first_to_go(
     pods: &[Evictable<'_>],
     threshold: &Threshold,
@@ -144,7 +144,7 @@ pub fn first_to_go(
     Some((place, message::message(threshold, seen, &containers)))
 }
 
-/// `spec.priority`, else what its class stands for in every cluster; others only an API server knows.
+/// `spec.priority`, else the priority of a class that exists in every cluster; other classes are known only to the API server.
 pub fn priority(pod: &DesiredPod) -> i32 {
     let spec = pod.spec();
     spec.priority.unwrap_or(match spec.priority_class_name.as_deref() {
@@ -154,13 +154,13 @@ pub fn priority(pod: &DesiredPod) -> i32 {
     })
 }
 
-/// The pod stays and comes whatever the node is short of. Differs from the kubelet's `IsCriticalPod`, for which every pod of
-/// a manifest is critical: here all are of manifests.
+/// True for a pod that is neither evicted nor refused under node pressure. Differs from the kubelet's `IsCriticalPod`, for
+/// which every static pod is critical: here standalone nodes run only static pods.
 pub fn is_critical(pod: &DesiredPod) -> bool {
     priority(pod) >= SYSTEM_CRITICAL_PRIORITY
 }
 
-/// Why a pod of which nothing is there yet may not come now (`managerImpl.Admit`); `None` when it may.
+/// Why a pod without sandboxes and containers is not admitted now (`managerImpl.Admit`); `None` when it is.
 pub fn refusal(conditions: &[NodeCondition], pod: &DesiredPod) -> Option<String> {
     if conditions.is_empty() || is_critical(pod) {
         return None;
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_to_go_uses_most_of_what_is_short() {
+    fn the_pod_with_the_largest_usage_of_the_starved_resource_is_evicted_first() {
         let (a, b, c) = (pod("a", json!({})), pod("b", json!({})), pod("c", json!({})));
         let usages = [usage(30, 1, 1, 1), usage(20, 50, 2, 2), usage(10, 3, 20, 20)];
         let pods: Vec<Evictable<'_>> = [&a, &b, &c]
@@ -236,7 +236,7 @@ mod tests {
             (Signal::NodeFsAvailable, true, "c"),
             (Signal::ImageFsAvailable, true, "b"),
             (Signal::ImageFsAvailable, false, "b"),
-            // There are the more inodes the fewer bytes there are.
+            // Usage of inodes is in the opposite order to that of bytes.
             (Signal::NodeFsInodesFree, true, "a"),
             (Signal::ImageFsInodesFree, true, "a"),
         ] {
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn of_process_ids_priority_counts_and_then_how_many() {
+    fn for_process_ids_priority_counts_and_then_the_number() {
         let with = |pids| PodUsage { pids, ..usage(900, 0, 0, 0) };
         let mut urgent = json!({});
         urgent["priority"] = json!(10);
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_for_and_priority_count_for_a_pod() {
+    fn requests_and_priority_protect_a_pod() {
         let asks = |bytes: &str| json!({"containers": [{"name": "app", "resources": {"requests": {"memory": bytes}}}]});
         let modest = pod("modest", asks("40Mi"));
         let greedy = pod("greedy", asks("10Mi"));
@@ -278,7 +278,7 @@ mod tests {
         let seen = Observation { available: 50, capacity: 1000 };
         let (place, message) =
             first_to_go(&all, &threshold(Signal::MemoryAvailable), seen, false).expect("there are pods");
-        assert_eq!(place, 2, "above its request, and of no priority");
+        assert_eq!(place, 2, "above its request, and without priority");
         assert_eq!(
             message,
             "The node was low on resource: memory. Threshold quantity: 100, available: 50. Container app was using \
@@ -286,11 +286,11 @@ mod tests {
         );
         let unknown = [all[2], Evictable { pod: &modest, usage: None }];
         let first = first_to_go(&unknown, &threshold(Signal::MemoryAvailable), seen, false);
-        assert_eq!(first.map(|(place, _)| place), Some(1), "as the kubelet: what is not known is the worst");
+        assert_eq!(first.map(|(place, _)| place), Some(1), "as in the kubelet: unknown usage ranks first");
     }
 
     #[test]
-    fn pods_come_or_wait_as_the_kubelet_admits_them() {
+    fn pods_are_admitted_under_pressure_as_by_the_kubelet() {
         let best_effort = pod("a", json!({}));
         let burstable =
             pod("b", json!({"containers": [{"name": "app", "resources": {"requests": {"memory": "1Mi"}}}]}));

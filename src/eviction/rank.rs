@@ -1,22 +1,22 @@
-//! Which pod goes first (`rankMemoryPressure`, `rankDiskPressureFunc`, `rankPIDPressure`). PURE.
+//! Order of eviction (`rankMemoryPressure`, `rankDiskPressureFunc`, `rankPIDPressure`). PURE.
 
 use std::cmp::Reverse;
 
-/// What is known of a pod's use of what the node is short of.
+/// A pod's usage of the starved resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PodUse<'a> {
-    /// Its UID, for an order where all else is equal.
+    /// Its UID, to order pods that are otherwise equal.
     pub uid: &'a str,
     /// `spec.priority`; 0 when not set.
     pub priority: i32,
-    /// In bytes, inodes or process IDs; `None` when nothing is known, which counts as the worst.
+    /// In bytes, inodes or process IDs; `None` when unknown, which ranks first.
     pub used: Option<u64>,
-    /// Its request; 0 when it has none. Of inodes and process IDs no pod can have one.
+    /// Its request; 0 without one. There are no requests of inodes and process IDs.
     pub requested: u64,
 }
 
 impl PodUse<'_> {
-    /// Smallest first: no stats, then a use above the request, then the lower priority, then the larger use above it.
+    /// Ascending: unknown usage, then usage above the request, then lower priority, then the larger excess.
     fn order(&self) -> (bool, bool, i32, Reverse<i128>, &str) {
         let used = self.used.unwrap_or_default();
         let above = i128::from(used) - i128::from(self.requested);
@@ -24,8 +24,8 @@ impl PodUse<'_> {
     }
 }
 
-/// Those that may go, the first to go in front. The class is in it as in the kubelet: a `BestEffort` pod always uses more than
-/// its request, a Guaranteed one never more.
+/// Sorts candidates, the first to evict in front. The QoS class is implied as in the kubelet: usage of a `BestEffort` pod
+/// always exceeds its request, that of a Guaranteed one never.
 pub fn rank(pods: &mut [PodUse<'_>]) {
     pods.sort_by(|a, b| a.order().cmp(&b.order()));
 }
@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_go_by_use_above_their_requests_then_priority_then_how_much() {
+    fn pods_rank_by_usage_above_requests_then_priority_then_amount() {
         let mut pods = [
             pod("guaranteed", 0, Some(100), 100),
             pod("low-below", -5, Some(10), 50),

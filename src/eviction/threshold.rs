@@ -1,28 +1,28 @@
-//! What is observed, and how little of it is too little (`ParseThresholdConfig`). PURE.
+//! Eviction signals and thresholds (`ParseThresholdConfig`). PURE.
 
 use std::time::Duration;
 
 use super::{NodeCondition, Observations};
 use crate::model::quantity::Quantity;
 
-/// What is observed (`evictionapi.Signal`).
+/// A measured quantity (`evictionapi.Signal`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Signal {
-    /// Memory that is free or can be had at once.
+    /// Memory that is free or reclaimable at once.
     MemoryAvailable,
     /// Bytes on the file system of the agent's root directory.
     NodeFsAvailable,
-    /// Inodes there.
+    /// Inodes on that file system.
     NodeFsInodesFree,
     /// Bytes on the images' file system.
     ImageFsAvailable,
-    /// Inodes there.
+    /// Inodes on that file system.
     ImageFsInodesFree,
-    /// Process IDs that are not taken.
+    /// Free process IDs.
     PidAvailable,
 }
 
-/// What a node runs short of.
+/// A starved resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
     /// `memory`.
@@ -36,7 +36,7 @@ pub enum Resource {
 }
 
 impl Resource {
-    /// As events and messages name it.
+    /// The name in events and messages.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Memory => "memory",
@@ -46,7 +46,7 @@ impl Resource {
         }
     }
 
-    /// It lies on a disk: what ended pods and unused images have there can be removed.
+    /// True for resources of a disk, which the removal of dead containers and unused images frees.
     pub const fn is_on_disk(self) -> bool {
         match self {
             Self::EphemeralStorage | Self::Inodes => true,
@@ -56,7 +56,7 @@ impl Resource {
 }
 
 impl Signal {
-    /// All of them, each at its own number.
+    /// All of them, in the order of `as usize`.
     pub const ALL: [Self; 6] = [
         Self::MemoryAvailable,
         Self::NodeFsAvailable,
@@ -66,7 +66,7 @@ impl Signal {
         Self::PidAvailable,
     ];
 
-    /// As the configuration names it.
+    /// The name in the configuration.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::MemoryAvailable => "memory.available",
@@ -78,7 +78,7 @@ impl Signal {
         }
     }
 
-    /// The node's condition when there is too little (`signalToNodeCondition`).
+    /// The node condition of the signal (`signalToNodeCondition`).
     pub fn condition(self) -> NodeCondition {
         match self {
             Self::MemoryAvailable => NodeCondition::Memory,
@@ -90,7 +90,7 @@ impl Signal {
         }
     }
 
-    /// What there is too little of (`signalToResource`).
+    /// The resource of the signal (`signalToResource`).
     pub fn resource(self) -> Resource {
         match self {
             Self::MemoryAvailable => Resource::Memory,
@@ -101,27 +101,27 @@ impl Signal {
     }
 }
 
-/// A quantity, or a part of the capacity.
+/// A quantity, or a fraction of the capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
     /// Bytes, inodes or process IDs.
     Quantity(u64),
-    /// Millionths of the capacity, up to a million.
+    /// Millionths of the capacity, at most a million.
     Share(u32),
 }
 
 impl Amount {
-    /// `100Mi` or `10%` (`parseThresholdStatement`); `None` for `0%` and `100%`, which switch a threshold off.
+    /// Parses `100Mi` or `10%` (`parseThresholdStatement`); `None` for `0%` and `100%`, which disable the threshold.
     ///
     /// # Errors
-    /// What must be written instead.
+    /// What has to be written instead.
     pub fn parse(text: &str) -> Result<Option<Self>, &'static str> {
         if let Some(percent) = text.strip_suffix('%') {
             if percent == "0" || percent == "100" {
                 return Ok(None);
             }
             let wrong = "must be between 0% and 100%, or a quantity such as 100Mi";
-            // A number of millionths has four digits behind the point more than one of percents.
+            // Millionths are ten thousandths of a percent.
             let number = Quantity::parse(percent).map_err(|_| wrong)?.billionths() / 100_000;
             return match u32::try_from(number) {
                 Ok(share) if share <= 1_000_000 => Ok(Some(Self::Share(share))),
@@ -136,7 +136,7 @@ impl Amount {
         }
     }
 
-    /// So many of a capacity (`GetThresholdQuantity`), rounded down.
+    /// The quantity for this capacity (`GetThresholdQuantity`), rounded down.
     pub fn of(self, capacity: u64) -> u64 {
         match self {
             Self::Quantity(quantity) => quantity,
@@ -147,16 +147,17 @@ impl Amount {
     }
 }
 
-/// How little of something is too little, and for how long.
+/// An eviction threshold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Threshold {
-    /// Of what.
+    /// Its signal.
     pub signal: Signal,
-    /// Less than this is too little.
+    /// It is met when less than this is available.
     pub at: Amount,
-    /// So long without a break before anything is done; zero = at once and without grace for the pod (hard).
+    /// How long it has to be met without interruption before a pod is evicted; zero: at once, and without a grace period for
+    /// the pod (hard).
     pub grace: Duration,
-    /// So much more is to be there before it is enough again (`evictionMinimumReclaim`).
+    /// How much more has to be available before it is no longer met (`evictionMinimumReclaim`).
     pub min_reclaim: Option<Amount>,
 }
 
@@ -166,7 +167,7 @@ impl Threshold {
         self.grace.is_zero()
     }
 
-    /// There is too little, or with `reclaims` not so much more that it is enough (`thresholdsMet`).
+    /// True when it is met; with `reclaims`, while the minimum is not reclaimed either (`thresholdsMet`).
     pub fn is_met(&self, seen: &Observations, reclaims: bool) -> bool {
         seen[self.signal as usize].is_some_and(|seen| {
             let more = self.min_reclaim.filter(|_| reclaims).map_or(0, |more| more.of(seen.capacity));
@@ -174,7 +175,7 @@ impl Threshold {
         })
     }
 
-    /// There is less than so many times what is too little.
+    /// True when less than `times` its quantity is available.
     pub fn is_near(&self, seen: &Observations, times: u64) -> bool {
         seen[self.signal as usize]
             .is_some_and(|seen| seen.available < self.at.of(seen.capacity).saturating_mul(times))
@@ -186,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_signal_stands_at_its_own_number() {
+    fn signals_are_in_the_order_of_their_numbers() {
         for (number, signal) in Signal::ALL.into_iter().enumerate() {
             assert_eq!(signal as usize, number);
         }

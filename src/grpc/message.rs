@@ -158,14 +158,14 @@ pub enum Value<'a> {
 pub struct Fields<'a> {
     cap: usize,
     each: &'a mut dyn FnMut(Field<'_>) -> Result<(), GrpcError>,
-    step: Step,
+    step: ParserState,
     varint: u64,
     shift: u32,
     kept: Vec<u8>,
 }
 
 #[derive(Clone, Copy)]
-enum Step {
+enum ParserState {
     Key,
     Varint { number: u32 },
     Length { number: u32 },
@@ -176,7 +176,7 @@ enum Step {
 impl<'a> Fields<'a> {
     /// Truncates each field's value to `cap` bytes.
     pub fn new(cap: usize, each: &'a mut dyn FnMut(Field<'_>) -> Result<(), GrpcError>) -> Self {
-        Self { cap, each, step: Step::Key, varint: 0, shift: 0, kept: Vec::new() }
+        Self { cap, each, step: ParserState::Key, varint: 0, shift: 0, kept: Vec::new() }
     }
 
     /// A varint, complete with its last byte.
@@ -194,22 +194,22 @@ impl<'a> Fields<'a> {
         Ok(Some(std::mem::take(&mut self.varint)))
     }
 
-    fn key(key: u64) -> Result<Step, GrpcError> {
+    fn key(key: u64) -> Result<ParserState, GrpcError> {
         let number = u32::try_from(key >> 3).ok().filter(|number| *number != 0 && *number < 1 << 29);
         let Some(number) = number else { return Err(malformed("a field has no valid number")) };
         Ok(match key & 7 {
-            0 => Step::Varint { number },
-            1 => Step::Fixed { left: 8 },
-            2 => Step::Length { number },
-            5 => Step::Fixed { left: 4 },
+            0 => ParserState::Varint { number },
+            1 => ParserState::Fixed { left: 8 },
+            2 => ParserState::Length { number },
+            5 => ParserState::Fixed { left: 4 },
             // Groups are not part of proto3.
             _ => return Err(malformed("a field has an unknown wire type")),
         })
     }
 
-    fn field(&mut self, number: u32, value: Value<'_>) -> Result<Step, GrpcError> {
+    fn field(&mut self, number: u32, value: Value<'_>) -> Result<ParserState, GrpcError> {
         (self.each)(Field { number, value })?;
-        Ok(Step::Key)
+        Ok(ParserState::Key)
     }
 }
 
@@ -217,19 +217,23 @@ impl Sink for Fields<'_> {
     fn piece(&mut self, mut bytes: &[u8]) -> Result<(), GrpcError> {
         while let Some((&first, tail)) = bytes.split_first() {
             self.step = match self.step {
-                Step::Key | Step::Varint { .. } | Step::Length { .. } => {
+                ParserState::Key | ParserState::Varint { .. } | ParserState::Length { .. } => {
                     bytes = tail;
                     let Some(value) = self.varint(first)? else { continue };
                     match self.step {
-                        Step::Varint { number } => self.field(number, Value::Varint(value))?,
-                        Step::Length { number } if value == 0 => {
+                        ParserState::Varint { number } => self.field(number, Value::Varint(value))?,
+                        ParserState::Length { number } if value == 0 => {
                             self.field(number, Value::Bytes { kept: &[], length: 0 })?
                         }
-                        Step::Length { number } => Step::Bytes { number, length: value, left: value },
-                        Step::Key | Step::Bytes { .. } | Step::Fixed { .. } => Self::key(value)?,
+                        ParserState::Length { number } => {
+                            ParserState::Bytes { number, length: value, left: value }
+                        }
+                        ParserState::Key | ParserState::Bytes { .. } | ParserState::Fixed { .. } => {
+                            Self::key(value)?
+                        }
                     }
                 }
-                Step::Bytes { number, length, left } => {
+                ParserState::Bytes { number, length, left } => {
                     let take = usize::try_from(left).map_or(bytes.len(), |left| left.min(bytes.len()));
                     let (now, rest) = bytes.split_at(take);
                     bytes = rest;
@@ -245,15 +249,15 @@ impl Sink for Fields<'_> {
                             let kept = std::mem::take(&mut self.kept);
                             self.field(number, Value::Bytes { kept: &kept, length })?
                         } else {
-                            Step::Bytes { number, length, left }
+                            ParserState::Bytes { number, length, left }
                         }
                     }
                 }
-                Step::Fixed { left } => {
+                ParserState::Fixed { left } => {
                     let take = bytes.len().min(usize::try_from(left).unwrap_or(0));
                     bytes = &bytes[take..];
                     let left = left - take as u64;
-                    if left == 0 { Step::Key } else { Step::Fixed { left } }
+                    if left == 0 { ParserState::Key } else { ParserState::Fixed { left } }
                 }
             };
         }
@@ -261,7 +265,7 @@ impl Sink for Fields<'_> {
     }
 
     fn end(&mut self) -> Result<(), GrpcError> {
-        if matches!(self.step, Step::Key) && self.shift == 0 {
+        if matches!(self.step, ParserState::Key) && self.shift == 0 {
             Ok(())
         } else {
             Err(malformed("the message ends within a field"))

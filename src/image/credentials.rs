@@ -58,7 +58,7 @@ pub fn of_node(path: &Path) -> NodeLogins {
         Ok(read) => read,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return NodeLogins::default(),
         Err(error) => {
-            let complaint = complaint(&format!("{error}; images are pulled without the node's logins"));
+            let complaint = complaint(&format!("{error}; images are pulled without the node's credentials"));
             return NodeLogins { complaint, ..NodeLogins::default() };
         }
     };
@@ -66,11 +66,11 @@ pub fn of_node(path: &Path) -> NodeLogins {
         Ok(config) => {
             let complaint = if mode & 0o077 != 0 {
                 complaint(&format!(
-                    "others than its owner may read these logins; chmod 600 {}",
+                    "others than its owner may read the credentials; chmod 600 {}",
                     path.display()
                 ))
             } else if config.names_helpers {
-                complaint("credsStore and credHelpers are not asked for logins; write them into auths")
+                complaint("credsStore and credHelpers are not supported; write the credentials into auths")
             } else {
                 None
             };
@@ -79,7 +79,7 @@ pub fn of_node(path: &Path) -> NodeLogins {
             NodeLogins { keyring, complaint }
         }
         Err(error) => {
-            let complaint = complaint(&format!("{error}; images are pulled without the node's logins"));
+            let complaint = complaint(&format!("{error}; images are pulled without the node's credentials"));
             NodeLogins { complaint, ..NodeLogins::default() }
         }
     }
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn both_types_of_pull_secrets_are_read_and_others_passed_over() {
+    fn both_types_of_pull_secrets_are_read_and_others_ignored() {
         let entry = |user: &str| format!(r#"{{"r.io": {{"username": "{user}", "password": "p"}}}}"#);
         let auths = |user: &str| format!(r#"{{"auths": {}}}"#, entry(user));
         let secrets = [
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nodes_file_is_read_with_a_complaint_when_it_is_not_as_it_should_be() {
+    fn the_nodes_file_is_read_with_a_warning_about_its_problems() {
         let dir = std::env::temp_dir().join(format!("smolet-logins-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let path = dir.join(NODE_LOGINS);
@@ -176,14 +176,14 @@ mod tests {
             assert!(!complaint.contains("hunter2"));
         }
         fs::remove_file(&path).unwrap();
-        assert!(of_node(&path).complaint.is_none(), "it need not be there");
+        assert!(of_node(&path).complaint.is_none(), "it is optional");
         fs::create_dir(&path).unwrap();
         assert!(of_node(&path).complaint.unwrap().contains("is no regular file"));
         fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
-    fn a_repeated_login_is_taken_out_of_an_error() {
+    fn a_credential_is_removed_from_an_error() {
         let login = |username: &str, password: &str| AuthConfig {
             username: username.into(),
             password: password.into(),

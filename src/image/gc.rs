@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn images_go_when_the_disk_is_over_a_threshold_or_below_the_floor() {
+    fn images_are_removed_over_the_threshold_or_below_the_minimum() {
         let policy = ImageGcPolicy::default();
         let none = ImageGcPolicy { available_min: 0, ..policy };
         let off = ImageGcPolicy { high_percent: 100, ..policy };
@@ -293,13 +293,13 @@ mod tests {
             ("just below", policy, 100 * GIB, 16 * GIB, false, 4 * GIB),
             ("at the threshold", policy, 100 * GIB, 15 * GIB, true, 5 * GIB),
             ("full", policy, 100 * GIB, 0, true, 20 * GIB),
-            ("what is left is rounded down", policy, 1000 * GIB, 159 * GIB, true, 41 * GIB),
+            ("the available share is rounded down", policy, 1000 * GIB, 159 * GIB, true, 41 * GIB),
             ("low and high differ", policy, 100 * GIB, 20 * GIB, false, 0),
-            ("the floor of a small card", policy, 2 * GIB, GIB / 2 - 1, true, 1),
-            ("the floor is kept", policy, 2 * GIB, GIB / 2, false, 0),
-            ("of a tiny one the floor is a share", policy, GIB, GIB / 4, false, 0),
+            ("the minimum of a small card", policy, 2 * GIB, GIB / 2 - 1, true, 1),
+            ("exactly the minimum", policy, 2 * GIB, GIB / 2, false, 0),
+            ("the minimum of a tiny card is a share", policy, GIB, GIB / 4, false, 0),
             ("and below it", policy, GIB, GIB / 4 - 1, true, 1),
-            ("without a floor", none, 2 * GIB, GIB / 2 - 1, false, 0),
+            ("without a minimum", none, 2 * GIB, GIB / 2 - 1, false, 0),
             ("switched off", off, 100 * GIB, 2 * GIB, false, 18 * GIB),
         ] {
             let disk = DiskSpace { capacity, available };
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_named_stays_however_it_is_named() {
+    fn a_referenced_image_is_kept_under_any_of_its_names() {
         let digest = format!("sha256:{}", "a".repeat(64));
         let by_digest = format!("docker.io/library/busybox@{digest}");
         let listed = image("sha256:1", &["docker.io/library/busybox:1", &by_digest]);
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_used_goes_first_and_then_what_was_idle_longest() {
+    fn unused_images_are_removed_first_then_the_longest_idle_ones() {
         let ages = [
             ("used-long-ago", age(9_000, 8_000, true)),
             ("used-lately", age(9_000, 300, true)),
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_with_more_names_than_are_read_is_pinned() {
+    fn an_image_with_truncated_names_is_pinned() {
         let of = |tags: usize| Image {
             id: "a".into(),
             repo_tags: (0..tags).map(|n| format!("a:{n}").into()).collect(),
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_collection_ends_with_enough_room_and_takes_old_ones_all_the_same() {
+    fn a_collection_ends_with_enough_space_and_removes_old_images_anyway() {
         let policy = ImageGcPolicy { available_min: 0, ..ImageGcPolicy::default() };
         let candidate = |is_old| Candidate { image: image("a", &[]), is_old };
         let short = DiskSpace { capacity: 100, available: 10 };
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_shown_as_the_kubelet_shows_them() {
+    fn sizes_are_shown_as_by_the_kubelet() {
         for (bytes, shown) in [
             (0, "0 B"),
             (1023, "1023 B"),

@@ -104,14 +104,14 @@ impl From<RuntimeError> for Failure {
 }
 
 /// An archive that was processed.
-struct Settled {
+struct ProcessedArchive {
     archive: (String, Stamp),
     /// It cannot be imported.
     refused: bool,
 }
 
-/// Imports the archives of one directory. Blocking work has a thread of its own, one at a time, and takes no turn of the
-/// shared pool: an archive may be a link to an unreachable file server, and then only the other archives wait.
+/// Imports the archives of one directory. Blocking work has its own thread, one at a time, and no permit of the shared pool: an
+/// archive may be a link to an unreachable file server, and then only the other archives wait.
 pub struct Importer {
     dir: PathBuf,
     runtime: GrpcRuntime,
@@ -119,9 +119,9 @@ pub struct Importer {
     platform: Platform,
     clock: SharedClock,
     /// Receives the full names of imported images.
-    told: smol::channel::Sender<Vec<String>>,
+    imported: smol::channel::Sender<Vec<String>>,
     /// Archives not to be read until they change; as many as the directory has.
-    settled: Vec<Settled>,
+    settled: Vec<ProcessedArchive>,
     /// True once the lease of an interrupted import has been ended.
     lease_ended: bool,
     watch: Option<Async<OwnedFd>>,
@@ -137,18 +137,29 @@ impl Importer {
         runtime: GrpcRuntime,
         node_name: &str,
         clock: SharedClock,
-        told: smol::channel::Sender<Vec<String>>,
+        imported: smol::channel::Sender<Vec<String>>,
     ) -> Self {
         let store = runtime.image_store(&lease(node_name));
         let platform = Platform::here(&rustix::system::uname().machine().to_string_lossy());
         let (settled, lease_ended, watch, said) = Default::default();
-        Self { dir: dir.to_owned(), runtime, store, platform, clock, told, settled, lease_ended, watch, said }
+        Self {
+            dir: dir.to_owned(),
+            runtime,
+            store,
+            platform,
+            clock,
+            imported,
+            settled,
+            lease_ended,
+            watch,
+            said,
+        }
     }
 
     /// Scans now, and after every change, for the agent's lifetime.
     pub async fn run(mut self) {
         loop {
-            let retry = match self.look().await {
+            let retry = match self.scan().await {
                 Ok(()) => {
                     self.said = None;
                     None
@@ -206,9 +217,9 @@ impl Importer {
     }
 
     /// Imports new archives. The error is about the directory or the runtime; errors of an archive are logged.
-    async fn look(&mut self) -> Result<(), String> {
+    async fn scan(&mut self) -> Result<(), String> {
         let (dir, watches) = (self.dir.clone(), self.watch.is_none());
-        let found = unblock_apart(move || look(&dir, watches)).await.flatten();
+        let found = unblock_apart(move || scan(&dir, watches)).await.flatten();
         let shown = self.dir.display().to_string();
         let found = found.map_err(|error| format!("{shown}: {error}; image archives are not imported"))?;
         if let Some(watch) = found.watch {
@@ -223,7 +234,7 @@ impl Importer {
                 if archives.len() != self.settled.len() {
                     log::warn!("{}", of_runtime(failure));
                 }
-                let refused = |archive| Settled { archive, refused: true };
+                let refused = |archive| ProcessedArchive { archive, refused: true };
                 self.settled = archives.into_iter().map(refused).collect();
                 return Ok(());
             }
@@ -241,7 +252,7 @@ impl Importer {
             if self.settled.iter().any(|settled| settled.archive == archive) {
                 continue;
             }
-            let refused = match self.bring(&archive.0, stamp, &mut records).await {
+            let refused = match self.ensure_imported(&archive.0, stamp, &mut records).await {
                 Ok(()) => false,
                 Err(Failure::Refused(why)) => {
                     log::warn!("{}: {why}", self.dir.join(&archive.0).display());
@@ -249,13 +260,18 @@ impl Importer {
                 }
                 Err(failure) => return Err(of_runtime(failure)),
             };
-            self.settled.push(Settled { archive, refused });
+            self.settled.push(ProcessedArchive { archive, refused });
         }
         Ok(())
     }
 
     /// Imports an archive unless that was done already.
-    async fn bring(&mut self, name: &str, stamp: Stamp, records: &mut Records) -> Result<(), Failure> {
+    async fn ensure_imported(
+        &mut self,
+        name: &str,
+        stamp: Stamp,
+        records: &mut Records,
+    ) -> Result<(), Failure> {
         let mut now = stamp;
         if !is_imported(records, name, stamp) {
             now = self.import(name, records).await?;
@@ -277,7 +293,7 @@ impl Importer {
             self.store.unlabel(&image, &[ARCHIVE_LABEL, PINNED_LABEL]).await?;
             let label = records.remove(&image).unwrap_or_default();
             let archive = self.dir.join(archive_of(&label));
-            log::info!("{}: image {image} is not pinned any more", archive.display());
+            log::info!("{}: image {image} is no longer pinned", archive.display());
             self.settled.retain(|settled| settled.refused);
         }
         Ok(())
@@ -318,7 +334,7 @@ impl Importer {
             let took = GoDuration(self.clock.now().mono.since(began));
             log::info!("{shown}: imported in {took}: {}", named.join(", "));
             // The receiving loop is gone only when the process ends.
-            let _ = self.told.send(named).await;
+            let _ = self.imported.send(named).await;
         }
         stored?;
         ended?;
@@ -397,7 +413,7 @@ impl Failure {
         match self {
             Self::Refused(why) => why.clone(),
             Self::Later(why) => {
-                format!("the runtime is away ({why}); image archives are imported when it is back")
+                format!("the runtime is unavailable ({why}); image archives are imported when it is back")
             }
             Self::NoThread(error) => error.to_string(),
             Self::Unsupported => {
@@ -439,7 +455,7 @@ struct ArchiveDirectory {
 }
 
 /// Scans the directory, and creates it when missing. Blocks.
-fn look(dir: &Path, watches: bool) -> io::Result<ArchiveDirectory> {
+fn scan(dir: &Path, watches: bool) -> io::Result<ArchiveDirectory> {
     fs::create_dir_all(dir)?;
     // Before reading: later changes are reported by events.
     let watch = if watches { watch(dir).ok() } else { None };
@@ -567,12 +583,12 @@ mod tests {
     #[test]
     fn archives_are_found_by_their_names() {
         let dir = std::env::temp_dir().join(format!("smolet-archives-{}", std::process::id())).join("images");
-        assert!(look(&dir, false).unwrap().archives.is_empty(), "it is made");
+        assert!(scan(&dir, false).unwrap().archives.is_empty(), "it is created");
         for name in ["b.tar", "a.tar.gz", ".hidden.tar", ".tar", "c.txt", "c.tar.part", "c.tgz"] {
             fs::write(dir.join(name), "").unwrap();
         }
         std::os::unix::fs::symlink("nowhere", dir.join("d.tar")).unwrap();
-        let found = look(&dir, true).unwrap();
+        let found = scan(&dir, true).unwrap();
         let names: Vec<&str> = found.archives.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["a.tar.gz", "b.tar", "c.tgz"]);
         let watch = found.watch.expect("a watch");

@@ -303,7 +303,7 @@ mod tests {
     /// The kubelet's own cases (`TestURLsMatch`, `TestDockerKeyringForGlob`, `TestKeyringMiss` …), and registries as found
     /// in real files.
     #[test]
-    fn a_registry_fits_as_in_the_kubelet() {
+    fn a_registry_matches_as_in_the_kubelet() {
         for (registry, image, fits) in [
             ("*.kubernetes.io", "prefix.kubernetes.io", true),
             ("prefix.*.io", "prefix.kubernetes.io", true),
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_comes_first_and_all_are_tried() {
+    fn the_longest_match_comes_first_and_all_are_tried() {
         let of_bar = keyring(&["bar.example.com=ada:smash", "bar.example.com/pong=grace:squash"]);
         for (image, wanted) in [
             ("bar.example.com", "ada"),
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn dockers_own_registry_has_several_names() {
+    fn docker_hub_has_several_names() {
         let hub = keyring(&["https://index.docker.io/v1/=hub:p"]);
         for (image, found) in [
             ("docker.io/library/busybox", true),
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn both_files_are_read_and_what_is_wrong_is_said_without_a_value() {
+    fn both_formats_are_parsed_and_errors_show_no_value() {
         let auth =
             |auth: &str| format!(r#"{{"auths": {{"https://me:hunter2@r.io/v1/": {{"auth": {auth:?}}}}}}}"#);
         let login = |config: &str| {
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_shows_a_login() {
+    fn debug_output_shows_no_credentials() {
         let keyring = keyring(&["r.io=someone:hunter2"]);
         let shown =
             format!("{keyring:?} {:?} {:?}", keyring.lookup("r.io/x"), keyring.lookup("r.io/x")[0].auth());

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_refused_with_the_reason() {
+    fn an_invalid_name_is_refused_with_the_reason() {
         for (image, error) in [
             (String::new(), INVALID),
             ("a/B".into(), "invalid reference format: repository name (a/B) must be lowercase"),

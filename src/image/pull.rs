@@ -5,7 +5,7 @@
 //! |     IfNotPresent   present, and this pod may use it? ──no──► back-off over? ──no──► ImagePullBackOff
 //! |     Always         ────────────────────────────────────────►     │ yes
 //! |                                                                  ▼
-//! |                                                   wait for a turn, pull ──error──► ErrImagePull, the back-off doubles
+//! |                                                   wait for a permit, pull ─error──► ErrImagePull, the back-off doubles
 //! ```
 //!
 //! One puller serves all tasks. It has its own back-off table, apart from the loop's, because the second container of a pod
@@ -385,7 +385,8 @@ impl ImagePuller {
         Ok(ReadyImage { image_ref, image })
     }
 
-    /// The pull itself, when its turn has come; when that was. A pull that takes longer than its turn goes on beside the next.
+    /// Runs the pull when it has a permit; returns when that was. A pull that takes longer than its turn continues beside the
+    /// next one.
     async fn pull_in_turn<'l, R: Runtime>(
         &self,
         runtime: &R,

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_ages_from_first_sight_and_is_idle_from_its_last_use() {
+    fn an_image_ages_from_its_detection_and_is_idle_from_its_last_use() {
         let mut seen = ImagesSeen::default();
         look(&mut seen, "b+ a+ b+", 10);
         let changes = seen.changes();
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_use_between_two_looks_counts() {
+    fn a_use_between_two_lists_counts() {
         let mut seen = ImagesSeen::default();
         look(&mut seen, "a b", 10);
         let changes = seen.changes();
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_was_never_used_is_told_from_one_that_was() {
+    fn an_image_that_was_never_used_differs_from_one_that_was() {
         let mut seen = ImagesSeen::default();
         look(&mut seen, "a b+", 10);
         look(&mut seen, "a b", 20);
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_is_gone_is_forgotten() {
+    fn a_removed_image_is_dropped() {
         let mut seen = ImagesSeen::default();
         look(&mut seen, "a b+", 10);
         let changes = seen.changes();
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn full_remembers_no_further_one_until_another_is_gone() {
+    fn a_full_table_drops_a_further_image_until_another_is_removed() {
         let all: Vec<ListedImage> =
             (0..IMAGES_SEEN_MAX).map(|n| image(&format!("image-{n:04}"), &[])).collect();
         // The first of all in name order.

@@ -22,7 +22,9 @@ use super::{List, Refused, Settings, Token, pinned};
 use crate::certificates::{is_for, usable};
 use crate::cluster::csr::{self, Due};
 use crate::kube::{RetryWait, seed};
-use crate::limits::{CERTIFICATE_LOOK, CSR_RETRY_MIN, K3S_LIST_PERIOD, K3S_LOST_WAIT, KUBE_RETRY_MIN};
+use crate::limits::{
+    CERTIFICATE_CHECK_PERIOD, CSR_RETRY_MIN, K3S_LIST_PERIOD, K3S_LOST_WAIT, KUBE_RETRY_MIN,
+};
 use crate::model::{Mono, Now};
 use crate::tls::certificates;
 use crate::x509::Validity;
@@ -362,7 +364,7 @@ impl Joining {
         let due = found.certificate.map(|validity| csr::due(validity, now.wall, seed(&self.node)));
         let held_for = match due {
             Some(Due::Later(pause)) => Some(pause),
-            Some(Due::Now | Due::Ended) if self.renewed_after > now.mono => Some(CERTIFICATE_LOOK),
+            Some(Due::Now | Due::Ended) if self.renewed_after > now.mono => Some(CERTIFICATE_CHECK_PERIOD),
             Some(Due::Now | Due::Ended) | None => None,
         };
         self.is_provided = held_for.is_some() && found.is_complete();
@@ -461,7 +463,7 @@ impl Joining {
     fn failed(&mut self, why: String, now: Now) -> Next {
         let line = (why != self.failure).then(|| Line::Warn(format!("joining failed: {why}; retrying")));
         self.failure = why;
-        let pause = if self.is_provided { CERTIFICATE_LOOK } else { self.retry.failed() };
+        let pause = if self.is_provided { CERTIFICATE_CHECK_PERIOD } else { self.retry.failed() };
         self.end_round(pause, line, now)
     }
 
@@ -852,8 +854,11 @@ mod tests {
 
         // Its server is away: it has what it needs, and is in no hurry.
         let mut node = Node::new();
-        assert_eq!(node.wait_after(&["valid certificates", "token with hash", "failed"]), CERTIFICATE_LOOK);
-        assert_eq!(node.wait_after(&["waited", "failed"]), CERTIFICATE_LOOK);
+        assert_eq!(
+            node.wait_after(&["valid certificates", "token with hash", "failed"]),
+            CERTIFICATE_CHECK_PERIOD
+        );
+        assert_eq!(node.wait_after(&["waited", "failed"]), CERTIFICATE_CHECK_PERIOD);
 
         // The server has other authorities: the certificates are of another cluster.
         let mut node = Node::new();

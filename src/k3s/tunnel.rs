@@ -35,7 +35,7 @@ use crate::limits::{
 use crate::metrics::NodeApiUse;
 use crate::model::Mono;
 use crate::node_api::TunnelSockets;
-use crate::server::Asker;
+use crate::server::QuerySender;
 use crate::stream::Duplex;
 use crate::streaming::upgrade::{self, Head};
 
@@ -56,7 +56,7 @@ pub(crate) struct Reach {
     /// Connects to the node's own API.
     pub(crate) sockets: TunnelSockets,
     /// Resolves the pods' addresses.
-    pub(crate) asker: Asker,
+    pub(crate) asker: QuerySender,
     /// Whether the server also connects to pods through it, by the server's settings.
     pub(crate) pods: Rc<Cell<bool>>,
 }

@@ -158,7 +158,7 @@ impl Client {
         self.shared.seed
     }
 
-    /// The server's identity: its certificate authorities, else its address. It tells clusters apart.
+    /// The server's identity: its certificate authorities, else its address. It identifies the cluster.
     ///
     /// # Errors
     /// The kubeconfig cannot be used.

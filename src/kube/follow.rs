@@ -132,14 +132,14 @@ pub async fn follow_or_list<T>(
         let at_once = expired && !was_expired;
         was_expired = expired;
         let why = match (ended, watches) {
-            (Ok(Next::Never), _) => return std::future::pending().await,
-            (Ok(Next::Later), Some((Watches(counts), _))) => {
+            (Ok(AfterList::Never), _) => return std::future::pending().await,
+            (Ok(AfterList::Later), Some((Watches(counts), _))) => {
                 let _listed = Counted::new(&counts.listed);
                 let period = KUBE_LIST_PERIOD.max(KUBE_LIST_SPACING * counts.listed.get());
                 clock.sleep(wait.spread(period)).await;
                 continue;
             }
-            (Ok(Next::Now | Next::Later), _) => continue,
+            (Ok(AfterList::Now | AfterList::Later), _) => continue,
             (Err(why), _) => why,
         };
         if expired {
@@ -160,7 +160,7 @@ pub async fn follow_or_list<T>(
 }
 
 /// The step after a list or a watch that ended well.
-enum Next {
+enum AfterList {
     /// Watch.
     Now,
     /// List again after a wait: no watch is free.
@@ -198,7 +198,7 @@ async fn once(
     listed: &mut Mono,
     wait: &mut RetryWait,
     watches: Option<(&Watches, u32)>,
-) -> Result<Next, KubeError> {
+) -> Result<AfterList, KubeError> {
     if !matches!(from, Start::Version(_)) {
         *listed = client.clock().now().mono;
         let version = list(client, collection, follower, from).await?;
@@ -206,13 +206,13 @@ async fn once(
         wait.succeeded();
     }
     if follower.is_final() {
-        return Ok(Next::Never);
+        return Ok(AfterList::Never);
     }
     if watches.is_some_and(|(Watches(counts), watches_max)| counts.watched.get() >= watches_max) {
         from.again();
-        return Ok(Next::Later);
+        return Ok(AfterList::Later);
     }
-    let Start::Version(version) = from else { return Ok(Next::Now) };
+    let Start::Version(version) = from else { return Ok(AfterList::Now) };
     let _watched = watches.map(|(Watches(counts), _)| Counted::new(&counts.watched));
     let begun = client.clock().now().mono;
     let count = watch(client, collection, follower, version, begun, *listed).await;
@@ -220,7 +220,7 @@ async fn once(
         Ok(_) if follower.has_room() => {
             from.again();
             wait.succeeded();
-            Ok(Next::Now)
+            Ok(AfterList::Now)
         }
         Ok(0) if client.clock().now().mono.since(begun) < KUBE_WATCH_SHORT => {
             // client-go's "very short watch".
@@ -229,7 +229,7 @@ async fn once(
         }
         Ok(_) => {
             wait.succeeded();
-            Ok(Next::Now)
+            Ok(AfterList::Now)
         }
         Err(error) => {
             // A broken connection says nothing about the version; a malformed watch does.

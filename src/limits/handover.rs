@@ -14,8 +14,8 @@ pub const FORMER_KEY_BYTES_MAX: usize = 63 + 253 + FORMER_UID_BYTES_MAX;
 /// Memory of one such pod: its key and hashes, and its entry.
 pub const FORMER_POD_BYTES_MAX: usize = FORMER_KEY_BYTES_MAX + FORMER_HASHES_MAX * 8 + 192;
 /// Pods of manifests that keep the UID with which they were found. Full: a further one gets its own UID.
-pub const KEPT_UIDS_MAX: usize = PODS_MAX;
+pub const ADOPTED_UIDS_MAX: usize = PODS_MAX;
 // Each has two UIDs.
 const _: () = assert!(
-    ADOPTED_MAX * 64 + KEPT_UIDS_MAX * (2 * FORMER_UID_BYTES_MAX + 16) + 512 <= IDENTITY_FILE_BYTES_MAX
+    ADOPTED_MAX * 64 + ADOPTED_UIDS_MAX * (2 * FORMER_UID_BYTES_MAX + 16) + 512 <= IDENTITY_FILE_BYTES_MAX
 );

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::{
-    Bound, ENDED_PODS_BYTES_MAX, K3S_SERVER_BYTES_MAX, K3S_SERVERS_MAX, KEPT_RECORDS_MAX,
-    KEPT_TREES_BYTES_MAX, KIB, MIB, NODE_CONNECTION_BYTES, NODE_CONNECTIONS_MAX, NODE_DECISIONS_MAX,
-    NODE_KNOWN_BYTES, NODE_SPLICE_BYTES, NODE_USER_BYTES_MAX, NODE_USERS_MAX, PODS_BYTES_MAX, PODS_MAX,
+    Bound, ENDED_PODS_BYTES_MAX, K3S_SERVER_BYTES_MAX, K3S_SERVERS_MAX, KIB, MIB, NODE_CONNECTION_BYTES,
+    NODE_CONNECTIONS_MAX, NODE_DECISIONS_MAX, NODE_KNOWN_BYTES, NODE_SPLICE_BYTES, NODE_USER_BYTES_MAX,
+    NODE_USERS_MAX, OFFLINE_RECORDS_MAX, OFFLINE_TREES_BYTES_MAX, PODS_BYTES_MAX, PODS_MAX,
     PODS_OPENED_BYTES_MAX, RESIZES_WAITING_BYTES_MAX, TUNNEL_BYTES, TUNNEL_CONNECTIONS_MAX,
     TUNNEL_QUEUED_BYTES_MAX, TUNNELS_MAX,
 };
@@ -46,7 +46,7 @@ pub const CSR_RETRY_MIN: Duration = Duration::from_secs(10);
 /// Longest such wait: requests stay in the server for an hour.
 pub const CSR_RETRY_MAX: Duration = Duration::from_mins(15);
 /// How often the node's certificate is checked: it, or the clock, may have changed.
-pub const CERTIFICATE_LOOK: Duration = Duration::from_mins(10);
+pub const CERTIFICATE_CHECK_PERIOD: Duration = Duration::from_mins(10);
 /// Requests and watches at once on the connection, of the 250 that the server allows.
 pub const KUBE_STREAMS_MAX: usize = 200;
 /// Flow-control window of a stream. Full: the server waits.
@@ -86,7 +86,7 @@ pub const TERMINAL_STATUS_TEXT_BYTES_MAX: usize = 1024;
 /// Duration of the node lease, unless configured (`nodeLeaseDurationSeconds`).
 pub const LEASE_SECONDS: u16 = 40;
 /// How often the node's status is computed, unless configured (`nodeStatusUpdateFrequency`).
-pub const NODE_LOOK_PERIOD: Duration = Duration::from_secs(10);
+pub const NODE_STATUS_UPDATE_PERIOD: Duration = Duration::from_secs(10);
 /// How often an unchanged status is reported all the same, unless configured (`nodeStatusReportFrequency`).
 pub const NODE_REPORT_PERIOD: Duration = Duration::from_mins(5);
 /// How often the images of the Node's status are listed (kubelet `imageCache`: 30 s).
@@ -102,14 +102,14 @@ pub const NODE_LABELS_MAX: usize = 64;
 /// Taints a node is registered with. More: refused.
 pub const NODE_TAINTS_MAX: usize = 64;
 /// Rejections by the server that are logged once in `NODE_REPORT_PERIOD` each. Full: further ones are not logged.
-pub const KUBE_REFUSALS_SAID_MAX: usize = 64;
+pub const KUBE_REFUSALS_LOGGED_MAX: usize = 64;
 /// How long a new pod whose node selector does not match is not rejected yet: the watch may still deliver the node's new labels.
 pub const ADMISSION_DOUBT: Duration = Duration::from_secs(2);
 /// How often a status that another client changes again and again is sent once more (`syncPeriod` of the kubelet's status
 /// manager).
 pub const STATUS_CORRECTION_PERIOD: Duration = Duration::from_secs(10);
 /// Status updates and deletions of pods in flight at once. Full: further ones wait for their turn.
-pub const KUBE_TELLING_MAX: usize = 4;
+pub const KUBE_STATUS_CALLS_MAX: usize = 4;
 /// ConfigMaps, Secrets, tokens, claims, classes and services' namespaces that are read for pods at once: nine for each of 110
 /// pods. Those of manifests do not count: no pod of an API server has them. Full: a further pod that references others waits,
 /// with a message, until there is space.
@@ -155,9 +155,13 @@ const CLUSTER_BOUNDS_TABLE: [Bound; CLUSTER_BOUNDED] = [
         bytes_max: KUBE_WINDOW_CONNECTION_BYTES as usize,
     },
     // Waiting to be written: pods as received, and the objects that they reference.
-    Bound { name: "kept_changes", entries_max: 2 * KEPT_RECORDS_MAX, bytes_max: 2 * KEPT_TREES_BYTES_MAX },
+    Bound {
+        name: "kept_changes",
+        entries_max: 2 * OFFLINE_RECORDS_MAX,
+        bytes_max: 2 * OFFLINE_TREES_BYTES_MAX,
+    },
     Bound { name: "resizes_waiting", entries_max: PODS_MAX, bytes_max: RESIZES_WAITING_BYTES_MAX },
-    Bound::of("refusals_said", KUBE_REFUSALS_SAID_MAX, 2 * KUBE_MESSAGE_BYTES_MAX),
+    Bound::of("refusals_said", KUBE_REFUSALS_LOGGED_MAX, 2 * KUBE_MESSAGE_BYTES_MAX),
     Bound::of("node_images", NODE_IMAGES_MAX, NODE_IMAGE_NAMES_MAX * NODE_IMAGE_NAME_BYTES_MAX),
     Bound::of("node_api_connections", NODE_CONNECTIONS_MAX, NODE_CONNECTION_BYTES),
     // Also as many rejected tokens, of which the digest is kept.

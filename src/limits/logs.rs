@@ -16,12 +16,12 @@ pub const LOG_FILES_RANGE: (usize, usize) = (2, 1000);
 /// Assumed growth of a log in bytes a second, so that it is rotated in time before its growth has been measured.
 pub const LOG_BYTES_PER_SECOND: u64 = 5_000_000;
 /// Least time between two checks of a log that grows.
-pub const LOG_LOOK_MIN: Duration = Duration::from_millis(20);
+pub const LOG_CHECK_MIN: Duration = Duration::from_millis(20);
 /// A log that will be full within this time is not checked before. Longer: it is checked after three quarters of the time.
-pub const LOG_LOOK_WHOLE: Duration = Duration::from_secs(1);
+pub const LOG_CHECK_WHOLE: Duration = Duration::from_secs(1);
 /// Longest time between two checks of a log that grows, and of every log when inotify watches are exhausted, unless configured
 /// (kubelet `containerLogMonitorInterval`).
-pub const LOG_LOOK_MAX: Duration = Duration::from_secs(10);
+pub const LOG_CHECK_MAX: Duration = Duration::from_secs(10);
 /// First wait after a failed rotation, and before a missing log is asked for again; doubles.
 pub const LOG_RETRY: Duration = Duration::from_secs(10);
 /// Longest such wait.
@@ -43,16 +43,16 @@ pub const LOG_OPEN_PAUSE: Duration = Duration::from_millis(10);
 /// Chunks of one log that are shown before the next log's turn.
 pub const LOG_CHUNKS_AT_ONCE: usize = 16;
 /// How long a rotated log is followed whose writer has not closed it. Longer: the next one is shown.
-pub const LOG_LAST_WORDS: Duration = Duration::from_secs(1);
+pub const LOG_DRAIN_TIME: Duration = Duration::from_secs(1);
 /// First wait before the agent is asked whether the container of a quiet log still runs; doubles.
 pub const LOG_ASK_FIRST: Duration = Duration::from_millis(100);
 /// Longest such wait.
 pub const LOG_ASK_MAX: Duration = Duration::from_secs(10);
 /// How often a followed log is polled when inotify watches are exhausted.
-pub const LOG_LOOK_UNTOLD: Duration = Duration::from_secs(1);
+pub const LOG_POLL_PERIOD: Duration = Duration::from_secs(1);
 // The poll period alone does not let a log of the usual size outgrow its limit.
 const _: () =
-    assert!(LOG_BYTES_PER_SECOND as u128 * LOG_LOOK_MIN.as_millis() / 1000 <= LOG_BYTES as u128 / 20);
-const _: () = assert!(LOG_LOOK_MIN.as_millis() < LOG_LOOK_MAX.as_millis());
+    assert!(LOG_BYTES_PER_SECOND as u128 * LOG_CHECK_MIN.as_millis() / 1000 <= LOG_BYTES as u128 / 20);
+const _: () = assert!(LOG_CHECK_MIN.as_millis() < LOG_CHECK_MAX.as_millis());
 const _: () =
     assert!(LOG_BYTES_MIN <= LOG_BYTES && LOG_FILES_RANGE.0 <= LOG_FILES && LOG_FILES <= LOG_FILES_RANGE.1);

@@ -19,7 +19,7 @@ pub const NFS_UNMOUNT_TIME: Duration = Duration::from_secs(20);
 /// Bytes kept of a program's output. More: the rest is read and dropped.
 pub const PROGRAM_OUTPUT_BYTES_MAX: usize = KIB;
 /// How often a program without output, or one that was killed, is checked for its end.
-pub const PROGRAM_LOOK: Duration = Duration::from_millis(100);
+pub const PROGRAM_POLL_PERIOD: Duration = Duration::from_millis(100);
 /// Directories of pods with NFS volumes, left by an agent that was killed, that are processed at a start. More: the rest at the
 /// next start.
 pub const NFS_LEFTOVERS_MAX: usize = super::RELIST_ORPHANS_MAX;

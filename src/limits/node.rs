@@ -16,4 +16,4 @@ pub const KMSG_RECORD_BYTES_MAX: usize = 8192;
 /// Records that are read at once. More: they are read with the next OOM kill.
 pub const KMSG_RECORDS_MAX: usize = 8192;
 /// Victims reported of one read. More: not reported.
-pub const SYSTEM_OOMS_TOLD_MAX: usize = 16;
+pub const SYSTEM_OOM_EVENTS_MAX: usize = 16;

@@ -11,7 +11,7 @@ pub const NODE_CONNECTIONS_MAX: usize = 32;
 pub const NODE_ADDRESS_CONNECTIONS_MAX: usize = 8;
 /// Unauthenticated connections of all unknown addresses: the other places are for k3s tunnels, for this machine itself, and for
 /// known addresses, from which a client was authenticated before. Full: the oldest of the address with the most is closed.
-pub const NODE_STRANGERS_MAX: usize = 16;
+pub const NODE_UNKNOWN_CONNECTIONS_MAX: usize = 16;
 /// Unauthenticated connections from one known address, or of this machine's own processes. Full: the oldest of them is closed,
 /// one by which a client was authenticated last.
 pub const NODE_KNOWN_CONNECTIONS_MAX: usize = 8;
@@ -31,7 +31,7 @@ pub const SERVERS_AUTHENTICATED_MAX: usize = K3S_SERVERS_MAX + 1;
 /// authenticated. Used up: its next handshakes wait, within `NODE_HANDSHAKE_TIME`.
 pub const NODE_HANDSHAKES: Rate = Rate { per_second: 100_000, burst: 1_000_000 };
 /// The same for all unknown addresses.
-pub const NODE_HANDSHAKES_OF_STRANGERS: Rate = Rate { per_second: 200_000, burst: 2_000_000 };
+pub const NODE_HANDSHAKES_OF_UNKNOWN: Rate = Rate { per_second: 200_000, burst: 2_000_000 };
 /// The same for a known address, for this machine itself, and for its tunnels.
 pub const NODE_HANDSHAKES_OF_KNOWN: Rate = Rate { per_second: 250_000, burst: 3_000_000 };
 /// The same for all of them together. The use of tunnels counts, but they do not wait for it.
@@ -41,7 +41,7 @@ pub const NODE_HANDSHAKES_GUARANTEED: Rate = Rate { per_second: 14_000, burst: 1
 /// Rate of `TokenReview`s for an unknown address. More: refused (429).
 pub const NODE_TOKENS: Rate = Rate { per_second: 1, burst: 8 };
 /// The same for all unknown addresses.
-pub const NODE_TOKENS_OF_STRANGERS: Rate = Rate { per_second: 4, burst: 16 };
+pub const NODE_TOKENS_OF_UNKNOWN: Rate = Rate { per_second: 4, burst: 16 };
 /// The same for a known address, and for this machine itself.
 pub const NODE_TOKENS_OF_KNOWN: Rate = Rate { per_second: 20, burst: 40 };
 /// Connections among [`NODE_CONNECTIONS_MAX`] that last for as long as both ends want: logs, exec, port-forward. Full: refused
@@ -53,7 +53,7 @@ pub const HEALTHZ_CONNECTIONS_MAX: usize = 16;
 /// Connections without a request of one unknown address. Full: its oldest is closed.
 pub const HEALTHZ_ADDRESS_CONNECTIONS_MAX: usize = 8;
 /// The same of all unknown addresses, and of one known origin: this machine's own processes.
-pub const HEALTHZ_STRANGERS_MAX: usize = 12;
+pub const HEALTHZ_UNKNOWN_CONNECTIONS_MAX: usize = 12;
 /// Bytes of a request's head on that port; a silent connection has no buffer. Longer: refused (431).
 pub const HEALTHZ_HEAD_BYTES_MAX: usize = 8 * KIB;
 /// Bytes of a request's head, which holds the command of an exec. Longer: refused (431).
@@ -75,7 +75,7 @@ pub const NODE_FILE_BYTES_MAX: usize = 256 * KIB;
 pub const NODE_REVIEWS_MAX: usize = 4;
 /// `TokenReview`s in flight for tokens from unknown addresses. Full: further ones wait; those of other clients do not wait with
 /// them.
-pub const NODE_STRANGERS_REVIEWS_MAX: usize = 2;
+pub const NODE_UNKNOWN_REVIEWS_MAX: usize = 2;
 /// Users of cached tokens, and as many rejected tokens. Full: the entry that expires first is dropped and reviewed again.
 pub const NODE_USERS_MAX: usize = 64;
 /// Bytes of a cached user: name, UID, groups and extra. Longer: the token is rejected, with a message.
@@ -161,16 +161,20 @@ const _: () = assert!(
 const _: () = assert!(SERVERS_AUTHENTICATED_MAX < NODE_PEERS_KNOWN_MAX);
 // Unknown addresses and one known address leave some of the time and of the places to the others.
 const _: () = assert!(
-    NODE_HANDSHAKES_OF_STRANGERS.per_second + NODE_HANDSHAKES_OF_KNOWN.per_second
+    NODE_HANDSHAKES_OF_UNKNOWN.per_second + NODE_HANDSHAKES_OF_KNOWN.per_second
         < NODE_HANDSHAKES_IN_ALL.per_second
 );
+const _: () = assert!(
+    NODE_UNKNOWN_CONNECTIONS_MAX + NODE_KNOWN_CONNECTIONS_MAX
+        < NODE_CONNECTIONS_MAX - NODE_TUNNEL_CONNECTIONS
+);
+const _: () = assert!(
+    NODE_ADDRESS_CONNECTIONS_MAX < NODE_UNKNOWN_CONNECTIONS_MAX
+        && NODE_UNKNOWN_CONNECTIONS_MAX < NODE_CONNECTIONS_MAX
+);
+const _: () = assert!(HEALTHZ_UNKNOWN_CONNECTIONS_MAX < HEALTHZ_CONNECTIONS_MAX);
 const _: () =
-    assert!(NODE_STRANGERS_MAX + NODE_KNOWN_CONNECTIONS_MAX < NODE_CONNECTIONS_MAX - NODE_TUNNEL_CONNECTIONS);
-const _: () =
-    assert!(NODE_ADDRESS_CONNECTIONS_MAX < NODE_STRANGERS_MAX && NODE_STRANGERS_MAX < NODE_CONNECTIONS_MAX);
-const _: () = assert!(HEALTHZ_STRANGERS_MAX < HEALTHZ_CONNECTIONS_MAX);
-const _: () =
-    assert!(NODE_PEERS_KNOWN_MAX + 2 < NODE_PEERS_MAX && NODE_STRANGERS_REVIEWS_MAX < NODE_REVIEWS_MAX);
+    assert!(NODE_PEERS_KNOWN_MAX + 2 < NODE_PEERS_MAX && NODE_UNKNOWN_REVIEWS_MAX < NODE_REVIEWS_MAX);
 const _: () = assert!(NODE_REVIEWS_MAX < super::KUBE_CALLS_MAX);
 const _: () = assert!(2 * NODE_SPLICE_BYTES <= NODE_HEAD_BYTES_MAX && NODE_LOG_BYTES <= NODE_HEAD_BYTES_MAX);
 const _: () = assert!(NODE_HANDSHAKE_TIME.as_millis() < NODE_REQUEST_TIME.as_millis());

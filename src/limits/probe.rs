@@ -12,12 +12,12 @@ use super::{
 pub const PROBERS_MAX: usize = 3 * (PODS_BYTES_MAX / CONTAINER_BYTES);
 /// Bytes of one prober, its entry included; the container's id is shared.
 pub const PROBER_BYTES_MAX: usize = 128;
-/// Probes that run at once: each of this many pods has a turn of its own, and a share of the common ones. Full: further ones wait
+/// Probes that run at once: each of this many pods has a permit of its own, and a share of the common ones. Full: further ones wait
 /// in the order of their due times; those that start late are counted.
 pub const PROBES: Share = Share { own: 24, common: 5 };
 /// Greatest number of running probes.
 pub const PROBES_AT_ONCE_MAX: usize = PROBES.most();
-/// Exec lifecycle hooks that run at once: each pod has a turn of its own, and a share of the common ones. Full: a further one
+/// Exec lifecycle hooks that run at once: each pod has a permit of its own, and a share of the common ones. Full: a further one
 /// waits; a preStop hook within its grace period.
 pub const HOOKS_EXEC: Share = Share { own: PODS_IN_HAND_MAX, common: 40 };
 /// A probe that starts this long after its due time is late.

@@ -9,7 +9,7 @@ pub const RESIZES_NOTED_MAX: usize = 512;
 pub const RESIZE_NOTE_BYTES: usize = 160;
 /// Allocated and actual resources of resized containers in the checkpoint, of all pods. Full: those of a further pod are not
 /// kept; after a restart of the agent it is resized once more, to the same values.
-pub const KEPT_SIZES_MAX: usize = 1024;
+pub const CHECKPOINT_SIZES_MAX: usize = 1024;
 /// Memory of pods whose resize is pending, by the cost of their manifests: each is kept a second time, as it was allocated. Full:
 /// a further one is resized at once, without a check of the node's capacity.
 pub const RESIZES_WAITING_BYTES_MAX: usize = 512 * KIB;

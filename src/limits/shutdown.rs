@@ -15,4 +15,4 @@ pub const LOGIND_DESCRIPTORS_MAX: usize = 2;
 
 /// How long an agent whose pods have terminated waits, from the shutdown's beginning, for the API server to acknowledge that the
 /// node is not ready. Longer: it ends without.
-pub const SHUTDOWN_TOLD_WAIT: Duration = Duration::from_secs(3);
+pub const SHUTDOWN_STATUS_WAIT: Duration = Duration::from_secs(3);

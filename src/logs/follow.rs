@@ -2,7 +2,7 @@
 //! steps on pool threads.
 //!
 //! inotify on the logs' directories triggers the reads; without inotify instances (the usual limit is 128 per user), logs
-//! are polled every `LOG_LOOK_UNTOLD`. When a container exits, its log's writer closes the file: then the runtime is asked
+//! are polled every `LOG_POLL_PERIOD`. When a container exits, its log's writer closes the file: then the runtime is asked
 //! whether the container runs, and also at intervals, in case there is no event.
 
 use std::ffi::{OsStr, OsString};
@@ -20,8 +20,8 @@ use rustix::io::Errno;
 use super::line::Sink;
 use super::read::LogReader;
 use crate::limits::{
-    INOTIFY_BUFFER_BYTES, LOG_ASK_FIRST, LOG_ASK_MAX, LOG_CHUNK_BYTES, LOG_CHUNKS_AT_ONCE, LOG_LAST_WORDS,
-    LOG_LOOK_UNTOLD,
+    INOTIFY_BUFFER_BYTES, LOG_ASK_FIRST, LOG_ASK_MAX, LOG_CHUNK_BYTES, LOG_CHUNKS_AT_ONCE, LOG_DRAIN_TIME,
+    LOG_POLL_PERIOD,
 };
 
 /// A log that is followed.
@@ -71,7 +71,7 @@ impl Follower {
 
     /// Time of the next poll without inotify.
     pub(crate) fn look_at(&self, at: Instant) -> Instant {
-        if self.inotify.is_some() { at } else { at.min(Instant::now() + LOG_LOOK_UNTOLD) }
+        if self.inotify.is_some() { at } else { at.min(Instant::now() + LOG_POLL_PERIOD) }
     }
 
     /// Watches the log's directory and then opens the log, so that no change is missed in between.
@@ -245,8 +245,8 @@ impl Followed {
     fn at_end(&mut self, runs: impl FnOnce() -> bool) -> io::Result<NextAction> {
         let now = Instant::now();
         let mut wake_at = self.ask_at;
-        if self.reader.is_rotated()? {
-            let patience = *self.rotated.get_or_insert(now) + LOG_LAST_WORDS;
+        if self.reader.check_rotated()? {
+            let patience = *self.rotated.get_or_insert(now) + LOG_DRAIN_TIME;
             // A writer writes its buffered output before it closes the file.
             let name = self.reader.name_now();
             let closed =

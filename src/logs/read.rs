@@ -19,7 +19,7 @@ use flate2::read::MultiGzDecoder;
 use super::files::{self, Forms, Rotated, Stamp};
 use super::line::{Lines, Shown, Sink, head};
 use crate::filesystem::open_regular;
-use crate::limits::{LOG_CHUNK_BYTES, LOG_HEAD_BYTES_MAX, LOG_LAST_WORDS, LOG_OPEN_PAUSE, LOG_OPEN_TRIES};
+use crate::limits::{LOG_CHUNK_BYTES, LOG_DRAIN_TIME, LOG_HEAD_BYTES_MAX, LOG_OPEN_PAUSE, LOG_OPEN_TRIES};
 
 /// The part of a log to read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -169,7 +169,7 @@ impl LogReader {
         let Some(stamp) = &self.stamp else { return Ok(true) };
         let written = file.metadata()?.modified()?;
         // Modified in the future, after the clock was set back: counts as young, which costs a moment.
-        let is_young = written.elapsed().map_or(true, |age| age < LOG_LAST_WORDS);
+        let is_young = written.elapsed().map_or(true, |age| age < LOG_DRAIN_TIME);
         Ok(is_young && Rotated::of(&self.log)?.logs.keys().next_back() == Some(stamp))
     }
 
@@ -182,7 +182,7 @@ impl LogReader {
     ///
     /// # Errors
     /// The file's.
-    pub(super) fn is_rotated(&mut self) -> io::Result<bool> {
+    pub(super) fn check_rotated(&mut self) -> io::Result<bool> {
         let Some(own) = self.own else { return Ok(true) };
         match fs::symlink_metadata(&self.log) {
             // In the middle of a rotation, or removed.

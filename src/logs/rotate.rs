@@ -28,8 +28,8 @@ use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::cri::Runtime;
 use crate::limits::{
-    INOTIFY_BUFFER_BYTES, LOG_BYTES_PER_SECOND, LOG_LOOK_MIN, LOG_LOOK_WHOLE, LOG_PATH_BYTES_MAX, LOG_RETRY,
-    LOG_RETRY_MAX, LOGS_TO_COMPRESS_MAX, LOGS_WATCHED_MAX,
+    INOTIFY_BUFFER_BYTES, LOG_BYTES_PER_SECOND, LOG_CHECK_MIN, LOG_CHECK_WHOLE, LOG_PATH_BYTES_MAX,
+    LOG_RETRY, LOG_RETRY_MAX, LOGS_TO_COMPRESS_MAX, LOGS_WATCHED_MAX,
 };
 use crate::model::SortedMap;
 use crate::model::{ContainerId, Mono, PodUid};
@@ -42,7 +42,7 @@ pub struct Rotation {
     /// Number of files per log, including the current one.
     pub files_max: usize,
     /// Longest interval between two checks of a growing log.
-    pub look_max: Duration,
+    pub check_max: Duration,
 }
 
 /// The log of a running container.
@@ -56,14 +56,14 @@ pub struct RunningLog {
 
 /// Reports from the loop until the rotator takes them: only the latest of each pod, so at most one per pod in hand.
 #[derive(Clone)]
-pub struct Told {
+pub struct LogReports {
     pods: Rc<RefCell<SortedMap<PodUid, Vec<RunningLog>>>>,
     wake: Sender<()>,
     /// Number of watched logs, and their bytes.
     held: Rc<Cell<(usize, usize)>>,
 }
 
-impl Told {
+impl LogReports {
     /// With the channel that wakes the rotator. After that is dropped, nothing is kept.
     pub fn new() -> (Self, Receiver<()>) {
         let (wake, woken) = smol::channel::bounded(1);
@@ -71,7 +71,7 @@ impl Told {
     }
 
     /// Reports that exactly these containers of the pod run.
-    pub fn tell(&self, pod: &PodUid, logs: Vec<RunningLog>) {
+    pub fn report(&self, pod: &PodUid, logs: Vec<RunningLog>) {
         if !self.wake.is_closed() {
             self.pods.borrow_mut().insert(pod.clone(), logs);
             // Full: the rotator is woken already.
@@ -95,7 +95,7 @@ pub struct Rotator<R> {
     runtime: R,
     clock: SharedClock,
     blocking: Rc<Blocking>,
-    told: Told,
+    reports: LogReports,
     woken: Receiver<()>,
     inotify: Option<Async<OwnedFd>>,
     /// At most `limits::LOGS_WATCHED_MAX`.
@@ -111,15 +111,15 @@ struct Log {
     path: PathBuf,
     /// At the last check.
     size: u64,
-    looked: Mono,
-    next: Next,
+    checked: Mono,
+    next: NextCheck,
     /// Consecutive failures.
     failures: u32,
 }
 
 /// The next check of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
+enum NextCheck {
     /// At that time.
     At(Mono),
     /// When it is written to.
@@ -135,7 +135,7 @@ impl<R: Runtime> Rotator<R> {
         runtime: R,
         clock: SharedClock,
         blocking: Rc<Blocking>,
-        (told, woken): (Told, Receiver<()>),
+        (reports, woken): (LogReports, Receiver<()>),
     ) -> (Self, impl Future<Output = ()>) {
         let (to_compress, asked) = smol::channel::bounded(LOGS_TO_COMPRESS_MAX);
         let compressing = compress(asked, blocking.clone());
@@ -144,7 +144,7 @@ impl<R: Runtime> Rotator<R> {
         if inotify.is_none() {
             log::warn!(
                 "container logs: inotify is unavailable (see fs.inotify.max_user_instances); checking every {} s",
-                rotation.look_max.as_secs()
+                rotation.check_max.as_secs()
             );
         }
         let (logs, watches, said_full) = Default::default();
@@ -153,7 +153,7 @@ impl<R: Runtime> Rotator<R> {
             runtime,
             clock,
             blocking,
-            told,
+            reports,
             woken,
             inotify,
             logs,
@@ -167,24 +167,24 @@ impl<R: Runtime> Rotator<R> {
     /// Runs for the process' lifetime.
     pub async fn run(mut self) {
         loop {
-            self.take_told();
+            self.take_reports();
             let now = self.clock.now().mono;
-            let due = |log: &Log| matches!(log.next, Next::At(at) if at <= now);
+            let due = |log: &Log| matches!(log.next, NextCheck::At(at) if at <= now);
             let due: Vec<ContainerId> =
                 self.logs.iter().filter(|(_, log)| due(log)).map(|(id, _)| id.clone()).collect();
             for id in due {
-                self.look(&id).await;
+                self.check(&id).await;
             }
             self.wait().await;
         }
     }
 
-    fn take_told(&mut self) {
-        let (now, told) = (self.clock.now().mono, self.told.take());
-        if told.is_empty() {
+    fn take_reports(&mut self) {
+        let (now, reports) = (self.clock.now().mono, self.reports.take());
+        if reports.is_empty() {
             return;
         }
-        for (pod, running) in told {
+        for (pod, running) in reports {
             let ended = |(id, log): (&ContainerId, &Log)| {
                 (log.pod == pod && !running.iter().any(|other| other.id == *id)).then(|| id.clone())
             };
@@ -204,18 +204,24 @@ impl<R: Runtime> Rotator<R> {
                     }
                     continue;
                 }
-                let log =
-                    Log { pod: pod.clone(), path, size: 0, looked: now, next: Next::At(now), failures: 0 };
+                let log = Log {
+                    pod: pod.clone(),
+                    path,
+                    size: 0,
+                    checked: now,
+                    next: NextCheck::At(now),
+                    failures: 0,
+                };
                 self.logs.insert(id, log);
             }
         }
         // The ids are shared with the relist.
         let bytes = |log: &Log| size_of::<(ContainerId, Log)>() + log.path.as_os_str().len();
-        self.told.held.set((self.logs.len(), self.logs.values().map(bytes).sum()));
+        self.reports.held.set((self.logs.len(), self.logs.values().map(bytes).sum()));
     }
 
     fn forget(&mut self, id: &ContainerId) {
-        if let Some(Log { next: Next::Written(watch), .. }) = self.logs.remove(id) {
+        if let Some(Log { next: NextCheck::Written(watch), .. }) = self.logs.remove(id) {
             self.watches.remove(&watch);
             if let Some(inotify) = &self.inotify {
                 // The file may be gone, and the watch with it.
@@ -227,8 +233,8 @@ impl<R: Runtime> Rotator<R> {
     /// Waits until a log is due, a log is written to, or the loop reports containers.
     async fn wait(&mut self) {
         let due = |log: &Log| match log.next {
-            Next::At(at) => Some(at),
-            Next::Written(_) | Next::Never => None,
+            NextCheck::At(at) => Some(at),
+            NextCheck::Written(_) | NextCheck::Never => None,
         };
         let due = self.logs.values().filter_map(due).min();
         let timer = async {
@@ -238,8 +244,8 @@ impl<R: Runtime> Rotator<R> {
             }
             false
         };
-        let told = async {
-            // The sender is in `told`.
+        let reports = async {
+            // The sender is in `reports`.
             let _ = self.woken.recv().await;
             false
         };
@@ -251,7 +257,7 @@ impl<R: Runtime> Rotator<R> {
             }
             true
         };
-        if smol::future::or(told, smol::future::or(timer, written)).await {
+        if smol::future::or(reports, smol::future::or(timer, written)).await {
             let written = self.take_events();
             self.written_to(written).await;
         }
@@ -279,7 +285,7 @@ impl<R: Runtime> Rotator<R> {
                 Err(error) => {
                     log::warn!(
                         "container logs: inotify: {error}; checking every {} s",
-                        self.rotation.look_max.as_secs()
+                        self.rotation.check_max.as_secs()
                     );
                     works = false;
                     break;
@@ -304,13 +310,13 @@ impl<R: Runtime> Rotator<R> {
             let wait = match size {
                 Some(size) => {
                     log.size = size;
-                    next_look(self.rotation, size, 0, Duration::ZERO)
+                    next_check(self.rotation, size, 0, Duration::ZERO)
                 }
                 // Renamed or removed by another program, or it does not answer: the check shows which.
                 None => Duration::ZERO,
             };
-            log.looked = now;
-            log.next = Next::At(now + wait);
+            log.checked = now;
+            log.next = NextCheck::At(now + wait);
         }
     }
 
@@ -322,12 +328,12 @@ impl<R: Runtime> Rotator<R> {
         look: impl FnOnce(&Path) -> T + Send + 'static,
     ) -> io::Result<T> {
         let theirs = path.to_owned();
-        let looked = self.blocking.run_on_logs(pod, path, move || look(&theirs)).await;
-        looked.map_err(io::Error::other)
+        let checked = self.blocking.run_on_logs(pod, path, move || look(&theirs)).await;
+        checked.map_err(io::Error::other)
     }
 
     /// Checks a log: rotates it, watches it, or schedules the next check.
-    async fn look(&mut self, id: &ContainerId) {
+    async fn check(&mut self, id: &ContainerId) {
         let now = self.clock.now().mono;
         let Some(Log { pod, path, .. }) = self.logs.get(id) else { return };
         let seen = self.at((pod, path), |path| {
@@ -342,23 +348,23 @@ impl<R: Runtime> Rotator<R> {
             Ok(Some(size)) if size >= self.rotation.size_max => return self.rotate(id).await,
             Ok(Some(size)) => {
                 log.failures = 0;
-                let (grew, took) = (size.saturating_sub(log.size), now.since(log.looked));
+                let (grew, took) = (size.saturating_sub(log.size), now.since(log.checked));
                 let known = !took.is_zero();
                 log.size = size;
-                log.looked = now;
+                log.checked = now;
                 if known && grew > 0 {
-                    log.next = Next::At(now + next_look(self.rotation, size, grew, took));
+                    log.next = NextCheck::At(now + next_check(self.rotation, size, grew, took));
                 } else {
                     self.watch(id).await;
                 }
             }
             Ok(None) => {
                 log::info!("{}: not a regular file; ignored", log.path.display());
-                log.next = Next::Never;
+                log.next = NextCheck::Never;
             }
             Err(_) if is_elsewhere => {
                 log::debug!("{}: not found; ignored", log.path.display());
-                log.next = Next::Never;
+                log.next = NextCheck::Never;
             }
             Err(error) if error.kind() == ErrorKind::NotFound => self.ask_for(id).await,
             Err(error) => self.failed(id, &error.to_string()),
@@ -378,10 +384,10 @@ impl<R: Runtime> Rotator<R> {
         let now = self.clock.now().mono;
         let Some(log) = self.logs.get_mut(id) else { return };
         let Some(watch) = watch else {
-            log.next = Next::At(now + self.rotation.look_max);
+            log.next = NextCheck::At(now + self.rotation.check_max);
             return;
         };
-        log.next = Next::Written(watch);
+        log.next = NextCheck::Written(watch);
         let written = size != Some(log.size);
         self.watches.insert(watch, id.clone());
         if written {
@@ -399,8 +405,8 @@ impl<R: Runtime> Rotator<R> {
                 let now = self.clock.now().mono;
                 if let Some(log) = self.logs.get_mut(id) {
                     log.size = 0;
-                    log.looked = now;
-                    log.next = Next::At(now + next_look(self.rotation, 0, 0, Duration::ZERO));
+                    log.checked = now;
+                    log.next = NextCheck::At(now + next_check(self.rotation, 0, 0, Duration::ZERO));
                 }
             }
             Ok(()) => self.failed(id, "the runtime does not write it"),
@@ -430,9 +436,9 @@ impl<R: Runtime> Rotator<R> {
         if let Some(log) = self.logs.get_mut(id) {
             log.failures = 0;
             log.size = 0;
-            log.looked = now;
+            log.checked = now;
             // A container that filled a log usually continues.
-            log.next = Next::At(now + next_look(self.rotation, 0, 0, Duration::ZERO));
+            log.next = NextCheck::At(now + next_check(self.rotation, 0, 0, Duration::ZERO));
         }
         // Full: compressed with the next rotation.
         let _ = self.to_compress.try_send(path);
@@ -447,21 +453,21 @@ impl<R: Runtime> Rotator<R> {
         }
         let wait = LOG_RETRY.saturating_mul(1 << log.failures.min(10)).min(LOG_RETRY_MAX);
         log.failures = log.failures.saturating_add(1);
-        log.looked = now;
-        log.next = Next::At(now + wait);
+        log.checked = now;
+        log.next = NextCheck::At(now + wait);
     }
 }
 
 /// How long a log of `size` bytes that grew by `grew` bytes within `took` can be left alone: until it reaches its limit, at
 /// that speed or at the assumed minimum. Shorter when that is long: the log may grow faster. PURE.
-fn next_look(rotation: Rotation, size: u64, grew: u64, took: Duration) -> Duration {
+fn next_check(rotation: Rotation, size: u64, grew: u64, took: Duration) -> Duration {
     let left = u128::from(rotation.size_max.saturating_sub(size));
     let nanos = |bytes: u128, of: u128, within: u128| bytes.saturating_mul(within) / of.max(1);
     let reckoned = nanos(left, u128::from(LOG_BYTES_PER_SECOND), 1_000_000_000);
     let seen = if grew == 0 { reckoned } else { nanos(left, u128::from(grew), took.as_nanos()) };
     let full = Duration::from_nanos(u64::try_from(reckoned.min(seen)).unwrap_or(u64::MAX));
-    let wait = if full > LOG_LOOK_WHOLE { full / 4 * 3 } else { full };
-    wait.min(rotation.look_max).max(LOG_LOOK_MIN)
+    let wait = if full > LOG_CHECK_WHOLE { full / 4 * 3 } else { full };
+    wait.min(rotation.check_max).max(LOG_CHECK_MIN)
 }
 
 /// Compresses rotated logs, one at a time.
@@ -482,7 +488,7 @@ mod tests {
     #[test]
     fn a_log_is_looked_at_when_it_may_be_full_and_not_much_sooner() {
         const MB: u64 = 1_000_000;
-        let rotation = Rotation { size_max: 10 * MB, files_max: 5, look_max: Duration::from_secs(10) };
+        let rotation = Rotation { size_max: 10 * MB, files_max: 5, check_max: Duration::from_secs(10) };
         let (second, ms) = (Duration::from_secs(1), Duration::from_millis);
         for (size, grew, took, wait) in [
             (0, 0, Duration::ZERO, ms(1500)),
@@ -494,10 +500,10 @@ mod tests {
             (10 * MB, 0, second, ms(20)),
             (u64::MAX, u64::MAX, second, ms(20)),
         ] {
-            assert_eq!(next_look(rotation, size, grew, took), wait, "{size} {grew}");
+            assert_eq!(next_check(rotation, size, grew, took), wait, "{size} {grew}");
         }
         let large = Rotation { size_max: u64::MAX, ..rotation };
-        assert_eq!(next_look(large, 0, 0, second), large.look_max);
-        assert_eq!(next_look(large, 0, u64::MAX, Duration::MAX), large.look_max);
+        assert_eq!(next_check(large, 0, 0, second), large.check_max);
+        assert_eq!(next_check(large, 0, u64::MAX, Duration::MAX), large.check_max);
     }
 }

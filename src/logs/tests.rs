@@ -14,7 +14,7 @@ use super::files::{self, Rotated};
 use super::follow::Follower;
 use super::line::{Shown, Sink, Stream};
 use super::read::{LogReader, Part};
-use crate::limits::LOG_LAST_WORDS;
+use crate::limits::LOG_DRAIN_TIME;
 use crate::model::Wall;
 
 /// 2026-01-02T03:04:05Z
@@ -219,7 +219,7 @@ struct Writer {
     log: PathBuf,
     file: File,
     next: usize,
-    /// It was delayed so long that a follower may have continued without it (`LOG_LAST_WORDS`).
+    /// It was delayed so long that a follower may have continued without it (`LOG_DRAIN_TIME`).
     held_up: bool,
 }
 
@@ -253,7 +253,7 @@ impl Writer {
         let new = File::options().create(true).append(true).open(&self.log).unwrap();
         std::thread::sleep(Duration::from_millis(2));
         self.lines(late);
-        self.held_up |= begun.elapsed() > LOG_LAST_WORDS / 2;
+        self.held_up |= begun.elapsed() > LOG_DRAIN_TIME / 2;
         self.file = new;
     }
 

@@ -1,26 +1,26 @@
-//! What the kernel says of this process.
+//! The kernel's statistics of this process.
 
 use std::time::Duration;
 
-/// What the kernel says of the process; zeros where it says nothing.
+/// Statistics of the process; 0 where the kernel has none.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Process {
     /// All memory in RAM, in KiB: with the code pages, which the kernel may drop and read again.
     pub rss_kib: u64,
-    /// Of these what is the process' own, in KiB.
+    /// Anonymous memory among it, in KiB.
     pub anonymous_kib: u64,
-    /// The most it has been, in KiB.
+    /// The greatest resident memory so far, in KiB.
     pub rss_max_kib: u64,
-    /// Threads.
+    /// Number of threads.
     pub threads: u64,
-    /// How often the main thread went to sleep.
+    /// Voluntary context switches of the main thread.
     pub sleeps: u64,
-    /// Time on a processor.
+    /// Processor time.
     pub cpu: Duration,
 }
 
 impl Process {
-    /// Reads the text of `/proc/self/status`. PURE.
+    /// Parses the text of `/proc/self/status`. PURE.
     pub fn parse(status: &str, cpu: Duration) -> Self {
         let number = |key: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
@@ -36,7 +36,7 @@ impl Process {
         }
     }
 
-    /// This process, now.
+    /// Reads the statistics of this process.
     pub fn here() -> Self {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);

@@ -1,5 +1,5 @@
-//! Containers that have ended, by how (`terminated_containers_total`, `updateStatusInternal`'s
-//! `checkAndRecordTerminations`): counted when a pod's status says so for the first time. PURE.
+//! Terminated containers by exit code and reason (`terminated_containers_total`, `updateStatusInternal`'s
+//! `checkAndRecordTerminations`): counted when a pod's status first shows the termination. PURE.
 
 use std::cell::RefCell;
 
@@ -9,18 +9,18 @@ use crate::limits::{TERMINATION_REASON_BYTES_MAX, TERMINATIONS_MAX};
 use crate::model::ContainerKind;
 use crate::model::SortedMap;
 
-/// How a container ended: its list, its exit code, and the runtime's word for it. `None`: another way.
-type Way = (ContainerKind, Option<(i32, Box<str>)>);
+/// A container's list, exit code, and the runtime's reason. `None`: counted as `other`.
+type TerminationLabels = (ContainerKind, Option<(i32, Box<str>)>);
 
 /// One of the lists of a pod's status.
 type List = fn(&PodStatus) -> &Option<Vec<ContainerStatus>>;
 
-/// How often containers ended in each way.
+/// Number of terminations by label values.
 #[derive(Debug, Default)]
-pub struct Terminations(RefCell<SortedMap<Way, u64>>);
+pub struct Terminations(RefCell<SortedMap<TerminationLabels, u64>>);
 
 impl Terminations {
-    /// The pod's status changes: what has ended of late is counted.
+    /// Counts terminations that are new in the pod's status.
     pub fn note(&self, before: Option<&PodStatus>, after: &PodStatus) {
         let lists: [(ContainerKind, List); 3] = [
             (ContainerKind::Init, |status| &status.init_container_statuses),
@@ -51,9 +51,9 @@ impl Terminations {
         *counts.entry(way).or_default() += 1;
     }
 
-    /// The labels and the number of each way.
+    /// Labels and value of each line.
     pub(super) fn lines(&self) -> Vec<(String, u64)> {
-        let line = |((kind, way), count): (&Way, &u64)| {
+        let line = |((kind, way), count): (&TerminationLabels, &u64)| {
             let kind = super::CONTAINER_TYPES[*kind as usize];
             let (code, reason) = match way {
                 Some((code, reason)) => (code.to_string(), &**reason),
@@ -87,14 +87,14 @@ mod tests {
     }
 
     #[test]
-    fn each_end_is_counted_once() {
+    fn each_termination_is_counted_once() {
         let counts = Terminations::default();
         let (runs, ended) = (status("a", None), status("a", Some((139, "Error"))));
         counts.note(None, &runs);
         counts.note(Some(&runs), &ended);
         counts.note(Some(&ended), &ended);
         counts.note(None, &status("b", Some((0, "Completed"))));
-        // It ran again, and its end came before a status showed that.
+        // It ran again and terminated before a status showed that it ran.
         counts.note(Some(&ended), &status("a", Some((1, "Error"))));
         counts.note(Some(&status("a", None)), &ended);
         let of = |code, reason: &str| {
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_runtime_says_does_not_grow_the_page_for_ever() {
+    fn the_number_of_lines_is_bounded_whatever_the_runtime_reports() {
         let counts = Terminations::default();
         for code in 0..1000 {
             counts.note(None, &status("a", Some((code, "Error"))));

@@ -1,7 +1,7 @@
-//! The back-off table (`flowcontrol.Backoff`): how long a crashed container, or a failed pull, has to wait.
+//! The back-off table (`flowcontrol.Backoff`): the waits of crashed containers and failed pulls.
 //!
-//! PURE. Fixed capacity, sixteen bytes an entry, no allocation after start-up. An entry doubles with every
-//! attempt up to the maximum; it starts anew when its container ran for longer than the reset time.
+//! PURE. Fixed capacity, sixteen bytes an entry, no allocation after start-up. The wait doubles with every attempt up to the
+//! maximum; it is reset when the container ran for longer than the reset time.
 //!
 //! ```text
 //!     crash ──► next: 10 s ──► crash ──► next: 20 s ──► … ──► 300 s
@@ -21,8 +21,7 @@ use crate::limits::{
 };
 use crate::model::{DesiredPod, Mono, PodUid};
 
-/// What an entry belongs to: a 64-bit hash of a stable key. Two keys that collide share one wait; among a full
-/// table's entries that happens once in 10^13 tables.
+/// Key of an entry: a 64-bit hash of a stable key. Keys that collide share one wait; in a full table the probability is 10^-13.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BackoffKey(u64);
 
@@ -33,8 +32,7 @@ impl BackoffKey {
         Self(container_key(pod, container))
     }
 
-    /// An image a pod wants pulled (`imageManager.pullImage`): UID and image. FNV-1a, 64 bits; `_` stands in no
-    /// UID.
+    /// An image that a pod pulls (`imageManager.pullImage`): UID and image. FNV-1a, 64 bits; no UID contains `_`.
     pub fn image(pod: &PodUid, image: &str) -> Self {
         let bytes = pod.as_str().bytes().chain([b'_']).chain(image.bytes());
         Self(bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -44,12 +42,12 @@ impl BackoffKey {
 }
 
 impl BackoffKey {
-    /// As a checkpoint keeps it: the hashes are the same in every version.
+    /// As stored in a checkpoint: the hashes are the same in every version.
     pub fn kept(self) -> u64 {
         self.0
     }
 
-    /// Out of a checkpoint.
+    /// From a checkpoint.
     pub fn from_kept(kept: u64) -> Self {
         Self(kept)
     }
@@ -57,11 +55,11 @@ impl BackoffKey {
 
 /// The key of a container's crash back-off (`GetBackoffKey`): a change of its definition starts a new one.
 ///
-/// The kubelet's key covers resources as Go prints its parsed quantities; here it covers them as written. The key
-/// never leaves the agent, so that only "same definition, same key" matters.
+/// The kubelet's key has resources as Go prints its parsed quantities; here as written in the manifest. The key is used only by
+/// this agent, so it has to be stable only for the same definition.
 fn container_key(pod: &DesiredPod, container: &Container) -> u64 {
     let mut key = Fnv64(0xcbf2_9ce4_8422_2325);
-    // `fmt::Write` into a hash cannot fail.
+    // Writing to a hash does not fail.
     let _ = write!(
         key,
         "{}/{}/{}/{}/{}/&ResourceRequirements{{Limits:ResourceList{{",
@@ -104,8 +102,8 @@ impl std::fmt::Write for Fnv64 {
     }
 }
 
-/// One wait. `packed` holds the last update in milliseconds since the table's start (upper 40 bits: 34 years) and
-/// the wait in milliseconds (lower 24 bits: 4.6 hours).
+/// An entry. `packed` has the last update in milliseconds since the table's epoch (upper 40 bits: 34 years) and the wait in
+/// milliseconds (lower 24 bits: 4.6 hours).
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     key: u64,
@@ -134,16 +132,16 @@ impl Entry {
     }
 }
 
-/// When a wait ends, and how long it is in all.
+/// End and length of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hold {
     /// The first instant at which the container may start.
     pub until: Mono,
-    /// The whole wait, as the message shows it.
+    /// The whole wait, for the message.
     pub wait: Duration,
 }
 
-/// The table. Entries are sorted by key: a lookup is a binary search over at most 16 KiB.
+/// The table, sorted by key: a lookup is a binary search in at most 16 KiB.
 #[derive(Clone, Debug)]
 pub struct Backoff {
     entries: Vec<Entry>,
@@ -172,7 +170,7 @@ impl Backoff {
         let ms = |wait: Duration| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).min(WAIT_MS_MAX);
         Self {
             entries: Vec::with_capacity(BACKOFF_ENTRIES_MAX),
-            // Entries that are restored were updated before; one older than this has expired long ago.
+            // Restored entries were updated earlier; older ones have expired.
             epoch: epoch - 2 * reset,
             initial_ms: ms(initial),
             max_ms: ms(longest),
@@ -186,9 +184,9 @@ impl Backoff {
         self.find(key).map_or(Duration::ZERO, |entry| Duration::from_millis(entry.wait_ms()))
     }
 
-    /// The wait a container is in at `now` when it ended at `event` (`IsInBackOffSince`); `None` when it may start.
+    /// The wait at `now` of a container that exited at `event` (`IsInBackOffSince`); `None` when it may start.
     ///
-    /// `event` is `None` for a container that exited at an unknown time: that was long ago.
+    /// `event` is `None` when the exit time is unknown, which counts as long ago.
     pub fn held_since(&self, key: BackoffKey, event: Option<Mono>, now: Mono) -> Option<Hold> {
         let entry = self.find(key)?;
         let event = event?;
@@ -196,7 +194,7 @@ impl Backoff {
             return None;
         }
         let wait = Duration::from_millis(entry.wait_ms());
-        // An event in the future (a record read after `now` was) counts as "just now".
+        // An event in the future (of a record read after `now`) counts as `now`.
         (now.since(event) < wait).then(|| Hold { until: event + wait, wait })
     }
 
@@ -211,20 +209,20 @@ impl Backoff {
         (now.since(updated) < wait).then(|| Hold { until: updated + wait, wait })
     }
 
-    /// An attempt is made at `now` after an end at `event`: the wait doubles, or starts anew (`Backoff.Next`).
+    /// Records an attempt at `now` after an exit at `event`: the wait doubles or is reset (`Backoff.Next`).
     pub fn next(&mut self, key: BackoffKey, event: Option<Mono>, now: Mono) {
         let known = self.find(key).filter(|entry| !self.is_expired(*entry, event));
         let wait_ms = known.map_or(self.initial_ms, |entry| (entry.wait_ms() * 2).min(self.max_ms));
         self.put(key, wait_ms, now);
     }
 
-    /// Sets a key's wait, updated at `at`: what a checkpoint restores.
+    /// Sets a wait with its last update, from a checkpoint.
     pub fn restore(&mut self, key: BackoffKey, wait: Duration, at: Mono) {
         let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).min(self.max_ms);
         self.put(key, wait_ms, at);
     }
 
-    /// Forgets a key (`Backoff.Reset`).
+    /// Removes an entry (`Backoff.Reset`).
     pub fn forget(&mut self, key: BackoffKey) {
         if let Ok(index) = self.index(key) {
             self.entries.remove(index);
@@ -238,7 +236,7 @@ impl Backoff {
         self.entries.retain(|entry| now.since(epoch + Duration::from_millis(entry.updated_ms())) <= reset);
     }
 
-    /// Key, wait, and time since its last update of every entry: what a checkpoint keeps.
+    /// Key, wait, and time since the last update of every entry, for a checkpoint.
     pub fn waits(&self, now: Mono) -> impl Iterator<Item = (BackoffKey, Duration, Duration)> {
         self.entries.iter().map(move |entry| {
             let wait = Duration::from_millis(entry.wait_ms());
@@ -246,17 +244,17 @@ impl Backoff {
         })
     }
 
-    /// Rises with each change but time's: an entry that expires is none.
+    /// Number of changes so far; an expiry is no change.
     pub fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// How many waits are known.
+    /// Number of entries.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// True when none is.
+    /// True without entries.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -273,7 +271,7 @@ impl Backoff {
         self.epoch + Duration::from_millis(entry.updated_ms())
     }
 
-    /// `HasExpiredFunc`: the container ran on for longer than the reset time after the last update.
+    /// `HasExpiredFunc`: the container ran for longer than the reset time after the last update.
     fn is_expired(&self, entry: Entry, event: Option<Mono>) -> bool {
         event.is_some_and(|event| event.since(self.updated(entry)) > self.reset)
     }
@@ -358,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_doubles_up_to_the_maximum_and_starts_anew_after_a_long_run() {
+    fn a_wait_doubles_up_to_the_maximum_and_is_reset_after_a_long_run() {
         let mut table = table();
         let mut waits = Vec::new();
         for n in 0..8 {
@@ -379,11 +377,11 @@ mod tests {
         table.next(key(1), Some(at(0)), at(5));
         assert_eq!(table.held_since(key(1), Some(at(6)), at(15)), Some(Hold { until: at(16), wait: 10 * S }));
         assert_eq!(table.held_since(key(1), Some(at(6)), at(16)), None, "strictly less");
-        assert_eq!(table.held_since(key(1), None, at(5)), None, "an end nobody knows was long ago");
+        assert_eq!(table.held_since(key(1), None, at(5)), None, "an unknown exit time counts as long ago");
         assert_eq!(
             table.held_since(key(1), Some(at(20)), at(10)),
             Some(Hold { until: at(30), wait: 10 * S }),
-            "an end in the future is now"
+            "an exit in the future counts as now"
         );
     }
 
@@ -397,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_drops_the_entry_updated_longest_ago_and_never_grows() {
+    fn a_full_table_drops_the_least_recently_updated_entry() {
         let mut table = table();
         let room = table.entries.capacity();
         for n in 0..BACKOFF_ENTRIES_MAX as u64 {
@@ -414,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_collection_keeps_what_is_fresh() {
+    fn garbage_collection_keeps_recent_entries() {
         let mut table = table();
         table.next(key(1), None, at(0));
         table.next(key(2), None, at(1));
@@ -448,11 +446,11 @@ mod tests {
         table.next(key(1), Some(at(0)), at(0));
         assert_eq!(table.wait(key(1)), 4 * S);
         table.restore(key(2), 100 * S, at(0));
-        assert_eq!(table.wait(key(2)), 4 * S, "a restored wait obeys it too");
+        assert_eq!(table.wait(key(2)), 4 * S, "a restored wait is limited too");
     }
 
     #[test]
-    fn what_is_kept_is_restored_with_its_age() {
+    fn a_stored_entry_is_restored_with_its_age() {
         let mut table = Backoff::for_images(at(1000));
         table.next(key(1), None, at(1000));
         table.next(key(1), None, at(1010));
@@ -461,19 +459,19 @@ mod tests {
         assert_eq!(BackoffKey::from_kept(kept[0].0.kept()), key(1));
         let changes = table.changes();
         assert!(table.held_since_update(key(1), at(1029)).is_some());
-        assert_eq!(table.changes(), changes, "looking is no change");
-        // Another table, whose clock begins 5 s later.
+        assert_eq!(table.changes(), changes, "reading is no change");
+        // Another table, whose epoch is 5 s later.
         let mut table = Backoff::for_images(at(8));
         table.restore(kept[0].0, kept[0].1, at(8) - kept[0].2 - 5 * S);
         assert_eq!(table.held_since_update(key(1), at(9)), Some(Hold { until: at(20), wait: 20 * S }));
         assert_eq!(table.held_since_update(key(1), at(20)), None);
         table.restore(key(2), 20 * S, at(8) - 601 * S);
         table.collect(at(8));
-        assert_eq!(table.len(), 1, "what had expired goes");
+        assert_eq!(table.len(), 1, "expired entries are dropped");
     }
 
     #[test]
-    fn any_part_of_the_definition_makes_another_key() {
+    fn every_part_of_the_definition_changes_the_key() {
         let key = |uid: &str, container: serde_json::Value| {
             let pod = serde_json::json!({"metadata": {"name": "web", "namespace": "default", "uid": uid}});
             let pod = DesiredPod::new(serde_json::from_value(pod).unwrap());

@@ -1,9 +1,9 @@
-//! An ephemeral container as `smolet debug` adds it, and as the checkpoint keeps it. PURE.
+//! An ephemeral container of `smolet debug`, as stored in the checkpoint. PURE.
 
 use k8s_openapi::api::core::v1::{Capabilities, EphemeralContainer, SecurityContext};
 use minicbor::{Decode, Encode};
 
-/// What is said of one; the rest is the same for all. Fields are numbered for the checkpoint and may be added.
+/// The fields that differ between debug containers. Fields are numbered for the checkpoint and may be added.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
 pub struct Debugger<'a> {
@@ -16,7 +16,7 @@ pub struct Debugger<'a> {
     /// `imagePullPolicy`.
     #[b(2)]
     pub pull_policy: &'a str,
-    /// `command`; empty = the image's own.
+    /// `command`; empty = the image's.
     #[b(3)]
     pub command: Vec<&'a str>,
     /// `targetContainerName`.
@@ -31,7 +31,7 @@ pub struct Debugger<'a> {
 }
 
 impl<'a> Debugger<'a> {
-    /// Description of that container.
+    /// The fields of that container.
     pub fn of(container: &'a EphemeralContainer) -> Self {
         let text = |field: &'a Option<String>| field.as_deref().unwrap_or_default();
         Self {
@@ -45,7 +45,7 @@ impl<'a> Debugger<'a> {
         }
     }
 
-    /// The container, as kubectl makes it (`generateDebugContainer`, its profile `general`) with the API server's defaults.
+    /// The container, as kubectl creates it (`generateDebugContainer`, profile `general`) with the API server's defaults.
     pub fn container(&self) -> EphemeralContainer {
         let command = self.command.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
         let capabilities = Capabilities { add: Some(vec!["SYS_PTRACE".to_owned()]), drop: None };
@@ -68,10 +68,10 @@ impl<'a> Debugger<'a> {
     }
 }
 
-/// What follows `debugger-` in a name that nobody gave: as Kubernetes' own, five letters out of those that make no word.
+/// Suffix of a generated name `debugger-…`: five letters from Kubernetes' alphabet for random names, which has no vowels.
 pub fn name_suffix(seed: u64) -> String {
     const LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
-    // splitmix64: neighbouring seeds are as good as any.
+    // splitmix64: neighbouring seeds give independent suffixes.
     let mut bits = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_of_a_container_makes_it_again() {
+    fn a_stored_container_is_restored() {
         for said in [
             Debugger { name: "debugger-x", image: "busybox:1", pull_policy: "Always", ..Debugger::default() },
             Debugger {
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_kubernetes_own_kind_and_differ() {
+    fn generated_names_use_kubernetes_alphabet_and_differ() {
         let names: SortedSet<String> = (0..1000).map(name_suffix).collect();
         assert_eq!(names.len(), 1000);
         assert!(names.iter().all(|name| name.len() == 5 && name.bytes().all(|b| b.is_ascii_alphanumeric())));

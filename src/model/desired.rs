@@ -1,4 +1,4 @@
-//! The pod as it was asked for. PURE.
+//! The desired pod. PURE.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::ids::PodKey;
 use super::object::{ClaimedVolume, ObjectKey, ObjectKind};
 use crate::model::packed::PackedPod;
 
-/// Which list of the pod's spec a container stands in.
+/// A list of containers in the pod's spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ContainerKind {
     /// `spec.initContainers`, sidecars (`restartPolicy: Always`) included.
@@ -22,12 +22,12 @@ pub enum ContainerKind {
     Ephemeral,
 }
 
-/// What is read of a container's definition whichever list it stands in. `Default` is a container without anything.
+/// The fields that all kinds of containers have. `Default` is a container without any.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ContainerSpec<'a> {
     /// Its name.
     pub name: &'a str,
-    /// The image as the manifest names it; empty when absent.
+    /// The image in the manifest; empty when absent.
     pub image: &'a str,
     /// `imagePullPolicy`.
     pub image_pull_policy: Option<&'a str>,
@@ -45,7 +45,7 @@ pub struct ContainerSpec<'a> {
     pub target: Option<&'a str>,
 }
 
-/// The view of a `Container` or an `EphemeralContainer`: two types of the API with the same fields.
+/// Views a `Container` or an `EphemeralContainer`: two types of the API with the same fields.
 macro_rules! container_spec {
     ($of:expr, $target:expr) => {
         ContainerSpec {
@@ -62,57 +62,57 @@ macro_rules! container_spec {
     };
 }
 
-/// A pod that a source wants to run: the typed object and what is computed from it once.
+/// A pod of a source: the typed object, and values that are computed from it once.
 ///
-/// Built at the edge after validation; the core also admits what the kubelet's functions admit (undefaulted
-/// pods, no app container), as the vectors have it.
+/// Built by the sources after validation; the core also admits what the kubelet's functions admit (undefaulted pods, no app
+/// container), as the test vectors do.
 #[derive(Clone, Debug)]
 pub struct DesiredPod {
     /// UID, namespace and name.
     pub key: PodKey,
-    /// The object, defaulted when it comes from a source. Reading it opens it.
+    /// The object, defaulted when it comes from a source. Reading it decodes it.
     pub pod: PackedPod,
     /// The container hashes (`kubecontainer.HashContainer`) of `spec.initContainers`, in spec order.
     pub init_hashes: Box<[u32]>,
     /// The container hashes of `spec.containers`, in spec order.
     pub app_hashes: Box<[u32]>,
-    /// What its runtime class means, if it has one.
+    /// The handler of its runtime class, if it has one.
     pub handler: ClassHandler,
-    /// What its volumes that are claims have for it, by the volume's name.
+    /// Its claims' persistent volumes, by the volume's name.
     pub claims: Vec<(Box<str>, Claimed)>,
-    /// The node has no room for what it names in the cluster.
+    /// The objects that it references exceed the node's limits.
     pub too_many_objects: bool,
 }
 
-/// What a volume that is a claim has for its pod: a persistent volume, or why there is none.
+/// The persistent volume of a claim, or why there is none.
 pub type Claimed = Result<ClaimedSource, Arc<str>>;
 
-/// Why a claim has no volume that is not known yet.
-pub const UNTOLD: &str = "the API server has not told of it yet";
+/// Reason while the claim has not been fetched.
+pub const CLAIM_NOT_FETCHED: &str = "not fetched from the API server yet";
 
 /// A claim's persistent volume.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClaimedSource {
     /// The volume.
     pub volume: Arc<ClaimedVolume>,
-    /// The claim's `readOnly`: no container of the pod may write there.
+    /// The claim's `readOnly`: containers of the pod must not write to it.
     pub read_only: bool,
 }
 
-/// The runtime's handler that a pod's runtime class means.
+/// The runtime handler of a pod's runtime class.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ClassHandler {
-    /// The one that is called like the class: a static pod has no object to look into.
+    /// The handler with the class' name: a static pod has no `RuntimeClass` object.
     #[default]
     Named,
-    /// The one that the `RuntimeClass` object names.
+    /// The handler in the `RuntimeClass` object.
     Of(Arc<str>),
-    /// The API server has no such object, or has not told of it yet.
+    /// The API server has no such object, or it has not been fetched.
     Missing,
 }
 
 impl DesiredPod {
-    /// Takes the object and computes the hashes; missing metadata becomes empty text.
+    /// Computes the hashes of the object; missing metadata becomes empty text.
     pub fn new(pod: Pod) -> Self {
         let meta = &pod.metadata;
         let text = |field: &Option<String>| field.clone().unwrap_or_default();
@@ -134,25 +134,25 @@ impl DesiredPod {
         }
     }
 
-    /// The pod's spec; an empty one when the object has none, as the kubelet's zero value.
+    /// The pod's spec; an empty one when the object has none, as in the kubelet.
     pub fn spec(&self) -> &PodSpec {
         static EMPTY: std::sync::LazyLock<PodSpec> = std::sync::LazyLock::new(PodSpec::default);
         self.pod.spec.as_ref().unwrap_or(&EMPTY)
     }
 
-    /// The key of the object which the pod means by that name.
+    /// The key of the object that the pod references by that name.
     pub fn names(&self, kind: ObjectKind, name: &str) -> ObjectKey {
         ObjectKey::new(self.pod.side(), kind, &self.key.namespace, name)
     }
 
-    /// What the volume has, when it is a claim.
+    /// The persistent volume, when the volume is a claim.
     pub fn claimed(&self, volume: &Volume) -> Option<Result<&ClaimedSource, &str>> {
         volume.persistent_volume_claim.as_ref()?;
         let known = self.claims.iter().find(|(name, _)| **name == *volume.name);
         Some(match known {
             Some((_, Ok(source))) => Ok(source),
             Some((_, Err(why))) => Err(why),
-            None => Err(UNTOLD),
+            None => Err(CLAIM_NOT_FETCHED),
         })
     }
 
@@ -166,7 +166,7 @@ impl DesiredPod {
         &self.spec().containers
     }
 
-    /// The images of all containers, and of the volumes that are images.
+    /// The images of all containers and of image volumes.
     pub fn images(&self) -> impl Iterator<Item = &str> {
         let containers = self.init_containers().iter().chain(self.containers());
         let of_containers = containers.map(|container| &container.image);
@@ -177,7 +177,7 @@ impl DesiredPod {
         all.map(|image| image.as_deref().unwrap_or_default())
     }
 
-    /// The same pod with these as its ephemeral containers. The object is there once more then.
+    /// A copy of the pod with these ephemeral containers. The object is then in memory twice.
     #[must_use]
     pub fn with_ephemeral_containers(&self, containers: Vec<EphemeralContainer>) -> Self {
         let mut pod = (*self.pod).clone();
@@ -185,7 +185,7 @@ impl DesiredPod {
         Self { pod: pod.into(), ..self.clone() }
     }
 
-    /// The container at that place; one without anything when there is none.
+    /// The container at that index; an empty one when there is none.
     pub fn container(&self, kind: ContainerKind, index: usize) -> ContainerSpec<'_> {
         let found = match kind {
             ContainerKind::Init => self.init_containers().get(index).map(|of| container_spec!(of, None)),
@@ -198,7 +198,7 @@ impl DesiredPod {
         found.unwrap_or_default()
     }
 
-    /// The list that the container of that name stands in; nothing of one that the pod has not.
+    /// The list with the container of that name; `None` when the pod has none.
     pub fn container_kind(&self, name: &str) -> Option<ContainerKind> {
         let has = |containers: &[Container]| containers.iter().any(|container| container.name == name);
         if has(self.init_containers()) {

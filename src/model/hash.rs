@@ -1,4 +1,4 @@
-//! The container hash (`kubecontainer.HashContainer`): which definition a container was created from. PURE.
+//! The container hash (`kubecontainer.HashContainer`), which identifies the definition a container was created from. PURE.
 
 /// FNV-1a, 32 bits, fed piece by piece.
 #[derive(Clone, Copy)]
@@ -18,8 +18,8 @@ impl Fnv32 {
 
 /// The hash of a container's name and image, the two fields the kubelet compares.
 ///
-/// `HashContainer` marshals `{"image":…,"name":…}` with Go's JSON escaping and hashes how Go's `%#v`-like dump
-/// prints that byte slice: `([]uint8)[123 34 …]`. Follows `pkg/kubelet/container/helpers.go`. Allocates nothing.
+/// `HashContainer` marshals `{"image":…,"name":…}` with Go's JSON escaping and hashes the bytes as Go's `%#v` prints them:
+/// `([]uint8)[123 34 …]`. Follows `pkg/kubelet/container/helpers.go`. Allocates nothing.
 pub fn container_hash(name: &str, image: &str) -> u32 {
     let mut dump = Dump { hash: Fnv32(0x811c_9dc5), first: true };
     dump.hash.bytes(b"([]uint8)[");
@@ -32,7 +32,7 @@ pub fn container_hash(name: &str, image: &str) -> u32 {
     dump.hash.0
 }
 
-/// Prints bytes as decimal numbers joined by one blank, straight into the hash.
+/// Feeds bytes into the hash as decimal numbers separated by one space.
 struct Dump {
     hash: Fnv32,
     first: bool,

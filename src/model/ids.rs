@@ -11,12 +11,12 @@ macro_rules! id {
         pub struct $name(Rc<str>);
 
         impl $name {
-            /// The id as the runtime or the API writes it.
+            /// The id as in the runtime or the API.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
 
-            /// True when nothing was given: the kubelet's functions admit an empty id.
+            /// The kubelet's functions admit an empty id.
             pub fn is_empty(&self) -> bool {
                 self.0.is_empty()
             }
@@ -68,14 +68,14 @@ id! {
     ContainerId
 }
 
-/// Which pod: its UID (the identity) with namespace and name (what people call it).
+/// Identifies a pod: its UID, with namespace and name for messages.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodKey {
-    /// The identity: a pod of the same name with another UID is another pod.
+    /// The identity: a pod with the same name and another UID is another pod.
     pub uid: PodUid,
     /// `metadata.namespace`.
     pub namespace: Rc<str>,
-    /// `metadata.name`, for a static pod already with the node's name behind it.
+    /// `metadata.name`; of a static pod with the node's name as its suffix.
     pub name: Rc<str>,
 }
 
@@ -85,8 +85,8 @@ impl PodKey {
         Self { uid: PodUid::from(uid), namespace: Rc::from(namespace), name: Rc::from(name) }
     }
 
-    /// True when each part can stand in a path as one name, as everything that Kubernetes admits can. What a runtime
-    /// reports may be anything: directories are made and removed by these names.
+    /// True when each part is a valid file name, as in all objects that Kubernetes admits. A runtime may report anything, and
+    /// directories are created and removed by these names.
     pub fn is_path_safe(&self) -> bool {
         let safe = |part: &str| !matches!(part, "" | "." | "..") && !part.contains(['/', '\0']);
         safe(self.uid.as_str()) && safe(&self.namespace) && safe(&self.name)
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_part_of_a_key_may_lead_out_of_its_directory() {
+    fn a_key_with_a_path_separator_is_not_path_safe() {
         assert!(PodKey::new("default", "web-gw.local", "1b4e28ba-2fa1").is_path_safe());
         for (namespace, name, uid) in [
             ("default", "web", ""),

@@ -1,6 +1,6 @@
-//! The vocabulary every other module shares: ids, time, the desired pod and the observed pod. PURE.
+//! The common data types: ids, time, the desired pod and the observed pod. PURE.
 //!
-//! Owns plain data and nothing else: no I/O, no clock, no Kubernetes decision. Depends on no other module but the limits.
+//! Plain data only: no I/O, no clock, no Kubernetes decision. It uses no other module except the limits.
 
 pub mod annotations;
 pub mod backoff;

@@ -1,8 +1,8 @@
 //! The formats of names in Kubernetes (`apimachinery/pkg/util/validation`). PURE.
 //!
-//! Each rule returns what is allowed when the text breaks it.
+//! Each rule returns the allowed form when the text violates it.
 
-/// A rule broken, or nothing.
+/// The allowed form when a rule is violated.
 pub type Broken = Option<&'static str>;
 
 fn broken(good: bool, allowed: &'static str) -> Broken {
@@ -120,8 +120,8 @@ pub fn ip(text: &str) -> Broken {
     broken(text.parse::<std::net::IpAddr>().is_ok(), "must be an IP address, such as 10.9.8.7 or fd00::7")
 }
 
-/// A UID becomes part of paths and cgroup names. Kubernetes checks nothing here; a `/` or `..` would leave the
-/// agent's directories.
+/// A UID becomes part of paths and cgroup names. Kubernetes does not validate it; a `/` or `..` would leave the agent's
+/// directories.
 pub fn uid(text: &str) -> Broken {
     let good = text.len() <= 63 && is_word(text.as_bytes(), |byte| byte.is_ascii_alphanumeric(), b"-");
     broken(good, "must be at most 63 letters, digits or '-', with a letter or digit at both ends")
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn each_format() {
         let long = |n: usize| "a".repeat(n);
-        /// A rule, what keeps it and what breaks it.
+        /// A rule, valid texts and invalid ones.
         type Row<'a> = (fn(&str) -> Broken, &'a [&'a str], &'a [&'a str]);
         let rows: &[Row<'_>] = &[
             (label, &["a", "a-b", "0", &long(63)], &["", "A", "a_b", "-a", "a-", "a.b", "ä", &long(64)]),

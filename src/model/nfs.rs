@@ -1,17 +1,17 @@
-//! What an NFS server exports, as a volume names it. PURE.
+//! The exported directory of an NFS volume. PURE.
 //!
-//! Stricter than Kubernetes, which passes on whatever stands there: what comes from here stands on the command line of
-//! `mount`, and in a list of options that are parted by commas.
+//! Stricter than Kubernetes, which does not validate it: server and path are arguments of `mount`, and options are in a list
+//! separated by commas.
 
 use std::fmt;
 use std::net::Ipv6Addr;
 
 use crate::limits::{NFS_OPTIONS_BYTES_MAX, NFS_PATH_BYTES_MAX, NFS_SERVER_BYTES_MAX};
 
-/// A directory of a server.
+/// An exported directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NfsExport {
-    /// A name or an address; one of IPv6 stands in brackets.
+    /// A name or an address; an IPv6 address in brackets.
     pub server: Box<str>,
     /// Absolute, on the server.
     pub path: Box<str>,
@@ -22,9 +22,9 @@ pub struct NfsExport {
 /// A field that is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// Below the spec of the persistent volume.
+    /// Its path in the spec of the persistent volume.
     pub field: &'static str,
-    /// What stands there.
+    /// Its value.
     pub value: Box<str>,
     /// The allowed form.
     pub allowed: &'static str,
@@ -37,10 +37,10 @@ impl fmt::Display for Refused {
 }
 
 impl NfsExport {
-    /// The export that these name.
+    /// The export with these fields.
     ///
     /// # Errors
-    /// The first of them that is none.
+    /// The first invalid field.
     pub fn new<'a>(
         server: &str,
         path: &str,
@@ -69,25 +69,25 @@ impl NfsExport {
         Ok(Self { server, path, options: all.into() })
     }
 
-    /// `SERVER:PATH`, as `mount` wants it and the kernel shows it.
+    /// `SERVER:PATH`, as `mount` requires it and the kernel shows it.
     pub fn source(&self) -> String {
         format!("{}:{}", self.server, self.path)
     }
 }
 
-/// The beginning of what is refused: it may be long.
+/// The beginning of an invalid value, which may be long.
 fn shown(value: &str) -> &str {
     crate::text::start_of(value, 64)
 }
 
-/// What is allowed, when the text is something else.
+/// Returns the allowed form for an invalid text.
 pub type Rule = fn(&str) -> Option<&'static str>;
 
 fn unless(good: bool, allowed: &'static str) -> Option<&'static str> {
     if good { None } else { Some(allowed) }
 }
 
-/// The address, without brackets; with its zone (`fe80::1%eth0`).
+/// The address without brackets, with its zone (`fe80::1%eth0`).
 fn ipv6(server: &str) -> Option<&str> {
     let address = server.strip_prefix('[').and_then(|inner| inner.strip_suffix(']')).unwrap_or(server);
     let (number, zone) = address.split_once('%').unwrap_or((address, "0"));
@@ -114,7 +114,7 @@ pub fn path(text: &str) -> Option<&'static str> {
     unless(good, "must be an absolute path on the server, without '..', ',', blanks and control characters")
 }
 
-/// Options with which `mount` does something else than to mount what the server exports, or says that it has before it has.
+/// Options with which `mount` does not mount the export, or reports success before it has.
 const OTHER_DEEDS: [&str; 7] = ["bg", "bind", "loop", "move", "nofail", "rbind", "remount"];
 
 /// One of `mountOptions`.
@@ -127,8 +127,7 @@ pub fn option(text: &str) -> Option<&'static str> {
     let name = text.split('=').next().unwrap_or_default().to_ascii_lowercase();
     let does_that =
         !OTHER_DEEDS.contains(&&*name) && !name.ends_with("helper") && !name.starts_with("x-mount.");
-    unless(good, allowed)
-        .or(unless(does_that, "must not be an option with which mount does not do what the volume says"))
+    unless(good, allowed).or(unless(does_that, "must not be an option that changes what mount does"))
 }
 
 #[cfg(test)]
@@ -143,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_is_named_as_mount_wants_it() {
+    fn an_export_is_shown_as_mount_requires_it() {
         for (server, path, options, wanted) in [
             ("nas.lan", "/data", &["nfsvers=4.1", "", "hard"][..], "nas.lan:/data nfsvers=4.1,hard"),
             ("192.0.2.7", "/", &[], "192.0.2.7:/ "),
@@ -162,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_mean_something_else_to_mount_is_refused_by_name() {
+    fn fields_that_mount_would_misinterpret_are_refused() {
         let long = "a".repeat(NFS_SERVER_BYTES_MAX + 1);
         for server in [
             "",
@@ -210,7 +209,7 @@ mod tests {
         for option in ["bg", "BIND", "loop=/dev/loop0", "remount", "uhelper=x", "X-mount.subdir=a", "nofail"]
         {
             let said = source("nas", "/", &[option]);
-            assert!(said.contains(": must not be an option with which mount"), "{option:?}: {said}");
+            assert!(said.contains(": must not be an option that changes"), "{option:?}: {said}");
         }
         let many = "hard ".repeat(NFS_OPTIONS_BYTES_MAX);
         let many: Vec<&str> = many.split(' ').collect();

@@ -1,7 +1,7 @@
-//! ConfigMaps and Secrets: what pods take values from. PURE.
+//! ConfigMaps, Secrets and the other objects that pods reference. PURE.
 //!
-//! Objects are of one of two [`Side`]s, and a pod has those of its own side only: an object's key holds its side, and [`Objects`]
-//! are asked on behalf of a pod.
+//! Every object belongs to one of two [`Side`]s, and a pod uses only those of its own: the side is part of an object's key, and
+//! [`Objects`] are looked up for a pod.
 use std::fmt;
 use std::sync::Arc;
 
@@ -13,24 +13,24 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-/// Where objects and pods come from. Whoever may write on one side must not read what is on the other: a tenant of the cluster
-/// not the node's Secrets, and a static pod, which is often privileged, is not to be configured by a tenant.
+/// Origin of objects and pods. Who may write on one side must not read the other: a tenant of the cluster must not read the
+/// node's Secrets, and a static pod, which is often privileged, must not be configured by a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
-    /// The node's manifests, in its directory and behind its URL alike.
+    /// The node's manifests, from the directory or the URL.
     Manifests,
-    /// The API server, also as it was when it was last heard.
+    /// The API server, or its offline copy.
     ApiServer,
 }
 
 impl Side {
-    /// The pod's.
+    /// The pod's side.
     pub fn of(pod: &Pod) -> Self {
         if is_of_api_server(pod) { Self::ApiServer } else { Self::Manifests }
     }
 }
 
-/// What kind of object, as `kind` has it.
+/// Kind of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ObjectKind {
     /// `ConfigMap`.
@@ -60,10 +60,10 @@ impl fmt::Display for ObjectKind {
     }
 }
 
-/// Which object; shown as `Secret default/wifi` on either side.
+/// Identifies an object; shown as `Secret default/wifi` on either side.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObjectKey {
-    /// Where it comes from.
+    /// Its side.
     pub side: Side,
     /// Kind of the object.
     pub kind: ObjectKind,
@@ -74,12 +74,12 @@ pub struct ObjectKey {
 }
 
 impl ObjectKey {
-    /// The key of these parts.
+    /// The key with these parts.
     pub fn new(side: Side, kind: ObjectKind, namespace: &str, name: &str) -> Self {
         Self { side, kind, namespace: namespace.into(), name: name.into() }
     }
 
-    /// That of the object which the pod means by that name: one of its side and namespace.
+    /// The key of the object that the pod references by that name: of its side and namespace.
     pub fn of(pod: &Pod, kind: ObjectKind, name: &str) -> Self {
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         Self::new(Side::of(pod), kind, namespace, name)
@@ -99,7 +99,7 @@ fn show(f: &mut fmt::Formatter<'_>, kind: ObjectKind, namespace: &str, name: &st
     }
 }
 
-/// One of them. Shared, as it is read on one thread and used on another; its `Debug` shows no value.
+/// An object. Shared, because it is decoded on one thread and used on another; its `Debug` shows no value.
 #[derive(Clone, PartialEq)]
 pub enum Object {
     /// A ConfigMap.
@@ -116,7 +116,7 @@ pub enum Object {
     Claim(Arc<Claim>),
 }
 
-/// What a pod's claim of a persistent volume has for it.
+/// A persistent volume claim of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Claim {
     /// `metadata.namespace`.
@@ -127,47 +127,47 @@ pub struct Claim {
     pub volume: Result<Arc<ClaimedVolume>, Arc<str>>,
 }
 
-/// A persistent volume that a node has by itself.
+/// A persistent volume that the node can mount without a CSI driver.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClaimedVolume {
     /// The `PersistentVolume`'s name.
     pub name: Box<str>,
-    /// Where its content comes from.
+    /// Its source.
     pub source: VolumeSource,
     /// `spec.nodeAffinity.required`.
     pub nodes: Option<NodeSelector>,
 }
 
-/// What a persistent volume is.
+/// Source of a persistent volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeSource {
     /// A path of the node.
     Path {
         /// The path.
         path: Box<str>,
-        /// What it must be, as `hostPath.type` has it; empty: it is not looked at.
+        /// The required type, as `hostPath.type`; empty: not checked.
         kind: Box<str>,
     },
     /// A server's directory.
     Nfs(NfsExport),
 }
 
-/// What a runtime class means here. Its overhead and its scheduling stand in the pods already.
+/// A runtime class. Its overhead and scheduling are in the pods already.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeClass {
     /// `metadata.name`.
     pub name: Box<str>,
-    /// `handler`: the runtime's name of the way to run such pods.
+    /// `handler`: the name of the runtime's handler.
     pub handler: Arc<str>,
 }
 
-/// The runtime class that the pod has.
+/// The pod's runtime class.
 pub fn class_of(pod: &Pod) -> Option<ObjectKey> {
     let class = pod.spec.as_ref()?.runtime_class_name.as_deref().filter(|class| !class.is_empty())?;
     Some(ObjectKey::new(Side::of(pod), ObjectKind::RuntimeClass, "", class))
 }
 
-/// Services of one namespace, as far as variables are made of them.
+/// Services of one namespace, with the fields for environment variables.
 #[derive(Clone, PartialEq)]
 pub struct Services {
     /// Theirs.
@@ -178,7 +178,7 @@ pub struct Services {
     pub list: Vec<Service>,
 }
 
-/// The services whose variables the pod's containers get (`getServiceEnvVarMap`), whether there are any or not.
+/// The services whose variables the pod's containers get (`getServiceEnvVarMap`), whether they exist or not.
 pub fn services_of(pod: &Pod) -> impl Iterator<Item = ObjectKey> {
     let links = pod.spec.as_ref().and_then(|spec| spec.enable_service_links) != Some(false);
     let namespace = pod.metadata.namespace.as_deref().filter(|_| links);
@@ -187,35 +187,35 @@ pub fn services_of(pod: &Pod) -> impl Iterator<Item = ObjectKey> {
     own.into_iter().chain([key("default", "kubernetes")])
 }
 
-/// A service account's token for one pod, as the API server made it.
+/// A service account's token for one pod.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
     /// The pod's namespace.
     pub namespace: Arc<str>,
-    /// [`TokenWish::name`].
+    /// [`TokenRequest::name`].
     pub name: Arc<str>,
     /// The token itself; never shown.
     pub value: Box<str>,
 }
 
-/// A token that a pod has in a projected volume (`ServiceAccountTokenProjection`).
+/// A token that a projected volume of a pod requests (`ServiceAccountTokenProjection`).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TokenWish {
+pub struct TokenRequest {
     /// The pod's UID, to which the token is bound.
     pub pod: Box<str>,
-    /// Whose token.
+    /// The service account.
     pub account: Box<str>,
-    /// For whom; empty: the API server itself.
+    /// The audience; empty: the API server itself.
     pub audience: Box<str>,
-    /// How long it is to hold.
+    /// Its requested lifetime.
     pub seconds: i64,
 }
 
-/// How long a token holds when the volume does not say it, in seconds.
+/// Default lifetime of a token, in seconds.
 const TOKEN_SECONDS: i64 = 3600;
 
-impl TokenWish {
-    /// What that source of the pod's volume wishes.
+impl TokenRequest {
+    /// The request of that source of the pod's volume.
     pub fn of(pod: &Pod, source: &ServiceAccountTokenProjection) -> Self {
         let spec = pod.spec.as_ref();
         let account = spec.and_then(|spec| spec.service_account_name.as_deref());
@@ -227,19 +227,19 @@ impl TokenWish {
         }
     }
 
-    /// What it is called among the objects: another wish has another name.
+    /// Its name as an object: different requests have different names.
     pub fn name(&self) -> String {
         format!("{}/{}/{}/{}", self.pod, self.account, self.seconds, self.audience)
     }
 }
 
-/// The tokens that the pod wishes, by their keys.
-pub fn tokens_of(pod: &Pod) -> impl Iterator<Item = (ObjectKey, TokenWish)> {
+/// The tokens that the pod requests, by key.
+pub fn tokens_of(pod: &Pod) -> impl Iterator<Item = (ObjectKey, TokenRequest)> {
     let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
     let sources =
         volumes.filter_map(|volume| volume.projected.as_ref()).flat_map(|of| of.sources.iter().flatten());
     sources.filter_map(|source| source.service_account_token.as_ref()).map(move |source| {
-        let wish = TokenWish::of(pod, source);
+        let wish = TokenRequest::of(pod, source);
         (ObjectKey::of(pod, ObjectKind::Token, &wish.name()), wish)
     })
 }
@@ -252,7 +252,7 @@ impl fmt::Debug for Object {
 }
 
 impl Object {
-    /// Which it is, of those of its side; missing metadata becomes empty text.
+    /// Its key on that side; missing metadata becomes empty text.
     pub fn key(&self, side: Side) -> ObjectKey {
         let (kind, namespace, name) = self.parts();
         ObjectKey::new(side, kind, namespace, name)
@@ -288,7 +288,7 @@ impl Object {
         }
     }
 
-    /// All its keys.
+    /// All keys.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         let (text, binary) = match self {
             Self::ConfigMap(map) => (map.data.as_ref(), map.binary_data.as_ref()),
@@ -302,7 +302,7 @@ impl Object {
             .chain(token)
     }
 
-    /// Its content may not change (`immutable`).
+    /// True when its content may not change (`immutable`).
     pub fn is_immutable(&self) -> bool {
         let immutable = match self {
             Self::ConfigMap(map) => map.immutable,
@@ -313,23 +313,23 @@ impl Object {
     }
 }
 
-/// The one key of a token.
+/// The only key of a token.
 pub const TOKEN_KEY: &str = "token";
 
-/// Objects of both sides, each with bounds of its own: those of the manifests count in `PODS_BYTES_MAX`, those of the API server
-/// are `KUBE_OBJECTS_MAX` at most, of `KUBE_OBJECTS_BYTES_MAX`. Neither takes room from the other.
+/// Objects of both sides, each with its own bounds: objects of manifests count in `PODS_BYTES_MAX`; of the API server there are
+/// at most `KUBE_OBJECTS_MAX`, of `KUBE_OBJECTS_BYTES_MAX`.
 ///
-/// Asked on behalf of a pod only.
+/// Looked up only for a pod.
 #[derive(Clone, Debug, Default)]
 pub struct Objects(SortedMap<ObjectKey, Object>);
 
 impl Objects {
-    /// The object which the pod means by that name, if it is there.
+    /// The object that the pod references by that name, if it exists.
     pub fn find(&self, pod: &DesiredPod, kind: ObjectKind, name: &str) -> Option<&Object> {
         self.0.get(&pod.names(kind, name))
     }
 
-    /// The services of the pod's side, of all namespaces.
+    /// The services of the pod's side in all namespaces.
     pub fn services_for(&self, pod: &DesiredPod) -> impl Iterator<Item = &Service> {
         let side = pod.pod.side();
         let lists = self.0.iter().filter_map(move |(key, object)| match object {
@@ -351,7 +351,7 @@ impl FromIterator<(ObjectKey, Object)> for Objects {
     }
 }
 
-/// The objects a pod names, of its side, whether they are there or not.
+/// The objects that a pod references, of its side, whether they exist or not.
 pub fn named_by(pod: &Pod) -> SortedSet<ObjectKey> {
     let mut names = SortedSet::new();
     let mut add = |kind, name: &str| names.extend([ObjectKey::of(pod, kind, name)]);
@@ -401,13 +401,13 @@ pub fn named_by(pod: &Pod) -> SortedSet<ObjectKey> {
     names
 }
 
-/// The name of a claim in the key of what this pod has of it: each pod asks by itself (kubelet `getPVCExtractPV`), since another
+/// The claim's name in an object key, with the pod's UID: each pod reads it itself (kubelet `getPVCExtractPV`), because another
 /// claim may have the name by then.
 pub fn claim_of(pod: &Pod, claim: &str) -> String {
     format!("{claim}/{}", pod.metadata.uid.as_deref().unwrap_or_default())
 }
 
-/// The names of a pod's pull secrets. Empty ones, which the API lets pass, are none (`getPullSecretsForPod`).
+/// The names of a pod's pull secrets, without empty ones, which the API admits (`getPullSecretsForPod`).
 pub fn pull_secrets(pod: &Pod) -> impl Iterator<Item = &str> {
     let references = pod.spec.iter().flat_map(|spec| spec.image_pull_secrets.iter().flatten());
     references.map(|of| of.name.as_str()).filter(|name| !name.is_empty())
@@ -419,7 +419,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_pods_objects_are_found_and_no_value_is_shown() {
+    fn a_pods_references_are_found_and_no_value_is_shown() {
         let reference = json!({"name": "r"});
         let pod: Pod = serde_json::from_value(json!({
             "metadata": {"name": "p", "namespace": "ns"},
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_a_pod_names_is_of_its_side() {
+    fn a_pods_references_are_of_its_side() {
         for (source, side) in [
             (Some("file"), Side::Manifests),
             (Some("http"), Side::Manifests),
@@ -482,7 +482,7 @@ mod tests {
             let keys: Vec<ObjectKey> = keys.collect();
             assert_eq!(keys.len(), 8, "{keys:?}");
             assert!(keys.iter().all(|key| key.side == side), "{source:?}: {keys:?}");
-            // A service by its namespace and name, of that side.
+            // A service by namespace and name, of that side.
             let services =
                 Services { namespace: "ns".into(), name: "".into(), list: vec![Service::default()] };
             let services = Object::Services(Arc::new(services));

@@ -6,7 +6,7 @@ use super::ids::{ContainerId, PodKey, SandboxId};
 use super::sizes::Sizes;
 use super::time::{Mono, Wall};
 
-/// Everything the runtime knows of one pod at one moment.
+/// The state of one pod in the runtime at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ObservedPod {
     /// The pod's addresses, from the newest sandbox when it is ready and not on the host's network.
@@ -48,7 +48,7 @@ pub struct SandboxNetwork {
     pub additional_ips: Vec<Box<str>>,
 }
 
-/// CRI `PodSandboxStatus`, what the core needs of it.
+/// CRI `PodSandboxStatus`, the fields that are used.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SandboxStatus {
     /// The sandbox's id.
@@ -90,9 +90,8 @@ pub struct ContainerUser {
     pub supplemental_groups: Vec<i64>,
 }
 
-/// What smolet and the kubelet write on a container's labels and annotations and read back from them
-/// (`labels.go`: `labeledContainerInfo`, `annotatedContainerInfo`). Enough to stop a container properly when
-/// its pod is no longer known.
+/// Labels and annotations that smolet and the kubelet write on a container and read back (`labels.go`: `labeledContainerInfo`,
+/// `annotatedContainerInfo`). They are enough to stop a container properly when its pod is no longer known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerMeta {
     /// `io.kubernetes.container.hash`; 0 when absent.
@@ -111,19 +110,19 @@ pub struct ContainerMeta {
     pub pre_stop_handler: Option<Box<str>>,
     /// `io.kubernetes.container.ports`: `[]ContainerPort` as JSON (for a preStop hook's named port).
     pub ports: Option<Box<str>>,
-    /// What CPU and memory the container runs with (the kubelet's `actuated_pods_state`): what it was made with
-    /// (`smolet.io/resources`), or what it was resized to since; `None` on one that another agent made.
+    /// The container's actual CPU and memory (the kubelet's `actuated_pods_state`): those of its creation
+    /// (`smolet.io/resources`), or of a later resize; `None` on a container of another agent.
     pub sizes: Option<Sizes>,
 }
 
-/// CRI `ContainerStatus`, what the core needs of it; by default what an empty message says.
+/// CRI `ContainerStatus`, the fields that are used; by default those of an empty message.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ContainerStatus {
     /// The container's id.
     pub id: ContainerId,
     /// `io.kubernetes.container.name`.
     pub name: Rc<str>,
-    /// The sandbox it lives in; empty when the runtime did not say.
+    /// Its sandbox; empty when the runtime did not report it.
     pub sandbox_id: SandboxId,
     /// Created, running, exited or unknown.
     pub state: ContainerState,
@@ -138,21 +137,21 @@ pub struct ContainerStatus {
     pub finished_mono: Option<Mono>,
     /// 0 before the end.
     pub exit_code: i32,
-    /// The runtime's word for the state: `Completed`, `Error`, `OOMKilled` ...
+    /// The runtime's reason for the state: `Completed`, `Error`, `OOMKilled` ...
     pub reason: Box<str>,
     /// The termination message, or the runtime's.
     pub message: Box<str>,
-    /// The image as it was asked for.
+    /// The image as requested.
     pub image: Box<str>,
-    /// `image_ref`: what the image resolved to, shown as imageID.
+    /// `image_ref`: the resolved image, shown as imageID.
     pub image_ref: Box<str>,
     /// `None` when the runtime does not report it.
     pub user: Option<ContainerUser>,
     /// `resources.linux` as the runtime reports it; `None` when it does not.
     pub resources: Option<Box<ContainerResources>>,
-    /// The CRI's number of the signal that ends it; 0 from a runtime that does not report it.
+    /// The CRI's number of the stop signal; 0 when the runtime does not report it.
     pub stop_signal: i32,
-    /// What was written on the container at its creation.
+    /// Labels and annotations of its creation.
     pub meta: ContainerMeta,
 }
 
@@ -175,7 +174,7 @@ impl ObservedPod {
         self.containers.iter().find(|c| &*c.name == name)
     }
 
-    /// Something of the pod may still run: a ready sandbox, a container that is not known to have ended.
+    /// True when part of the pod may still run: a ready sandbox, or a container that is not known to have exited.
     pub fn is_alive(&self) -> bool {
         self.sandboxes.iter().any(|s| s.state == SandboxState::Ready)
             || self
@@ -184,13 +183,13 @@ impl ObservedPod {
                 .any(|c| matches!(c.state, ContainerState::Running | ContainerState::Unknown))
     }
 
-    /// True when the runtime knows nothing of the pod.
+    /// True without sandboxes and containers.
     pub fn is_empty(&self) -> bool {
         self.sandboxes.is_empty() && self.containers.is_empty()
     }
 }
 
-/// One row of CRI `ListPodSandbox`: what a relist compares. Decoded one at a time; keep only what is needed.
+/// An item of CRI `ListPodSandbox`. Decoded one at a time; only what is needed is kept.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SandboxItem {
     /// The sandbox's id.
@@ -203,22 +202,22 @@ pub struct SandboxItem {
     pub state: SandboxState,
     /// By the runtime's wall clock.
     pub created_at: Wall,
-    /// The annotation `smolet.io/node`: the node name of the smolet that made the sandbox.
+    /// The annotation `smolet.io/node`: the node name of the smolet that created the sandbox.
     pub node: Option<Box<str>>,
-    /// A kubelet made it, or an agent that writes its labels: `io.kubernetes.pod.*` say the same as `metadata`.
+    /// Created by a kubelet, or an agent with the same labels: `io.kubernetes.pod.*` match `metadata`.
     pub labelled: bool,
-    /// Of a manifest, in a directory or behind a URL: the annotation `kubernetes.io/config.source` is `file` or `http`.
+    /// A static pod from a directory or a URL: the annotation `kubernetes.io/config.source` is `file` or `http`.
     pub of_file: bool,
 }
 
-/// One row of CRI `ListContainers`.
+/// An item of CRI `ListContainers`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ContainerItem {
     /// The container's id.
     pub id: ContainerId,
-    /// The sandbox it lives in.
+    /// Its sandbox.
     pub sandbox_id: SandboxId,
-    /// From the labels `io.kubernetes.pod.*`; `None` when they are not all there (not a pod's container).
+    /// From the labels `io.kubernetes.pod.*`; `None` when one is missing (not a pod's container).
     pub pod: Option<PodKey>,
     /// `io.kubernetes.container.name`, else `metadata.name`.
     pub name: Rc<str>,
@@ -228,7 +227,7 @@ pub struct ContainerItem {
     pub state: ContainerState,
     /// By the runtime's wall clock.
     pub created_at: Wall,
-    /// `image_id`, else `image_ref`: which image keeps the container's root.
+    /// `image_id`, else `image_ref`: the image that the container's root file system uses.
     pub image: Box<str>,
     /// `io.kubernetes.container.hash`; 0 when absent.
     pub hash: u64,

@@ -1,8 +1,8 @@
-//! A pod's object that is typed while it is in use and a text while it is not.
+//! A pod's object that is decoded while it is in use, and packed as text while it is not.
 //!
-//! The generated types are large even when almost nothing is set (a `Volume` takes 3.2 kB), so a pod of 50 volumes takes
-//! 190 kB as an object and 11 kB as its JSON. Whoever reads a [`PackedPod`] sees a `Pod`; the first read opens it, and all who
-//! have it open share one object. Whoever keeps it without using it packs it again.
+//! The generated types are large even when almost nothing is set (a `Volume` takes 3.2 kB): a pod of 50 volumes takes 190 kB as
+//! an object and 11 kB as JSON. A reader of a [`PackedPod`] gets a `Pod`; the first read decodes it, and all readers share the
+//! object. An owner that does not use it packs it again.
 //!
 //! PURE.
 
@@ -19,16 +19,16 @@ use super::Side;
 use crate::decode::{Node, Path, json, typed};
 use crate::limits::{CONTAINER_BYTES, POD_OPENED_BYTES};
 
-/// A pod's object. A copy shares what it is of.
+/// A pod's object. Clones share it.
 #[derive(Clone)]
 pub struct PackedPod {
     shared: Rc<Shared>,
-    /// Empty: this one is packed; others may have it open.
+    /// Empty: this clone is packed; others may be open.
     opened: OnceCell<Rc<Pod>>,
 }
 
 struct Shared {
-    /// The JSON without the status; nothing when the object cannot be had back from it. Made when it is first packed.
+    /// The JSON without the status, made when it is first packed; `None` when it does not decode to an equal object.
     text: OnceCell<Option<Box<[u8]>>>,
     opened: RefCell<Weak<Pod>>,
     /// See [`PackedPod::conditions`].
@@ -70,7 +70,7 @@ impl fmt::Debug for PackedPod {
 }
 
 impl PackedPod {
-    /// The object, for as long as the answer is held; this one stays packed when it is.
+    /// Decodes the object, for as long as the result is held; a packed one stays packed.
     pub fn open(&self) -> Rc<Pod> {
         if let Some(opened) = self.opened.get() {
             return opened.clone();
@@ -78,7 +78,7 @@ impl PackedPod {
         if let Some(opened) = self.shared.opened.borrow().upgrade() {
             return opened;
         }
-        // `pack` lets the object go only when the text is there and was read back.
+        // `pack` drops the object only after the text was decoded successfully.
         let text = self.shared.text.get().and_then(Option::as_deref);
         let mut pod = text.and_then(|text| read(text, true)).unwrap_or_default();
         pod.status = self.shared.status.as_deref().cloned();
@@ -87,7 +87,7 @@ impl PackedPod {
         opened
     }
 
-    /// The object without its volumes when it is a large one, which is not to be opened for what they do not matter to.
+    /// The object without its volumes if it is large and packed, to avoid decoding them when they are not needed.
     pub fn without_volumes(&self) -> Rc<Pod> {
         if !self.is_large() {
             return self.open();
@@ -98,12 +98,12 @@ impl PackedPod {
         Rc::new(pod)
     }
 
-    /// Lets go of the object, when it is a large one; the next read opens it again. The object of a small pod stays: it takes
-    /// little, and opening it takes time.
+    /// Drops the object if it is large; the next read decodes it again. A small one stays: it takes little memory, and decoding
+    /// takes time.
     pub fn pack(&mut self) {
         if self.is_large() && self.opened.get().is_some() && self.text().is_some() {
             self.opened.take();
-            // What it points to takes its place until nobody points there.
+            // The object stays in memory while other readers hold it.
             let mut opened = self.shared.opened.borrow_mut();
             if opened.strong_count() == 0 {
                 *opened = Weak::new();
@@ -111,22 +111,22 @@ impl PackedPod {
         }
     }
 
-    /// Memory that [`PackedPod::pack`] would free, about: 0 for one that is packed or stays open.
+    /// Approximate memory that [`PackedPod::pack`] would free: 0 when it is packed or stays open.
     pub fn opened_bytes(&self) -> usize {
         if self.is_large() && self.opened.get().is_some() { self.shared.bytes } else { 0 }
     }
 
-    /// The conditions of the object's status, without opening it.
+    /// The conditions of the object's status, without decoding it.
     pub fn conditions(&self) -> &[PodCondition] {
         self.shared.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default()
     }
 
-    /// Where it comes from, without opening the object.
+    /// Its side, without decoding the object.
     pub fn side(&self) -> Side {
         self.shared.side
     }
 
-    /// The same as `annotations::is_of_api_server`, without opening the object.
+    /// The same as `annotations::is_of_api_server`, without decoding the object.
     pub fn is_of_api_server(&self) -> bool {
         self.shared.side == Side::ApiServer
     }
@@ -138,7 +138,7 @@ impl PackedPod {
     fn text(&self) -> Option<&[u8]> {
         let made = || {
             let text = text_of(&self.open());
-            // Read back before the object may go: a pod that the reader does not give back whole stays open.
+            // Decoded before the object is dropped: a pod that does not decode to an equal object stays open.
             let is_whole = read(&text, true).is_some_and(|back| text_of(&back) == text);
             is_whole.then_some(text)
         };
@@ -162,13 +162,13 @@ fn read(text: &[u8], volumes: bool) -> Option<Pod> {
     unpacked(&tree)
 }
 
-/// The pod of a text that was made of one (`packed`); nothing when it is none.
+/// Decodes a packed pod; `None` when the text is invalid.
 fn unpacked(tree: &Node) -> Option<Pod> {
     let read = typed::read_known::<PodManifest>(tree, Path::default()).ok()?;
     Some(Pod { metadata: read.metadata, spec: read.spec, status: None })
 }
 
-/// Takes `field` out of the map in `of`.
+/// Removes `field` from the map in `of`.
 pub(crate) fn leave_out(tree: &mut Node, of: &str, field: &str) {
     let Node::Map(entries) = tree else { return };
     if let Some((_, Node::Map(entries))) = entries.iter_mut().find(|(key, _)| &**key == of) {
@@ -176,12 +176,12 @@ pub(crate) fn leave_out(tree: &mut Node, of: &str, field: &str) {
     }
 }
 
-/// `v1.Pod` without its status, which a manifest does not decide: reading the status types would cost the binary tens
-/// of kilobytes.
+/// `v1.Pod` without its status, which a manifest does not set: the code for the status types would cost tens of kilobytes of
+/// the binary.
 #[derive(Deserialize)]
 #[serde(rename = "Pod", rename_all = "camelCase")]
 pub(crate) struct PodManifest {
-    /// Checked before (`version_error`); only its type is looked at here.
+    /// Checked before (`version_error`); only its type is checked here.
     #[serde(rename = "apiVersion", default)]
     _api_version: Option<String>,
     /// As `apiVersion`.
@@ -193,7 +193,7 @@ pub(crate) struct PodManifest {
     pub(crate) spec: Option<PodSpec>,
 }
 
-/// Memory the typed object takes, about: its lists of large items, and what is usual besides.
+/// Approximate memory of the typed object: its lists of large items, and a usual amount besides.
 pub fn opened_bytes(pod: &Pod) -> usize {
     const POD: usize = 5 * 1024;
     const VOLUME: usize = 3456;
@@ -211,7 +211,7 @@ pub fn opened_bytes(pod: &Pod) -> usize {
         debuggers.map(|c| of(c.volume_mounts.as_ref().map(Vec::len), c.env.as_ref().map(Vec::len)));
     let volumes = spec.volumes.as_ref().map_or(0, Vec::len);
     let texts = pod.metadata.annotations.iter().chain(&pod.metadata.labels).flatten();
-    // Their texts are as long in the JSON: packing would free nothing of them.
+    // Strings are as long in the JSON: packing frees only their headers.
     let texts = texts.count() * 64;
     POD + texts + volumes * VOLUME + containers.chain(debuggers).sum::<usize>()
 }

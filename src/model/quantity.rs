@@ -19,7 +19,7 @@ const NANO: u128 = 1_000_000_000;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Quantity(i128);
 
-/// Text that is no quantity, in the API's words.
+/// An invalid quantity; the API's message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuantityError(&'static str);
 
@@ -36,7 +36,7 @@ const FORMAT_WRONG: QuantityError = QuantityError(
 );
 const SUFFIX_WRONG: QuantityError = QuantityError("unable to parse quantity's suffix");
 
-/// What a suffix multiplies with.
+/// Multiplier of a suffix.
 #[derive(Clone, Copy)]
 enum Suffix {
     /// A power of two: `Ki` is 10.
@@ -46,7 +46,7 @@ enum Suffix {
 }
 
 impl Quantity {
-    /// Nothing.
+    /// Zero.
     pub const ZERO: Self = Self(0);
 
     /// From whole units: bytes.
@@ -59,8 +59,8 @@ impl Quantity {
         Self(i128::from(millis) * 1_000_000)
     }
 
-    /// Reads a quantity as `ParseQuantity` does: a sign, digits with at most one point, a suffix.
-    /// Without a digit it is nothing (`Mi` is 0), as there.
+    /// Parses a quantity as `ParseQuantity` does: a sign, digits with at most one point, a suffix. Without a digit it is zero
+    /// (`Mi` is 0), as there.
     ///
     /// Finer than a billionth is rounded away from zero; binary suffixes are capped at 2^63-1 units.
     pub fn parse(text: &str) -> Result<Self, QuantityError> {
@@ -105,7 +105,7 @@ impl Quantity {
         i64::try_from(rounded).unwrap_or(if rounded < 0 { i64::MIN } else { i64::MAX })
     }
 
-    /// True for nothing.
+    /// True for zero.
     pub fn is_zero(self) -> bool {
         self.0 == 0
     }
@@ -177,7 +177,7 @@ fn magnitude(whole: &str, fraction: &str, suffix: Suffix) -> u128 {
         return 0;
     }
     let (Some(whole_number), Some(multiplier)) = (whole_number, multiplier) else { return u128::MAX };
-    // From the last digit to the first: floors of nested divisions are the floor of the whole division.
+    // From the last digit to the first: the floor of nested divisions is the floor of the whole division.
     let mut inexact = false;
     let mut below_one = 0u128;
     for digit in fraction.bytes().rev() {
@@ -198,7 +198,7 @@ fn magnitude(whole: &str, fraction: &str, suffix: Suffix) -> u128 {
     }
 }
 
-/// Billionths in ten to that power of units; `None` when no number holds it with a digit before it.
+/// Billionths in ten to that power of units; `None` on overflow.
 fn power_of_ten(exponent: u32) -> Option<u128> {
     if exponent > 27 { None } else { Some(NANO * 10u128.pow(exponent)) }
 }
@@ -257,21 +257,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_stays_at_the_largest() {
+    fn a_value_that_overflows_saturates() {
         for text in ["8Ei", "9999999999999999999999999999999999999999", "1e99", "1e99999999999999", "16Ei"] {
             let value = Quantity::parse(text).map(Quantity::value);
             assert!(value == Ok(i64::MAX) || value == Err(SUFFIX_WRONG), "{text}: {value:?}");
         }
         assert_eq!(Quantity::parse("0e99").map(Quantity::value), Ok(0));
-        assert_eq!(
-            Quantity::parse("1e-99999").map(Quantity::value),
-            Ok(1),
-            "the least there is, not nothing"
-        );
+        assert_eq!(Quantity::parse("1e-99999").map(Quantity::value), Ok(1), "the smallest value, not zero");
     }
 
     #[test]
-    fn what_is_no_quantity_is_refused() {
+    fn an_invalid_quantity_is_refused() {
         for text in ["", " ", "abc", "1x", "1.2.3", "1Kib", "--1", "1 Gi", "1ee3", "1e", "1mi", "ü"] {
             assert!(Quantity::parse(text).is_err(), "{text}");
         }

@@ -1,37 +1,37 @@
-//! What a container runtime tells of itself and of its images: the CRI's messages as plain data. PURE.
+//! The CRI's messages about the runtime and its images as plain data. PURE.
 
-/// One of CRI `RuntimeStatus.conditions`.
+/// An item of CRI `RuntimeStatus.conditions`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeCondition {
     /// `RuntimeReady`, `NetworkReady` ...
     pub kind: Box<str>,
-    /// Holds or not.
+    /// True when it holds.
     pub status: bool,
-    /// The runtime's word when it does not.
+    /// The runtime's reason when it does not hold.
     pub reason: Box<str>,
-    /// The runtime's sentence when it does not.
+    /// The runtime's message when it does not hold.
     pub message: Box<str>,
 }
 
-/// CRI `RuntimeHandler`: one way to run pods (runc, kata …).
+/// CRI `RuntimeHandler`: a configuration for running pods (runc, kata …).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeHandler {
-    /// Its name; empty for the default one, which may be listed by its name too.
+    /// Its name; empty for the default one, which may also be listed by name.
     pub name: Box<str>,
-    /// It runs pods with users of their own.
+    /// It supports user namespaces.
     pub user_namespaces: bool,
-    /// It makes mounts read-only with all that is mounted below them.
+    /// It supports recursive read-only mounts.
     pub recursive_read_only_mounts: bool,
 }
 
-/// CRI `StatusResponse`: what the runtime says of itself.
+/// CRI `StatusResponse`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeStatus {
     /// `RuntimeReady`, `NetworkReady` ...
     pub conditions: Vec<RuntimeCondition>,
-    /// Its handlers; none from a runtime that does not tell (containerd before 2.0).
+    /// Its handlers; none when the runtime does not report them (containerd before 2.0).
     pub handlers: Vec<RuntimeHandler>,
-    /// It knows `supplementalGroupsPolicy: Strict`.
+    /// It supports `supplementalGroupsPolicy: Strict`.
     pub supplemental_groups_policy: bool,
 }
 
@@ -46,11 +46,11 @@ pub struct Image {
     pub repo_digests: Vec<Box<str>>,
     /// Bytes on disk.
     pub size_bytes: u64,
-    /// The numeric user the image asks for.
+    /// The numeric user in the image's configuration.
     pub uid: Option<i64>,
-    /// The user by name, when no numeric one is set.
+    /// The user's name, when no numeric one is set.
     pub username: Box<str>,
-    /// The runtime asks to keep it from garbage collection.
+    /// The runtime excludes it from garbage collection.
     pub pinned: bool,
 }
 

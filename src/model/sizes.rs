@@ -1,4 +1,4 @@
-//! CPU and memory of a container: what can be changed while it runs (KEP-1287). PURE.
+//! CPU and memory of a container, which can be resized while it runs (KEP-1287). PURE.
 
 use std::fmt;
 
@@ -15,17 +15,17 @@ pub struct Sizes {
     pub memory_limit: i64,
 }
 
-/// Which of the two is changed: they are changed apart, for one may grow while the other shrinks.
+/// One of the two resources: they are resized separately, because one may grow while the other shrinks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
-    /// `memory`, which comes first.
+    /// `memory`, which is resized first.
     Memory,
     /// `cpu`.
     Cpu,
 }
 
 impl Resource {
-    /// As the API calls it.
+    /// The name in the API.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Memory => "memory",
@@ -43,7 +43,7 @@ impl Sizes {
         }
     }
 
-    /// The same with one of the two as there.
+    /// A copy with one of the two from `there`.
     #[must_use]
     pub fn with(self, resource: Resource, there: &Self) -> Self {
         match resource {
@@ -54,17 +54,17 @@ impl Sizes {
         }
     }
 
-    /// The four in the order of [`fmt::Display`].
+    /// The four numbers in the order of [`fmt::Display`].
     pub fn numbers(&self) -> [i64; 4] {
         [self.cpu_request, self.cpu_limit, self.memory_request, self.memory_limit]
     }
 
-    /// The way back.
+    /// From [`Sizes::numbers`].
     pub fn of_numbers([cpu_request, cpu_limit, memory_request, memory_limit]: [i64; 4]) -> Self {
         Self { cpu_request, cpu_limit, memory_request, memory_limit }
     }
 
-    /// What [`fmt::Display`] has written.
+    /// Parses the text of [`fmt::Display`].
     pub fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.split(',').map(|number| number.parse::<i64>().ok().filter(|n| *n >= 0));
         let mut next = || numbers.next().flatten();
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_and_nothing_else() {
+    fn only_displayed_sizes_are_parsed() {
         let sizes = Sizes { cpu_request: 100, cpu_limit: 0, memory_request: i64::MAX, memory_limit: 1 };
         assert_eq!(sizes.to_string(), "100,0,9223372036854775807,1");
         assert_eq!(Sizes::parse(&sizes.to_string()), Some(sizes));

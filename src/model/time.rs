@@ -1,13 +1,13 @@
-//! Two clocks that are never mixed: monotonic time counts, wall time is shown. PURE.
+//! Two clocks that are never mixed: monotonic time for durations, wall time for display. PURE.
 //!
-//! A gateway without a clock chip boots in the past and steps its wall clock later, so no duration is ever
-//! the difference of two wall times.
+//! A gateway without an RTC boots with a time in the past and steps its wall clock later, so no duration is ever the difference
+//! of two wall times.
 
 use std::fmt;
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-/// Whole seconds, as the API and the CRI give grace periods.
+/// Whole seconds, as in grace periods of the API and the CRI.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Seconds(pub i64);
 
@@ -15,11 +15,11 @@ pub struct Seconds(pub i64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mono(pub i64);
 
-/// An instant on the wall clock, in nanoseconds since the Unix epoch. Only shown, never subtracted.
+/// An instant on the wall clock, in nanoseconds since the Unix epoch. For display only, never subtracted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Wall(pub i64);
 
-/// One reading of both clocks: what pure code gets instead of a clock.
+/// One reading of both clocks, as input for pure code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
     /// For durations.
@@ -51,10 +51,10 @@ impl Sub<Duration> for Mono {
 }
 
 impl Now {
-    /// A runtime's wall timestamp as a monotonic instant, clamped to [boot, now]: a clock that stepped since
-    /// then can make the age wrong, but never negative and never older than this boot.
+    /// A runtime's wall timestamp as a monotonic instant, clamped to [boot, now]: after a step of the clock the age may be
+    /// wrong, but never negative and never older than this boot.
     ///
-    /// Called once per timestamp, at first sight; the result is kept (`ContainerStatus::finished_mono`).
+    /// Called once per timestamp; the result is kept (`ContainerStatus::finished_mono`).
     pub fn mono_of(self, at: Wall) -> Mono {
         let age = self.wall.0.saturating_sub(at.0).max(0);
         Mono(self.mono.0.saturating_sub(age).clamp(0, self.mono.0.max(0)))
@@ -62,8 +62,8 @@ impl Now {
 }
 
 impl Wall {
-    /// The instant so many seconds after the begin of a day of the Gregorian calendar, in UTC. Saturates where 64 bits end
-    /// (1677, 2262).
+    /// The instant this many seconds after the beginning of a day of the Gregorian calendar, in UTC. Saturates at the range of
+    /// 64 bits (1677, 2262).
     pub fn of_civil(year: i64, month: i64, day: i64, seconds: i64) -> Self {
         let seconds = days_from_civil(year, month, day).saturating_mul(86_400).saturating_add(seconds);
         Self(seconds.saturating_mul(1_000_000_000))

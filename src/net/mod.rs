@@ -7,10 +7,10 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _};
 
 use crate::blocking::unblock_apart;
+use crate::fair_semaphore::{FairSemaphore, PermitOwner};
 use crate::limits::{ADDRESSES_TRIED_MAX, LOOKUPS};
 use crate::model::PodUid;
 use crate::stream::Socket;
-use crate::turns::{Party, Turns};
 
 /// A host, by address or name, and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,35 +29,36 @@ impl fmt::Display for Address {
     }
 }
 
-/// Resolves host names on threads, with limits per pod (`limits::LOOKUPS`). Clones share the turns.
+/// Resolves host names on threads, with limits per pod (`limits::LOOKUPS`). Clones share the permits.
 #[derive(Clone, Debug)]
 pub struct Lookups {
-    turns: Turns,
-    party: Party,
+    permits: FairSemaphore,
+    owner: PermitOwner,
 }
 
 impl Default for Lookups {
     fn default() -> Self {
-        Self { turns: Turns::new(LOOKUPS), party: Party::default() }
+        Self { permits: FairSemaphore::new(LOOKUPS), owner: PermitOwner::default() }
     }
 }
 
 impl Lookups {
-    /// The same for a pod, with its own turns.
+    /// The same for a pod, with its own permits.
     #[must_use]
     pub fn of_pod(&self, pod: &PodUid) -> Self {
-        Self { turns: self.turns.clone(), party: pod.into() }
+        Self { permits: self.permits.clone(), owner: pod.into() }
     }
 
     async fn addresses(&self, of: &Address) -> io::Result<Vec<SocketAddr>> {
         if let Ok(ip) = of.host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(ip, of.port)]);
         }
-        let turn = self.turns.take(self.party).await.map_err(|why| io::Error::other(why.to_string()))?;
+        let permit =
+            self.permits.acquire(self.owner).await.map_err(|why| io::Error::other(why.to_string()))?;
         let name = (of.host.clone(), of.port);
         let look = move || {
             // Held by the thread: a lookup continues after its caller was dropped.
-            let _turn = turn;
+            let _permit = permit;
             name.to_socket_addrs().map(|found| found.take(ADDRESSES_TRIED_MAX).collect())
         };
         unblock_apart(look).await?
@@ -96,13 +97,13 @@ mod tests {
         let (stuck, other) = (lookups.of_pod(&PodUid::from("stuck")), lookups.of_pod(&PodUid::from("other")));
         let local = Address { host: "localhost".to_owned(), port: 80 };
         block_on(async {
-            // The turns of lookups whose resolver does not answer.
+            // The permits of lookups whose resolver does not answer.
             let mut held = Vec::new();
-            while let Some(turn) = poll_once(stuck.turns.take(stuck.party)).await {
-                held.push(turn);
+            while let Some(permit) = poll_once(stuck.permits.acquire(stuck.owner)).await {
+                held.push(permit);
             }
             assert!((1..LOOKUPS.most()).contains(&held.len()), "{}", held.len());
-            assert!(poll_once(stuck.addresses(&local)).await.is_none(), "it has no turn left");
+            assert!(poll_once(stuck.addresses(&local)).await.is_none(), "it has no permit left");
             let found = other.addresses(&local).await.expect("this machine is found");
             assert!(found.iter().all(|address| address.ip().is_loopback()), "{found:?}");
             held.pop();

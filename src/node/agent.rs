@@ -34,7 +34,7 @@ use crate::limits::EVENT_QUEUED_BYTES_MAX;
 use crate::metrics::{self, Shown};
 use crate::model::{Mono, Now, PodUid};
 use crate::pleg::Relist;
-use crate::pleg::news::Until;
+use crate::pleg::evented::AwaitedState;
 use crate::probe::run::Answer;
 use crate::server::{self, Query, Question};
 use crate::shutdown::{TERMINATED, TERMINATED_MESSAGE};
@@ -60,7 +60,7 @@ pub(super) enum Event {
     /// The stream of that number ended.
     StreamEnded(u64, RuntimeResult<()>),
     /// The runtime's status shows what an event told of this id, or does not in time.
-    Shown { uid: PodUid, id: Box<str>, until: Until },
+    Shown { uid: PodUid, id: Box<str>, until: AwaitedState },
     /// A pod's job ended; the number tells whose.
     Job { uid: PodUid, job: u64, result: JobResult },
     /// The disk was cleared of pods that are gone, but for these.
@@ -313,7 +313,7 @@ impl<R: Runtime + 'static> Agent<R> {
                     cluster.forget(*forgotten);
                 }
             }
-            Effect::PodsHere => {
+            Effect::LocalPods => {
                 if let Some(cluster) = &self.cluster {
                     cluster.tell_pods_here(pods);
                 }

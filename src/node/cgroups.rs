@@ -18,7 +18,7 @@ use crate::render::slice::unit_of;
 use crate::render::{NodeSettings, paths};
 use crate::sync::act::{ActContext, CgroupFuture, PodCgroups};
 use crate::sync::files::create_dir;
-use crate::systemd::{Systemd, SystemdError, Turn};
+use crate::systemd::{Session, Systemd, SystemdError};
 use crate::volume::{self, VolumeError};
 
 /// The node's cgroups. One of it; a job has a clone.
@@ -109,7 +109,7 @@ impl NodeCgroups {
         };
         ctx.manager.blocking.run_for(uid, make_dir).await??;
         let set = async {
-            let mut turn = systemd.turn().await?;
+            let mut turn = systemd.session().await?;
             self.weigh_slices(ctx, uid, &mut turn, Missing::Make).await?;
             self.set_slice(&ctx.manager.blocking, node, uid, Some(&mut turn), settings, Missing::Make).await
         };
@@ -120,7 +120,7 @@ impl NodeCgroups {
     pub(super) async fn weigh<R: Runtime>(&self, ctx: &ActContext<R>, uid: &PodUid) {
         if let Some(systemd) = &self.systemd {
             let weighed = async {
-                let mut turn = systemd.turn().await?;
+                let mut turn = systemd.session().await?;
                 self.weigh_slices(ctx, uid, &mut turn, Missing::Leave).await
             };
             if let Err(error) = weighed.await {
@@ -141,7 +141,7 @@ impl NodeCgroups {
         &self,
         ctx: &ActContext<R>,
         uid: &PodUid,
-        turn: &mut Turn<'_>,
+        turn: &mut Session<'_>,
         missing: Missing,
     ) -> Result<(), SystemdError> {
         for settings in self.classes.settings(&ctx.node) {
@@ -160,7 +160,7 @@ impl NodeCgroups {
         blocking: &Blocking,
         node: &NodeSettings,
         uid: &PodUid,
-        turn: Option<&mut Turn<'_>>,
+        turn: Option<&mut Session<'_>>,
         settings: CgroupSettings,
         missing: Missing,
     ) -> Result<(), SliceError> {
@@ -250,7 +250,7 @@ impl PodCgroups for PodsCgroups {
         Box::pin(async move {
             let set = async {
                 let mut turn = match &self.cgroups.systemd {
-                    Some(systemd) => Some(systemd.turn().await?),
+                    Some(systemd) => Some(systemd.session().await?),
                     None => None,
                 };
                 let (blocking, node, uid) = (&self.blocking, &self.node, &pod.key.uid);

@@ -19,12 +19,14 @@ use super::shutdown::revive;
 use crate::cri::Runtime;
 use crate::limits::{
     CHECKPOINT_AGES_PERIOD_MIN, CHECKPOINT_AGES_SHARE, CHECKPOINT_END_PATIENCE, CHECKPOINT_PERIOD,
-    CHECKPOINT_PODS_MAX, CHECKPOINT_SETTLE, CHECKPOINT_TEXT_BYTES_MAX, KEPT_SIZES_MAX, SYNC_RETRY,
+    CHECKPOINT_PODS_MAX, CHECKPOINT_SETTLE, CHECKPOINT_SIZES_MAX, CHECKPOINT_TEXT_BYTES_MAX, SYNC_RETRY,
 };
 use crate::model::SortedSet;
 use crate::model::backoff::BackoffKey;
 use crate::model::{Debugger, Mono, Now, PodKey, PodUid};
-use crate::store::checkpoint::{Checkpoint, KeptImage, KeptPod, KeptWait, millis, restored_status, to_bytes};
+use crate::store::checkpoint::{
+    BackoffCheckpoint, Checkpoint, ImageCheckpoint, PodCheckpoint, millis, restored_status, to_bytes,
+};
 use crate::store::file::CheckpointFile;
 
 /// How far the file is behind the state.
@@ -275,7 +277,7 @@ impl Checkpointing {
         images: &'a ImageGc,
         now: Mono,
     ) -> Checkpoint<'a> {
-        let mut room = KEPT_SIZES_MAX;
+        let mut room = CHECKPOINT_SIZES_MAX;
         let kept = pods.statuses().records().filter_map(|(uid, status)| {
             let nothing = [].as_slice();
             let (key, active_since, added, shut_down, sizes) = match (pods.get(uid), pods.restored().get(uid))
@@ -298,7 +300,7 @@ impl Checkpointing {
             };
             let sizes = sizes.filter(|sizes| sizes.len() <= room);
             room -= sizes.as_ref().map_or(0, Vec::len);
-            let pod = KeptPod {
+            let pod = PodCheckpoint {
                 uid: uid.as_str(),
                 namespace: &key.namespace,
                 name: &key.name,
@@ -312,13 +314,13 @@ impl Checkpointing {
             let fits = |text: &str| text.len() <= CHECKPOINT_TEXT_BYTES_MAX;
             [pod.uid, pod.namespace, pod.name].into_iter().all(fits).then_some(pod)
         });
-        let wait = |(key, wait, age): (BackoffKey, Duration, Duration)| KeptWait {
+        let wait = |(key, wait, age): (BackoffKey, Duration, Duration)| BackoffCheckpoint {
             key: key.kept(),
             wait_ms: millis(wait),
             age_ms: millis(age),
         };
         let image =
-            |(image, first, last)| KeptImage { image, first_ms: millis(first), last_ms: millis(last) };
+            |(image, first, last)| ImageCheckpoint { image, first_ms: millis(first), last_ms: millis(last) };
         Checkpoint {
             boot: &self.boot,
             written_ms: millis(now.since(Mono(0))),

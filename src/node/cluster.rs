@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Each of these is a task that takes a snapshot and brings an outcome; one per pod at a time, of all pods
-//! `KUBE_TELLING_MAX`. What fails is told again later, with what there is to tell then.
+//! `KUBE_STATUS_CALLS_MAX`. What fails is told again later, with what there is to tell then.
 //!
 //! The lease is in `lease`, the Node in `node_status`, the pods' statuses in `status_manager`, copies of static pods in `mirror_pods`, what pods name
 //! in `objects`, who may run here in `admission`, addresses and bridge in `network`, what is kept for a start without the server in
@@ -45,19 +45,19 @@ use crate::cri::{Runtime, RuntimeStatus};
 use crate::k3s::Settings;
 use crate::kube::{Client, KubeError, seed};
 use crate::limits::{
-    CLUSTER_BOUNDED, CLUSTER_BOUNDS, K3S_SERVER_BYTES_MAX, KUBE_TELLING_MAX, KUBE_WINDOW_CONNECTION_BYTES,
-    NODE_CONNECTION_BYTES, NODE_KNOWN_BYTES, NODE_SPLICE_BYTES, NODE_USER_BYTES_MAX, TUNNEL_BYTES,
-    TUNNEL_QUEUED_BYTES_MAX,
+    CLUSTER_BOUNDED, CLUSTER_BOUNDS, K3S_SERVER_BYTES_MAX, KUBE_STATUS_CALLS_MAX,
+    KUBE_WINDOW_CONNECTION_BYTES, NODE_CONNECTION_BYTES, NODE_KNOWN_BYTES, NODE_SPLICE_BYTES,
+    NODE_USER_BYTES_MAX, TUNNEL_BYTES, TUNNEL_QUEUED_BYTES_MAX,
 };
 use crate::metrics::{Gauge, Usage};
 use crate::model::{Mono, Now, PodKey, PodUid, SortedSet};
 use crate::source::api::Shared;
-use crate::source::api_kept::Trees;
 use crate::source::api_node::NodeMarks;
-use crate::source::api_objects::Found;
-use crate::source::api_statuses::StatusThere;
+use crate::source::api_objects::ObjectStates;
+use crate::source::api_offline::Trees;
+use crate::source::api_status_versions::ApiStatusVersion;
 use crate::source::{self, SourceUpdate};
-use crate::store::keep::folder::{Folder, Kept};
+use crate::store::offline::folder::{Folder, OfflineState};
 use crate::sync::worker::{Life, Why};
 use admission::Admission;
 use events::EventReports;
@@ -124,7 +124,7 @@ struct Membership {
 impl Membership {
     /// Logs what the server did not take, when that is news.
     fn failed(&mut self, what: &str, why: &KubeError, now: Mono) {
-        if self.failures.is_news(what, why, now) {
+        if self.failures.note(what, why, now) {
             log::warn!("{what}: {why}; retrying");
         }
     }
@@ -158,7 +158,7 @@ enum News {
         revision: u64,
         deleted: bool,
         /// With the status that the server has now.
-        result: Result<Option<StatusThere>, KubeError>,
+        result: Result<Option<ApiStatusVersion>, KubeError>,
     },
     /// The copy of the static pod of that name was created or deleted, or not.
     Mirrored {
@@ -172,11 +172,11 @@ enum News {
     /// There is something in `Found`.
     Found,
     /// The server is away: what was kept counts.
-    KeptCounts,
+    OfflineCounts,
     /// What was kept, or whose it is cannot be told.
-    KeptRead(Result<Kept, String>),
+    OfflineRead(Result<OfflineState, String>),
     /// A write of what is kept ended.
-    KeptWritten(Outcome),
+    OfflineWritten(Outcome),
     /// The Node is this now; `None` = it was deleted.
     Marked(Option<NodeMarks>),
     /// The event with that revision of the ring was told, or not.
@@ -210,7 +210,7 @@ impl Cluster {
             status: NodeStatus::new(now, seed),
             pods: StatusManager::default(),
             mirrors: MirrorPods::default(),
-            objects: ApiObjects::new(Found::new(news)),
+            objects: ApiObjects::new(ObjectStates::new(news)),
             admission: Admission::default(),
             network: Network::new(joined.bridge, now, seed),
             kept: OfflineCopy::new(joined.folder, joined.trees, now),
@@ -247,7 +247,7 @@ impl Cluster {
 
     /// As many pods as may are told of or have their copies made.
     fn is_busy(&self) -> bool {
-        self.under_way() >= KUBE_TELLING_MAX
+        self.under_way() >= KUBE_STATUS_CALLS_MAX
     }
 
     fn under_way(&self) -> usize {
@@ -259,9 +259,9 @@ impl Cluster {
         self.network.turn(pods, now, out);
         self.kept.turn(&self.of, pods, now.mono, out);
         self.lease.turn(&self.of, now, out);
-        let room = KUBE_TELLING_MAX.saturating_sub(self.under_way());
+        let room = KUBE_STATUS_CALLS_MAX.saturating_sub(self.under_way());
         self.mirrors.turn(&self.of, &mut self.pods, pods, room, now.mono, out);
-        let room = KUBE_TELLING_MAX.saturating_sub(self.under_way());
+        let room = KUBE_STATUS_CALLS_MAX.saturating_sub(self.under_way());
         self.pods.turn(&self.of, pods, room, now, out);
         self.events.turn(&self.of, &self.pods, pods, now, out);
     }
@@ -282,13 +282,13 @@ impl Cluster {
     ) {
         match news {
             News::Found => self.objects.take(&mut self.kept, now, out),
-            News::KeptCounts => {
+            News::OfflineCounts => {
                 if !self.server_has_told(pods) {
                     self.kept.read(&self.of, pods, out);
                 }
             }
-            News::KeptRead(kept) => self.kept_read(kept, pods, now, out),
-            News::KeptWritten(outcome) => self.kept.written(outcome, now, out),
+            News::OfflineRead(kept) => self.kept_read(kept, pods, now, out),
+            News::OfflineWritten(outcome) => self.kept.written(outcome, now, out),
             News::Marked(marks) => self.node_marked(marks, now, out),
             News::EventTold { of_node, revision, result } => {
                 self.events.take(of_node, revision, result, now);
@@ -319,12 +319,12 @@ impl Cluster {
 
     /// Somebody, perhaps this agent, changed the Node; `None` = it was deleted.
     fn node_marked(&mut self, marks: Option<NodeMarks>, now: Mono, out: &mut Effects) {
-        let Some(marks) = marks else { return self.status.was_deleted(&mut self.of, now) };
+        let Some(marks) = marks else { return self.status.register_again(&mut self.of, now) };
         if self.of.registered.as_ref().is_some_and(|uid| *uid != marks.uid) {
-            self.status.was_deleted(&mut self.of, now);
+            self.status.register_again(&mut self.of, now);
         }
         self.status.compare(&marks.conditions, now);
-        self.network.has(&marks.pod_cidrs, now);
+        self.network.set_pod_cidrs(&marks.pod_cidrs, now);
         if self.admission.learn(&marks) {
             self.kept.put_marks(&self.of.machine.name, &marks, now);
             out.push(Effect::Marks(Box::new(marks)));
@@ -348,7 +348,7 @@ impl Cluster {
     /// This was kept: it is taken for the server's word as far as pods begin by it.
     fn kept_read<R: Runtime + 'static>(
         &mut self,
-        kept: Result<Kept, String>,
+        kept: Result<OfflineState, String>,
         pods: &Pods<R>,
         now: Mono,
         out: &mut Effects,
@@ -360,7 +360,7 @@ impl Cluster {
         if self.server_has_told(pods) {
             return;
         }
-        let Kept { pods, objects, marks } = kept;
+        let OfflineState { pods, objects, marks } = kept;
         let Some(update) = offline::update(&self.of, pods, out.clock()) else { return };
         if let Some(marks) = marks.filter(|_| !self.admission.knows_node()) {
             let marks = NodeMarks {
@@ -369,18 +369,18 @@ impl Cluster {
                 pod_cidrs: marks.pod_cidrs,
                 ..NodeMarks::default()
             };
-            self.network.has(&marks.pod_cidrs, now);
+            self.network.set_pod_cidrs(&marks.pod_cidrs, now);
             self.admission.learn(&marks);
             out.push(Effect::KeptMarks(Box::new(marks)));
         }
-        self.objects.were_kept(objects);
+        self.objects.set_offline(objects);
         out.push(Effect::Update(Box::new(update)));
     }
 
     /// The server has told its pods, or that is taken for its word which was kept.
     pub(super) fn hear(&mut self, update: &SourceUpdate, now: Mono) {
         if update.complete {
-            self.mirrors.are_there(&update.server.mirrors);
+            self.mirrors.set_mirrors(&update.server.mirrors);
         }
         self.objects.hear(update);
         self.kept.keep_pods(&self.objects, &self.of.machine.name, now);

@@ -28,8 +28,8 @@ use crate::gc::GcRemoval;
 use crate::k3s::Settings;
 use crate::metrics::Metrics;
 use crate::model::{ContainerId, Mono, Now, PodKey, PodUid, Seconds, SortedMap, SortedSet};
-use crate::pleg::news::{Instance, Until};
-use crate::probe::Place;
+use crate::pleg::evented::{AwaitedState, Instance};
+use crate::probe::ProbeKey;
 use crate::shutdown::ShutdownGroup;
 #[cfg(feature = "tls")]
 use crate::source::{EndingPod, SourceUpdate, api_node::NodeMarks};
@@ -119,11 +119,11 @@ pub(super) enum Effect {
     /// There is room for the pod's images by now.
     PullAgain(PodUid),
     /// An event told of a change that the runtime's status may not show yet.
-    AwaitChange(PodUid, Box<str>, Instance, Until),
+    AwaitChange(PodUid, Box<str>, Instance, AwaitedState),
     /// That probe is to begin, under that number.
-    Probe(u64, PodUid, Place),
+    Probe(u64, PodUid, ProbeKey),
     /// A probe was answered.
-    Probed(PodUid, Place, ContainerId, Option<ProbeResult>),
+    Probed(PodUid, ProbeKey, ContainerId, Option<ProbeResult>),
     /// The node has these conditions now.
     Conditions(Vec<NodeCondition>),
     /// These dead containers are beyond what is kept of all pods.
@@ -158,7 +158,7 @@ pub(super) enum Effect {
     /// Nothing of the pod is left.
     Forgotten(Box<Forgotten>),
     /// The pods that are here may be others.
-    PodsHere,
+    LocalPods,
     /// The pod waits for the checkpoint, which is written at once.
     AwaitSave(PodUid),
     /// A pull of the pod found no room.

@@ -20,7 +20,7 @@ use crate::sync::plan::Plan;
 use crate::sync::start::{EnvFiles, VolumeFuture, VolumeMounts};
 use crate::volume::nfs::{has_volumes, mounted_below};
 use crate::volume::subpath::{self, SubPath};
-use crate::volume::{self, Nfs, VolumeError, VolumeImages, Wanted, files::Sources};
+use crate::volume::{self, KillOnDrop, Nfs, VolumeError, VolumeImages, files::Sources};
 
 /// The volumes of pods, below the agent's root.
 pub(super) struct DiskVolumes {
@@ -170,7 +170,7 @@ async fn mount<R: Runtime>(
     if ctx.manager.blocking.run_for(uid, move || theirs.is_mounted()).await.map_err(stuck)?? {
         return Ok(());
     }
-    let (wanted, theirs, source) = (Wanted::default(), volume.clone(), Path::new(&volume.source));
+    let (wanted, theirs, source) = (KillOnDrop::default(), volume.clone(), Path::new(&volume.source));
     let dropped = wanted.dropped();
     let time = NFS_MOUNT_TIME + OUTSIDE_PATIENCE;
     let server = (Server::Mount, &*volume.server);
@@ -197,7 +197,7 @@ pub(super) async fn unmount<R: Runtime>(ctx: &ActContext<R>, uid: &PodUid) -> Re
         if failed.contains(&mounted.server) {
             continue;
         }
-        let (wanted, theirs) = (Wanted::default(), mounted.clone());
+        let (wanted, theirs) = (KillOnDrop::default(), mounted.clone());
         let dropped = wanted.dropped();
         let time = NFS_UNMOUNT_TIME * 2 + OUTSIDE_PATIENCE;
         let server = (Server::Unmount, &*mounted.server);

@@ -12,7 +12,7 @@ use super::cluster::Joined;
 use super::node_api;
 use crate::addresses::NodeAddresses;
 use crate::blocking::Blocking;
-use crate::certificates::{Asking, Certificates, ServingCertificate, Wanted};
+use crate::certificates::{CertificateRequester, Certificates, ServingCertificate, Wanted};
 use crate::clock::SharedClock;
 use crate::cluster::csr::Purpose;
 use crate::config::{self, Config};
@@ -25,14 +25,14 @@ use crate::kube;
 use crate::limits::TUNNEL_CONNECTIONS_MAX;
 use crate::metrics::NodeApiUse;
 use crate::render::NodeSettings;
-use crate::server::{Asker, Query};
+use crate::server::{Query, QuerySender};
 use crate::source::api::{ApiPods, Shared};
-use crate::source::api_here::PodsHere;
-use crate::source::api_kept::Trees;
+use crate::source::api_local_pods::LocalPods;
 use crate::source::api_node::{ApiNode, NodeMarks};
-use crate::source::api_statuses::StatusesThere;
+use crate::source::api_offline::Trees;
+use crate::source::api_status_versions::ApiStatusVersions;
 use crate::source::{NodeName, SourceUpdate};
-use crate::store::keep::folder::Folder;
+use crate::store::offline::folder::Folder;
 
 /// What a k3s server said of its cluster counts until it says something else. I/O, blocking.
 pub(super) fn remember(config: &Config, node: &mut NodeSettings) {
@@ -155,9 +155,9 @@ impl Start<'_> {
     fn keep_certificates(&self, is_k3s: bool) {
         let (config, kubeconfig) = (self.config, self.kubeconfig.to_owned());
         if config.server_tls_bootstrap {
-            let asking = self.asking(Purpose::Server);
+            let requester = self.requester(Purpose::Server);
             let serving =
-                ServingCertificate { asking, kubeconfig: kubeconfig.clone(), client: self.client.clone() };
+                ServingCertificate { requester, kubeconfig: kubeconfig.clone(), client: self.client.clone() };
             self.executor.spawn("serving certificate", serving.run()).detach();
         }
         // A k3s server gives it, and renews it.
@@ -166,7 +166,7 @@ impl Start<'_> {
                 kubeconfig,
                 bootstrap: config.bootstrap_kubeconfig.clone(),
                 rotates: config.rotate_certificates,
-                asking: self.asking(Purpose::Client),
+                requester: self.requester(Purpose::Client),
                 client: self.client.clone(),
                 executor: self.executor.clone(),
             };
@@ -175,11 +175,11 @@ impl Start<'_> {
     }
 
     /// What this node asks its cluster for.
-    fn asking(&self, purpose: Purpose) -> Asking {
+    fn requester(&self, purpose: Purpose) -> CertificateRequester {
         let folder = self.config.root_dir.join("pki");
         let wanted = Wanted { purpose, folder, node: self.node.node_name.clone(), names: Vec::new() };
         let (addresses, clock) = (self.addresses.clone(), self.clock.clone());
-        Asking { wanted, addresses, clock, told: RefCell::default() }
+        CertificateRequester { wanted, addresses, clock, logged_pending: RefCell::default() }
     }
 
     /// Follows the pods that are bound to this node: what they are, where they are left for the disk, what their source is told,
@@ -190,8 +190,8 @@ impl Start<'_> {
         let (collection, followed) = (ApiPods::collection(&name), self.client.clone());
         let (unreached, failed) = smol::channel::bounded(1);
         let trees = Trees::new(unreached);
-        let (here, looked) = PodsHere::new();
-        let shared = Shared { here, statuses: StatusesThere::default() };
+        let (here, looked) = LocalPods::new();
+        let shared = Shared { here, statuses: ApiStatusVersions::default() };
         let mut follower = ApiPods::new(name, self.clock.clone(), updates, trees.clone(), shared.clone());
         let follow = async move {
             // What runs here comes first: it has to be known what does. Closed: the loop is gone, and the process with it.
@@ -215,7 +215,7 @@ impl Start<'_> {
     /// Serves the node's own API, through the tunnels of a k3s server too.
     fn serve(&self, (listening, queries, blocking, held): NodeApi, k3s: Option<K3s>) {
         if let Some(K3s { supervisor, servers, told, news, lost, reaches_pods }) = k3s {
-            let asker = Asker::new(queries.clone());
+            let asker = QuerySender::new(queries.clone());
             let (node_api, sockets) = (listening.own_address(), listening.tunnel_sockets());
             let reach = Reach { node_api, sockets, asker, pods: reaches_pods };
             let common = Common {

@@ -27,7 +27,7 @@ use crate::node_api::stats::{ContainerUse, NodeUse, PodUse, Uses};
 use crate::proto::runtime::v1::{AttachRequest, ExecRequest, PortForwardRequest};
 use crate::render::NodeSettings;
 use crate::server::node_question::{CommandStreams, NodeQuestion, Target};
-use crate::server::{Answer, Later, Place};
+use crate::server::{Answer, Later, PodCursor};
 use crate::sync::worker::Life;
 
 /// Binds the ports of the API, where this node joins a cluster.
@@ -347,7 +347,7 @@ impl<R: Runtime> Looking<R> {
         for pod in &mut pods {
             pod.containers.sort_by(|a, b| a.name.cmp(&b.name));
         }
-        pods.sort_by_key(|pod| Place::of(&pod.key));
+        pods.sort_by_key(|pod| PodCursor::of(&pod.key));
         let root = self.root;
         let (disk, stat, meminfo) = self
             .blocking

@@ -48,7 +48,7 @@ use crate::cri::Runtime;
 use crate::desired::Desired;
 use crate::eviction::NodeCondition;
 use crate::gc::{self, GcPlan, GcPolicy, GcRemoval};
-use crate::logs::rotate::Told;
+use crate::logs::rotate::LogReports;
 use crate::metrics::Metrics;
 use crate::model::backoff::Backoff;
 use crate::model::object::named_by;
@@ -60,7 +60,7 @@ use crate::render::NodeSettings;
 use crate::shutdown::ShutdownGroup;
 #[cfg(feature = "tls")]
 use crate::source::EndingPod;
-use crate::source::{self, Held, SourceUpdate};
+use crate::source::{self, SourceUpdate, SourceUsage};
 use crate::store::identity::Identity;
 use crate::store::statuses::StatusStore;
 use crate::sync::act::{ActContext, RuntimeManager};
@@ -71,7 +71,7 @@ pub(super) struct Pods<R> {
     cgroups: NodeCgroups,
     metrics: Rc<Metrics>,
     /// Who rotates logs is told here what runs.
-    logs: Told,
+    logs: LogReports,
     identity: Identity,
     /// It is not the one in its file.
     identity_changed: bool,
@@ -91,11 +91,11 @@ pub(super) struct Pods<R> {
     jobs: u64,
     /// Counts the reads of pods.
     reads: u64,
-    /// The pods that no valid manifest names, of which that was logged. At most `HELD_PODS_TOLD_MAX`.
+    /// The pods that no valid manifest names, of which that was logged. At most `HELD_PODS_REPORTED_MAX`.
     told_held: SortedSet<PodUid>,
     set_aside: Arc<SetAside>,
     /// What each source holds.
-    held: SortedMap<&'static str, Held>,
+    held: SortedMap<&'static str, SourceUsage>,
     /// Pods of a former agent that nothing names are ended.
     take_over: bool,
     swept: bool,
@@ -138,7 +138,7 @@ impl<R: Runtime + 'static> Pods<R> {
         ctx: ActContext<R>,
         config: &Config,
         cgroups: NodeCgroups,
-        (metrics, logs): (Rc<Metrics>, Told),
+        (metrics, logs): (Rc<Metrics>, LogReports),
         identity: Identity,
         runtime_name: Box<str>,
         set_aside: Arc<SetAside>,
@@ -253,7 +253,7 @@ impl<R: Runtime + 'static> Pods<R> {
     }
 
     /// What each source holds.
-    pub(super) fn held(&self) -> &SortedMap<&'static str, Held> {
+    pub(super) fn held(&self) -> &SortedMap<&'static str, SourceUsage> {
         &self.held
     }
 

@@ -14,7 +14,7 @@ use crate::model::{ContainerId, Mono, PodUid};
 use crate::model::{SortedMap, SortedSet};
 use crate::net::Lookups;
 use crate::poison;
-use crate::probe::Place;
+use crate::probe::ProbeKey;
 use crate::probe::run::{Answer, Tools, probe};
 use crate::sync::ProbeResult;
 use crate::sync::act::ActContext;
@@ -30,7 +30,7 @@ pub(super) struct Prober<R> {
 
 struct Running {
     pod: PodUid,
-    place: Place,
+    place: ProbeKey,
     /// What is probed, and the task, whose drop ends it; nothing until the loop has begun it.
     task: Option<(ContainerId, smol::Task<()>)>,
 }
@@ -79,7 +79,7 @@ impl<R: Runtime + 'static> Prober<R> {
             let uid = uid.clone();
             record.probers().all_due(now).map(move |(at, place)| (at, uid.clone(), place)).collect::<Vec<_>>()
         };
-        let mut due: Vec<(Mono, PodUid, Place)> = probed(pods).flat_map(due).collect();
+        let mut due: Vec<(Mono, PodUid, ProbeKey)> = probed(pods).flat_map(due).collect();
         due.sort_by_key(|(at, ..)| *at);
         for (_, pod, place) in due {
             if self.may_begin(&pod) && pods.may_probe(&pod, place) {

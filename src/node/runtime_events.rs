@@ -23,14 +23,14 @@ use super::relist::Relisting;
 use crate::cri::{EventService, Runtime, RuntimeError, RuntimeEvent, RuntimeEventKind, RuntimeResult};
 use crate::limits::RELIST_PERIOD;
 use crate::model::{Mono, ObservedPod, PodUid};
-use crate::pleg::news::{self, Instance, News, Strangers, Until};
-use crate::pleg::watch::{Said, Watch};
+use crate::pleg::evented::{self, AwaitedState, Instance, Relevance, UnknownEvents};
+use crate::pleg::watch::{StreamReport, Watch};
 use crate::sync::worker::Job;
 
 /// The stream of the runtime's events, and what is kept of them.
 pub(super) struct RuntimeEvents {
     watch: Watch,
-    strangers: Strangers,
+    unknown: UnknownEvents,
     /// Dropping it ends the stream.
     stream: Option<smol::Task<()>>,
     /// Which stream is open; what comes of another one is late.
@@ -43,7 +43,7 @@ impl RuntimeEvents {
     pub(super) fn new(now: Mono) -> Self {
         Self {
             watch: Watch::new(now),
-            strangers: Strangers::default(),
+            unknown: UnknownEvents::default(),
             stream: None,
             number: 0,
             dropped: Rc::default(),
@@ -53,7 +53,7 @@ impl RuntimeEvents {
     /// While the runtime does not answer, relists find out when it does.
     pub(super) fn due(&self, relisting: &Relisting) -> Option<Mono> {
         let of_watch = self.watch.due().filter(|_| !relisting.is_failing());
-        of_watch.into_iter().chain(self.strangers.due()).min()
+        of_watch.into_iter().chain(self.unknown.due()).min()
     }
 
     /// Does what is due.
@@ -64,8 +64,8 @@ impl RuntimeEvents {
         now: Mono,
         out: &mut Effects,
     ) {
-        if let Some(said) = self.watch.judge(now) {
-            say(said, None);
+        if let Some(report) = self.watch.judge(now) {
+            say(report, None);
             self.stream = None;
             out.push(Effect::RelistBy(now + RELIST_PERIOD));
         }
@@ -79,8 +79,8 @@ impl RuntimeEvents {
         if self.dropped.take() {
             out.push(Effect::RelistBy(now));
         }
-        if self.strangers.due().is_some_and(|at| at <= now) {
-            self.strangers.looked(now);
+        if self.unknown.due().is_some_and(|at| at <= now) {
+            self.unknown.relisted(now);
             // Whatever else goes on in the runtime: at most as often as without events.
             out.push(Effect::RelistBy((relisting.begun() + RELIST_PERIOD).max(now)));
         }
@@ -115,8 +115,8 @@ impl RuntimeEvents {
             return;
         }
         let unsupported = matches!(result, Err(RuntimeError::Unimplemented(_)));
-        if let Some(said) = self.watch.ended(unsupported, now) {
-            say(said, result.err());
+        if let Some(report) = self.watch.ended(unsupported, now) {
+            say(report, result.err());
         }
         if !unsupported {
             // The runtime may be gone: the relist finds out.
@@ -133,28 +133,30 @@ impl RuntimeEvents {
         out: &mut Effects,
     ) {
         out.metrics().runtime_events.inc();
-        if let Some(said) = self.watch.delivered() {
-            say(said, None);
+        if let Some(report) = self.watch.delivered() {
+            say(report, None);
         }
         let named = event.pod.clone().filter(|uid| pods.get(uid).is_some());
         let Some(uid) = named.or_else(|| pod_of(&event, pods)) else {
-            self.strangers.note(event, now);
+            self.unknown.note(event, now);
             return;
         };
-        self.watch.told(&uid);
+        self.watch.event_arrived(&uid);
         let Some(record) = pods.get(&uid) else { return };
-        let news = news::judge(&event, record.worker().observed().map(|observed| &**observed));
-        if news != News::Known && record.worker().in_flight() == Some(Job::Act) {
+        let relevance = evented::judge(&event, record.worker().observed().map(|observed| &**observed));
+        if relevance != Relevance::Known && record.worker().in_flight() == Some(Job::Act) {
             record.overtaken().tell();
         }
-        match news {
-            News::Known => {}
-            News::Changed => out.push(Effect::LookAgain(uid)),
-            News::Await(instance, until) => out.push(Effect::AwaitChange(uid, event.id, instance, until)),
-            News::Stranger => {
+        match relevance {
+            Relevance::Known => {}
+            Relevance::Changed => out.push(Effect::LookAgain(uid)),
+            Relevance::Await(instance, until) => {
+                out.push(Effect::AwaitChange(uid, event.id, instance, until));
+            }
+            Relevance::UnknownId => {
                 let is_end = matches!(event.kind, RuntimeEventKind::Exited | RuntimeEventKind::Deleted);
                 if is_end {
-                    self.strangers.note(event, now);
+                    self.unknown.note(event, now);
                 }
                 out.push(Effect::LookAgain(uid));
             }
@@ -162,13 +164,13 @@ impl RuntimeEvents {
     }
 
     /// What events told of these containers and sandboxes before their pod was known.
-    pub(super) fn met(&mut self, observed: &ObservedPod) -> Vec<(Box<str>, Instance, Until)> {
-        self.strangers.met(observed)
+    pub(super) fn met(&mut self, observed: &ObservedPod) -> Vec<(Box<str>, Instance, AwaitedState)> {
+        self.unknown.take_known(observed)
     }
 
     /// The runtime's events come after its status shows what they tell of.
     pub(super) fn come_after_the_status(&self) -> bool {
-        self.watch.tells_after_the_status()
+        self.watch.reports_after_status()
     }
 
     /// An act has started something of which events are to come.
@@ -180,7 +182,7 @@ impl RuntimeEvents {
     /// the next one.
     pub(super) fn relisted(&mut self, begun: Mono, is_back: bool, now: Mono) -> Duration {
         let wait = self.watch.relist_wait();
-        self.strangers.looked(begun);
+        self.unknown.relisted(begun);
         if is_back {
             self.watch.runtime_is_back(now);
         }
@@ -199,7 +201,7 @@ impl RuntimeEvents {
 
     /// Events of nobody known, and their bytes.
     pub(super) fn held(&self) -> (usize, usize) {
-        self.strangers.held()
+        self.unknown.held()
     }
 }
 
@@ -207,24 +209,24 @@ impl RuntimeEvents {
 fn pod_of<R: Runtime + 'static>(event: &RuntimeEvent, pods: &Pods<R>) -> Option<PodUid> {
     let shows = |record: &Record| {
         let observed = record.worker().observed().map(|observed| &**observed);
-        news::judge(event, observed) != News::Stranger || record.awaited().contains_key(&event.id)
+        evented::judge(event, observed) != Relevance::UnknownId || record.awaited().contains_key(&event.id)
     };
     pods.iter().find(|(_, record)| shows(record)).map(|(uid, _)| uid.clone())
 }
 
 /// One line per change of trust.
-fn say(said: Said, error: Option<RuntimeError>) {
+fn say(report: StreamReport, error: Option<RuntimeError>) {
     let why = error.map_or_else(|| "the runtime ended it".to_owned(), |error| error.to_string());
-    match said {
-        Said::Trusted(service) => {
+    match report {
+        StreamReport::Trusted(service) => {
             log::info!("event stream of {service} is up; relisting every 60 s");
         }
-        Said::Absent => log::info!("the runtime has no event stream; relisting every 1 s"),
-        Said::Ended(service) => log::warn!("event stream of {service} lost: {why}; reopening it"),
-        Said::MissedAgain(service, total) => {
+        StreamReport::Absent => log::info!("the runtime has no event stream; relisting every 1 s"),
+        StreamReport::Ended(service) => log::warn!("event stream of {service} lost: {why}; reopening it"),
+        StreamReport::MissedAgain(service, total) => {
             log::debug!("event stream of {service}: missed an event ({total} so far)");
         }
-        Said::Missed(service, pods, total) => log::warn!(
+        StreamReport::Missed(service, pods, total) => log::warn!(
             "event stream of {service} missed changes of {pods} pods ({total} so far); relisting every 1 s for now"
         ),
     }

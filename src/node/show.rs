@@ -24,7 +24,7 @@ use crate::printers::describe::{Decision, describe};
 use crate::printers::style::Style;
 use crate::printers::table::{self, PodList, PodsFormat};
 use crate::printers::text::{harmless, human_duration};
-use crate::server::{Answer, Place, PodsQuestion, Question};
+use crate::server::{Answer, PodCursor, PodsQuestion, Question};
 use crate::source;
 use crate::sync::worker::Life;
 
@@ -143,13 +143,15 @@ pub(super) fn list_pods<R: Runtime + 'static>(pods: &Pods<R>, question: &PodsQue
     };
     let mut records = pods.sorted(question.namespace.as_deref()).into_iter().peekable();
     while records
-        .next_if(|record| question.after.as_ref().is_some_and(|at| Place::of(record.worker().key()) <= *at))
+        .next_if(|record| {
+            question.after.as_ref().is_some_and(|at| PodCursor::of(record.worker().key()) <= *at)
+        })
         .is_some()
     {}
     while let Some(record) = records.next() {
         list.push(&record.shown(pods.statuses()), &mut text);
         if text.len() >= SERVER_PART_BYTES && records.peek().is_some() {
-            let after = Some(Place::of(record.worker().key()));
+            let after = Some(PodCursor::of(record.worker().key()));
             return Answer::Part(text, Question::Pods(PodsQuestion { after, ..question.clone() }));
         }
     }

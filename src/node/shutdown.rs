@@ -16,7 +16,7 @@ use super::pods::Pods;
 use super::pods::Record;
 use crate::cri::Runtime;
 use crate::eviction::pods::priority;
-use crate::limits::SHUTDOWN_TOLD_WAIT;
+use crate::limits::SHUTDOWN_STATUS_WAIT;
 use crate::model::{Mono, PodUid};
 use crate::shutdown::ShutdownGroups;
 use crate::status::Phase;
@@ -56,7 +56,7 @@ impl ShutdownManager {
                 "node shutdown: terminating all pods within {} s, starting none",
                 self.groups.all().as_secs()
             );
-            let told_until = now + SHUTDOWN_TOLD_WAIT;
+            let told_until = now + SHUTDOWN_STATUS_WAIT;
             self.under_way = Some(Shutdown { group: 0, until: None, told_until });
             out.push(Effect::Close(self.groups.get(0)));
             out.push(Effect::TellNode);

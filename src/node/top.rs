@@ -7,7 +7,7 @@ use crate::limits::{STATS_CONTAINERS_MAX, STATS_SAMPLE_TIME};
 use crate::model::SortedMap;
 use crate::model::{ContainerId, PodKey, PodUid};
 use crate::printers::top::{self as printer, PodUse};
-use crate::server::{Answer, Later, Place, TopQuestion};
+use crate::server::{Answer, Later, PodCursor, TopQuestion};
 
 /// The pods that are asked for.
 type Wanted = SortedMap<PodUid, PodKey>;
@@ -76,6 +76,6 @@ async fn measure<R: Runtime>(
         })
         .await?;
     let mut pods: Vec<PodUse> = pods.into_values().collect();
-    pods.sort_by_key(|pod| Place::of(&pod.pod));
+    pods.sort_by_key(|pod| PodCursor::of(&pod.pod));
     Ok(Some(pods))
 }

@@ -62,7 +62,7 @@ struct OpenConnection {
     wanted: Sender<Infallible>,
 }
 
-/// Tells known origins from unknown ones.
+/// Distinguishes known origins from unknown ones.
 pub(super) struct KnownOrigins {
     pub(super) peers: Rc<RefCell<Peers>>,
     pub(super) tunnels: TunnelSockets,

@@ -22,7 +22,7 @@ use crate::config::{Authorization, NodeApi};
 use crate::decode::Node;
 use crate::kube::{Client, Content, KubeError, Resource};
 use crate::limits::{
-    NODE_DECISIONS_MAX, NODE_REVIEWS_MAX, NODE_STRANGERS_REVIEWS_MAX, NODE_USER_BYTES_MAX, NODE_USERS_MAX,
+    NODE_DECISIONS_MAX, NODE_REVIEWS_MAX, NODE_UNKNOWN_REVIEWS_MAX, NODE_USER_BYTES_MAX, NODE_USERS_MAX,
 };
 use crate::metrics::NodeApiUse;
 use crate::x509;
@@ -140,7 +140,7 @@ pub(super) struct Gate {
     node: Box<str>,
     users: RefCell<DecisionCache<User>>,
     /// Rejected tokens, in a cache of their own, so that a client that tries many evicts no user.
-    strangers: RefCell<DecisionCache<()>>,
+    unknown: RefCell<DecisionCache<()>>,
     decisions: RefCell<DecisionCache<bool>>,
     reviews: Arc<Semaphore>,
     /// Slots of `reviews` that unknown addresses may use.
@@ -163,10 +163,10 @@ impl Gate {
             settings,
             node,
             users: RefCell::new(DecisionCache::new(NODE_USERS_MAX, held.users.clone())),
-            strangers: RefCell::new(DecisionCache::new(NODE_USERS_MAX, held.users.clone())),
+            unknown: RefCell::new(DecisionCache::new(NODE_USERS_MAX, held.users.clone())),
             decisions: RefCell::new(DecisionCache::new(NODE_DECISIONS_MAX, held.decisions.clone())),
             reviews: Arc::new(Semaphore::new(NODE_REVIEWS_MAX)),
-            strangers_reviews: Arc::new(Semaphore::new(NODE_STRANGERS_REVIEWS_MAX)),
+            strangers_reviews: Arc::new(Semaphore::new(NODE_UNKNOWN_REVIEWS_MAX)),
             peers,
         }
     }
@@ -241,7 +241,7 @@ impl Gate {
         let known = |gate: &Self| {
             let now = gate.clock.now().mono;
             let user = gate.users.borrow().get(&place, now).map(Some);
-            user.or_else(|| gate.strangers.borrow().get(&place, now).map(|()| None))
+            user.or_else(|| gate.unknown.borrow().get(&place, now).map(|()| None))
         };
         if let Some(known) = known(self) {
             return Ok(known);
@@ -254,7 +254,7 @@ impl Gate {
         if let Some(known) = known(self) {
             return Ok(known);
         }
-        if !self.peers.borrow_mut().may_ask(origin, self.clock.now().mono) {
+        if !self.peers.borrow_mut().try_review(origin, self.clock.now().mono) {
             return Err((429, "TokenReview rate limit of this address exceeded; retry\n".to_owned()));
         }
         let review = json!({
@@ -269,7 +269,7 @@ impl Gate {
                 match &user {
                     Some(user) => self.users.borrow_mut().put(place, user.clone(), now, ttl),
                     None if error.is_none_or(str::is_empty) => {
-                        self.strangers.borrow_mut().put(place, (), now, ttl);
+                        self.unknown.borrow_mut().put(place, (), now, ttl);
                     }
                     None => {}
                 }

@@ -24,7 +24,7 @@ pub(super) struct Limits {
     /// Unauthenticated connections from one unknown address.
     pub(super) of_address_max: usize,
     /// Unauthenticated connections from all unknown addresses.
-    pub(super) of_strangers_max: usize,
+    pub(super) of_unknown_max: usize,
     /// Unauthenticated connections from one known address, and from this machine itself; tunnels apart.
     pub(super) of_known_max: usize,
     /// Connections of a known address that are not closed for an unknown one's.
@@ -69,8 +69,8 @@ impl Limits {
             return Self::of_most(here, |of| (of == newcomer).then_some(1));
         }
         if !is_known(newcomer) {
-            let strangers = here.iter().filter(can_leave).filter(|place| !is_known(place.origin));
-            if strangers.count() >= self.of_strangers_max {
+            let unknown = here.iter().filter(can_leave).filter(|place| !is_known(place.origin));
+            if unknown.count() >= self.of_unknown_max {
                 return Self::of_most(here, |of| {
                     (!is_known(of)).then(|| count(of) + usize::from(of == newcomer))
                 });
@@ -111,7 +111,7 @@ mod tests {
         connections_max: 8,
         of_tunnels: 2,
         of_address_max: 3,
-        of_strangers_max: 5,
+        of_unknown_max: 5,
         of_known_max: 5,
         of_known: 2,
     };

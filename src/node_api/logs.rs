@@ -24,12 +24,12 @@ use crate::logs::line::{Sink, Stream};
 use crate::logs::read::{LogReader, Part};
 use crate::model::PodUid;
 use crate::server::node_question::NodeQuestion;
-use crate::server::{Answer, Asker, Body, Question, STOPPING};
+use crate::server::{Answer, Body, QuerySender, Question, STOPPING};
 
 /// Inputs for reading logs.
 #[derive(Clone)]
 pub(super) struct Reading {
-    pub(super) asker: Asker,
+    pub(super) asker: QuerySender,
     pub(super) blocking: Rc<Blocking>,
     pub(super) clock: SharedClock,
 }

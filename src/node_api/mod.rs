@@ -55,15 +55,17 @@ use crate::config::NodeApi;
 use crate::executor::Executor;
 use crate::kube::Client;
 use crate::limits::{
-    HEALTHZ_ADDRESS_CONNECTIONS_MAX, HEALTHZ_CONNECTIONS_MAX, HEALTHZ_HEAD_BYTES_MAX, HEALTHZ_STRANGERS_MAX,
-    NODE_ADDRESS_CONNECTIONS_MAX, NODE_CONNECTIONS_MAX, NODE_FILES_PERIOD, NODE_HANDSHAKE_TIME,
-    NODE_HEAD_BYTES_MAX, NODE_KNOWN_CONNECTIONS, NODE_KNOWN_CONNECTIONS_MAX, NODE_REQUEST_TIME,
-    NODE_STRANGERS_MAX, NODE_STREAMS_MAX, NODE_TLS_OUT_BYTES, NODE_TUNNEL_CONNECTIONS,
-    PEER_HANDSHAKE_BYTES_MAX, SERVER_BACKLOG,
+    HEALTHZ_ADDRESS_CONNECTIONS_MAX, HEALTHZ_CONNECTIONS_MAX, HEALTHZ_HEAD_BYTES_MAX,
+    HEALTHZ_UNKNOWN_CONNECTIONS_MAX, NODE_ADDRESS_CONNECTIONS_MAX, NODE_CONNECTIONS_MAX, NODE_FILES_PERIOD,
+    NODE_HANDSHAKE_TIME, NODE_HEAD_BYTES_MAX, NODE_KNOWN_CONNECTIONS, NODE_KNOWN_CONNECTIONS_MAX,
+    NODE_REQUEST_TIME, NODE_STREAMS_MAX, NODE_TLS_OUT_BYTES, NODE_TUNNEL_CONNECTIONS,
+    NODE_UNKNOWN_CONNECTIONS_MAX, PEER_HANDSHAKE_BYTES_MAX, SERVER_BACKLOG,
 };
 use crate::metrics::NodeApiUse;
 use crate::model::Mono;
-use crate::server::{self, Answer, Asker, Body, Handler, Held, NodeQuestion, Query, Question, STOPPING};
+use crate::server::{
+    self, Answer, Body, Handler, LargeAnswerPermit, NodeQuestion, Query, QuerySender, Question, STOPPING,
+};
 use crate::stream::{Duplex, Socket, stream};
 use accept::{KnownOrigins, PendingConnection, accept, metered};
 use auth::{Gate, PeerCertificate};
@@ -189,7 +191,7 @@ const OF_API: Limits = Limits {
     connections_max: NODE_CONNECTIONS_MAX,
     of_tunnels: NODE_TUNNEL_CONNECTIONS,
     of_address_max: NODE_ADDRESS_CONNECTIONS_MAX,
-    of_strangers_max: NODE_STRANGERS_MAX,
+    of_unknown_max: NODE_UNKNOWN_CONNECTIONS_MAX,
     of_known_max: NODE_KNOWN_CONNECTIONS_MAX,
     of_known: NODE_KNOWN_CONNECTIONS,
 };
@@ -198,8 +200,8 @@ const OF_HEALTHZ: Limits = Limits {
     connections_max: HEALTHZ_CONNECTIONS_MAX,
     of_tunnels: 0,
     of_address_max: HEALTHZ_ADDRESS_CONNECTIONS_MAX,
-    of_strangers_max: HEALTHZ_STRANGERS_MAX,
-    of_known_max: HEALTHZ_STRANGERS_MAX,
+    of_unknown_max: HEALTHZ_UNKNOWN_CONNECTIONS_MAX,
+    of_known_max: HEALTHZ_UNKNOWN_CONNECTIONS_MAX,
     of_known: HEALTHZ_ADDRESS_CONNECTIONS_MAX,
 };
 
@@ -207,7 +209,7 @@ const OF_HEALTHZ: Limits = Limits {
 pub async fn run(listening: Listening, needs: Needs) {
     let Listening { api, healthz, names, files, loaded, serving, tunnels, .. } = listening;
     let Needs { settings, node, configz, client, queries, blocking, executor, clock, held } = needs;
-    let asker = Asker::new(queries);
+    let asker = QuerySender::new(queries);
     let servers = client.authenticated();
     let peers = Rc::new(RefCell::new(Peers::new(clock.now().mono)));
     let (system_logs, stream_idle_max) = (settings.system_logs.clone(), settings.stream_idle_max);
@@ -258,7 +260,7 @@ pub async fn run(listening: Listening, needs: Needs) {
 async fn serve_healthz(
     socket: Socket<TcpStream>,
     pending: Rc<PendingConnection>,
-    asker: Asker,
+    asker: QuerySender,
     clock: SharedClock,
 ) {
     let handler: Handler = Box::new(move |request| {
@@ -269,7 +271,7 @@ async fn serve_healthz(
             match route(request.method().as_str(), request.uri().path(), "") {
                 Ok(Route::Ask(question @ Question::Health, kind)) => {
                     let answer = asker.ask(&question).await;
-                    asker.response(answer, kind, Held::default())
+                    asker.response(answer, kind, LargeAnswerPermit::default())
                 }
                 Err(refusal @ (405, _)) => refused(refusal),
                 Ok(_) | Err(_) => refused((404, "404 page not found\n".to_owned())),
@@ -368,7 +370,7 @@ struct ConnectionState {
     unhurried: RefCell<Option<SemaphoreGuardArc>>,
     /// The backend connection after an upgrade.
     backend: RefCell<Option<Backend>>,
-    held: Held,
+    held: LargeAnswerPermit,
 }
 
 impl Api {
@@ -398,7 +400,7 @@ impl Api {
             pending,
             unhurried: RefCell::default(),
             backend: RefCell::default(),
-            held: Held::default(),
+            held: LargeAnswerPermit::default(),
         });
         let (api, of_handler) = (self.clone(), own.clone());
         let handler: Handler = Box::new(move |request| {

@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use crate::limits::{
     NODE_HANDSHAKES, NODE_HANDSHAKES_GUARANTEED, NODE_HANDSHAKES_IN_ALL, NODE_HANDSHAKES_OF_KNOWN,
-    NODE_HANDSHAKES_OF_STRANGERS, NODE_PEERS_KNOWN_MAX, NODE_PEERS_MAX, NODE_TOKENS, NODE_TOKENS_OF_KNOWN,
-    NODE_TOKENS_OF_STRANGERS, Rate,
+    NODE_HANDSHAKES_OF_UNKNOWN, NODE_PEERS_KNOWN_MAX, NODE_PEERS_MAX, NODE_TOKENS, NODE_TOKENS_OF_KNOWN,
+    NODE_TOKENS_OF_UNKNOWN, Rate,
 };
 use crate::model::{Mono, SortedMap};
 use crate::rate::TokenBucket;
@@ -101,16 +101,16 @@ impl Peer {
 pub(super) struct Peers {
     origins: SortedMap<Origin, Peer>,
     /// The budget of all unknown origins.
-    strangers: Budget,
+    unknown: Budget,
     /// Processor time of all origins together, in microseconds.
     handshakes: TokenBucket,
 }
 
 impl Peers {
     pub(super) fn new(now: Mono) -> Self {
-        let strangers = Budget::new(NODE_HANDSHAKES_OF_STRANGERS, NODE_TOKENS_OF_STRANGERS, now);
+        let unknown = Budget::new(NODE_HANDSHAKES_OF_UNKNOWN, NODE_TOKENS_OF_UNKNOWN, now);
         let handshakes = TokenBucket::new(NODE_HANDSHAKES_IN_ALL, now);
-        Self { origins: SortedMap::new(), strangers, handshakes }
+        Self { origins: SortedMap::new(), unknown, handshakes }
     }
 
     /// The origin is a tunnel, this machine, or an address from which a request was admitted.
@@ -141,14 +141,14 @@ impl Peers {
         let (known, own) = (peer.known, peer.rations.handshakes.wait(now));
         // The earlier of the two; `None` when there is no wait.
         let guaranteed = peer.rations.guaranteed.as_mut().map(|bucket| bucket.wait(now));
-        let of_strangers = if known { None } else { self.strangers.handshakes.wait(now) };
+        let of_unknown = if known { None } else { self.unknown.handshakes.wait(now) };
         let of_all = match (origin, self.handshakes.wait(now), guaranteed) {
             // The use of tunnels counts, but they do not wait for the others.
             (Origin::Tunnel, ..) => None,
             (_, of_all, Some(guaranteed)) => of_all.min(guaranteed),
             (_, of_all, None) => of_all,
         };
-        own.max(of_strangers).max(of_all)
+        own.max(of_unknown).max(of_all)
     }
 
     /// Charges the time of a handshake, even if it exceeds the budget.
@@ -162,21 +162,21 @@ impl Peers {
             guaranteed.spend(micros, now);
         }
         if !peer.known {
-            self.strangers.handshakes.spend(micros, now);
+            self.unknown.handshakes.spend(micros, now);
         }
     }
 
     /// Whether a `TokenReview` for that origin is within the rate.
-    pub(super) fn may_ask(&mut self, origin: Origin, now: Mono) -> bool {
+    pub(super) fn try_review(&mut self, origin: Origin, now: Mono) -> bool {
         let peer = self.peer(origin, now);
         let (known, own) = (peer.known, peer.rations.tokens.try_accept(now));
-        own && (known || self.strangers.tokens.try_accept(now))
+        own && (known || self.unknown.tokens.try_accept(now))
     }
 
     fn peer(&mut self, origin: Origin, now: Mono) -> &mut Peer {
         if !self.origins.contains_key(&origin) && self.origins.len() >= NODE_PEERS_MAX {
-            let strangers = self.origins.iter().filter(|(_, peer)| !peer.known);
-            let last = strangers.min_by_key(|(_, peer)| peer.used).map(|(of, _)| *of);
+            let unknown = self.origins.iter().filter(|(_, peer)| !peer.known);
+            let last = unknown.min_by_key(|(_, peer)| peer.used).map(|(of, _)| *of);
             last.map(|last| self.origins.remove(&last));
         }
         let peer = self.origins.entry(origin).or_insert_with(|| Peer::new(origin.is_here(), now));
@@ -245,8 +245,8 @@ mod tests {
         let mut origins: Vec<Origin> = (0..100).map(v4).collect();
         origins.extend([known, Origin::Own]);
         let all = taken(&mut peers, &origins);
-        let strangers: Duration = all[..100].iter().sum();
-        assert!(strangers < Duration::from_millis(4100), "{strangers:?}");
+        let unknown: Duration = all[..100].iter().sum();
+        assert!(unknown < Duration::from_millis(4100), "{unknown:?}");
         for known in &all[100..] {
             assert!(*known > Duration::from_millis(220), "a client that is known has its own: {known:?}");
         }
@@ -266,8 +266,8 @@ mod tests {
         for origin in &known {
             peers.mark_known(*origin, at(0));
         }
-        let strangers: Vec<Origin> = (100..120).map(v4).collect();
-        let origins = [&known[..], &strangers, &[Origin::Own]].concat();
+        let unknown: Vec<Origin> = (100..120).map(v4).collect();
+        let origins = [&known[..], &unknown, &[Origin::Own]].concat();
         let share = |seconds: u32| {
             let Rate { per_second, burst } = NODE_HANDSHAKES_IN_ALL;
             // The last one may exceed the budget.
@@ -277,10 +277,10 @@ mod tests {
                 + Duration::from_millis(20)
         };
         let all = taken(&mut peers, &origins);
-        let (sum, of_strangers): (Duration, Duration) =
+        let (sum, of_unknown): (Duration, Duration) =
             (all.iter().sum(), all[known.len()..known.len() + 20].iter().sum());
         assert!(sum > share(10).mul_f64(0.75) && sum < share(10), "{sum:?}");
-        assert!(of_strangers < Duration::from_millis(4100), "{of_strangers:?}");
+        assert!(of_unknown < Duration::from_millis(4100), "{of_unknown:?}");
         // The others have used up the common budget, and continue.
         let origins = [&origins[..], &[Origin::Tunnel]].concat();
         let all = taken_from(&mut peers, &origins, at(10_000));
@@ -324,12 +324,12 @@ mod tests {
     fn tokens_of_strangers_are_asked_for_as_their_rate_has_it_and_of_those_who_are_known_at_once() {
         let mut peers = Peers::new(at(0));
         peers.mark_known(v4(200), at(0));
-        let asked = |peers: &mut Peers, origin| (0..100).filter(|_| peers.may_ask(origin, at(0))).count();
+        let asked = |peers: &mut Peers, origin| (0..100).filter(|_| peers.try_review(origin, at(0))).count();
         assert_eq!(asked(&mut peers, v4(1)), NODE_TOKENS.burst as usize);
         let rest: usize = (2..100).map(|host| asked(&mut peers, v4(host))).sum();
-        assert_eq!(rest, (NODE_TOKENS_OF_STRANGERS.burst - NODE_TOKENS.burst) as usize);
+        assert_eq!(rest, (NODE_TOKENS_OF_UNKNOWN.burst - NODE_TOKENS.burst) as usize);
         assert_eq!(asked(&mut peers, v4(200)), NODE_TOKENS_OF_KNOWN.burst as usize);
-        assert!(peers.may_ask(v4(1), at(1_100)));
+        assert!(peers.try_review(v4(1), at(1_100)));
     }
 
     #[test]

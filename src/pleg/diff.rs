@@ -1,23 +1,23 @@
-//! PURE: a relist beside what was read → the pods that changed.
+//! PURE: compares a relist with the last reads → the changed pods.
 use std::collections::BTreeMap;
 use std::hash::Hasher;
 
 use super::FormerPods;
 use crate::model::{ContainerId, ContainerState, ObservedPod, PodKey, PodUid, SandboxId, SandboxState};
 
-/// What one relist found, a few bytes a pod.
+/// Result of one relist, a few bytes a pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Relist {
-    /// The pods of interest that have anything in the runtime.
+    /// The pods of interest that have sandboxes or containers in the runtime.
     pub pods: BTreeMap<PodUid, RelistPod>,
-    /// Sandboxes that are not ours: reported, never touched.
+    /// Sandboxes that are not ours: counted, never changed.
     pub foreign_sandboxes: usize,
-    /// Of these, the pods that a former agent of this node may have left.
+    /// Those of them that a former agent of this node may have created, by pod.
     pub former: FormerPods,
 }
 
 impl Relist {
-    /// A pod that a former agent has left is ours from now on. False when there is none of this UID.
+    /// Moves a pod of a former agent to our pods. False when there is none of this UID.
     pub fn take_over(&mut self, uid: &PodUid) -> bool {
         let Some(former) = self.former.remove(uid) else { return false };
         self.pods.entry(uid.clone()).or_insert_with(|| RelistPod::new(&former.key));
@@ -44,20 +44,20 @@ impl Relist {
 /// One pod in a relist.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RelistPod {
-    /// As its sandbox or container names it.
+    /// As in the labels of its sandbox or container.
     pub key: PodKey,
     /// A sandbox carries this node's annotation.
     pub made_here: bool,
-    /// Changes with any sandbox's or container's appearance, state or disappearance.
+    /// Changes when a sandbox or container appears, changes its state, or disappears.
     digest: Digest,
 }
 
-/// Of a pod's sandboxes and containers, whatever their order.
+/// Digest of a pod's sandboxes and containers, independent of their order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Digest(u64);
 
 impl RelistPod {
-    /// A pod with nothing noted yet.
+    /// A pod without sandboxes and containers.
     pub fn new(key: &PodKey) -> Self {
         Self { key: key.clone(), made_here: false, digest: Digest::default() }
     }
@@ -91,7 +91,7 @@ impl Digest {
     }
 }
 
-/// What a relist notes of a pod that is as this read shows it; 0 for one of which nothing is there.
+/// The digest of a relist in which the pod is as in this read; 0 without sandboxes and containers.
 fn digest_of(observed: &ObservedPod) -> u64 {
     let mut pod = Digest::default();
     for sandbox in &observed.sandboxes {
@@ -104,7 +104,7 @@ fn digest_of(observed: &ObservedPod) -> u64 {
 }
 
 impl Relist {
-    /// `None` when the pod is as this read shows it, else a number that tells this state of it from others.
+    /// `None` when the pod is as in this read, else the digest of its new state.
     pub fn differs(&self, uid: &PodUid, observed: &ObservedPod) -> Option<u64> {
         let listed = self.pods.get(uid).map_or(0, |pod| pod.digest.0);
         (listed != digest_of(observed)).then_some(listed)
@@ -170,7 +170,7 @@ mod tests {
         let mut digests: Vec<u64> = all.drain(..).map(|now| now.differs(&uid, &read).unwrap()).collect();
         digests.sort_unstable();
         digests.dedup();
-        assert_eq!(digests.len(), 6, "each in its own way");
+        assert_eq!(digests.len(), 6, "all digests differ");
         assert_eq!(Relist::default().differs(&uid, &ObservedPod::default()), None);
     }
 }

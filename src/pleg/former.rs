@@ -1,36 +1,36 @@
-//! PURE: pods that a former agent of this node has left running, and which of them is a manifest's pod.
+//! PURE: pods that a former agent of this node has left running, and the manifests that they belong to.
 //!
-//! A static pod's UID is another one from agent to agent, for it is a hash of what each makes of the manifest. What both
-//! write alike tells whose pod it is: namespace, name, that it came from a file, and the hashes of its containers.
+//! Agents give a static pod different UIDs: each hashes the manifest in its own way. A pod is matched by what they write alike:
+//! namespace, name, the file source, and the hashes of its containers.
 
 use crate::limits::{FORMER_HASHES_MAX, FORMER_KEY_BYTES_MAX, FORMER_PODS_MAX, FORMER_UID_BYTES_MAX};
 use crate::model::SortedMap;
 use crate::model::{ContainerItem, DesiredPod, PodKey, PodUid, SandboxItem, SandboxState, Wall};
 
-/// One of them.
+/// A pod of a former agent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FormerPod {
-    /// As its sandbox names it.
+    /// As in the labels of its sandbox.
     pub key: PodKey,
-    /// It came from a file.
+    /// It is a static pod from a file.
     pub of_file: bool,
-    /// A sandbox of it is ready.
+    /// One of its sandboxes is ready.
     ready: bool,
-    /// When its newest sandbox was made.
+    /// Creation time of its newest sandbox.
     created_at: Wall,
-    /// The hashes of its containers, each once.
+    /// The distinct hashes of its containers.
     hashes: Vec<u64>,
-    /// It has more of them than are kept: it is nobody's then.
+    /// It has more hashes than are kept: no manifest adopts it.
     is_cut: bool,
 }
 
-/// All of them.
+/// All pods of a former agent.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FormerPods(SortedMap<PodUid, FormerPod>);
 
 impl FormerPods {
-    /// Adds a sandbox that is not ours. Only those with a kubelet's labels count, and none of another smolet's. `all`:
-    /// whatever they came from, not from files alone.
+    /// Adds a sandbox that is not ours. Only those with a kubelet's labels count, and none of another smolet. `all`: whatever
+    /// their source, not only files.
     pub fn note_sandbox(&mut self, sandbox: &SandboxItem, all: bool) {
         let counts = sandbox.labelled
             && sandbox.node.is_none()
@@ -42,7 +42,7 @@ impl FormerPods {
             return;
         }
         if self.0.len() >= FORMER_PODS_MAX && !self.0.contains_key(&sandbox.pod.uid) {
-            // A static pod that is not known would be begun once more beside itself.
+            // An unknown static pod would be started a second time.
             let other = self.0.values().find(|pod| sandbox.of_file && !pod.of_file);
             let Some(other) = other.map(|pod| pod.key.uid.clone()) else { return };
             self.0.remove(&other);
@@ -70,29 +70,29 @@ impl FormerPods {
         }
     }
 
-    /// Each of them.
+    /// Iterates over them.
     pub fn iter(&self) -> impl Iterator<Item = &FormerPod> {
         self.0.values()
     }
 
-    /// Whether it is one of them.
+    /// True for a UID of one of them.
     pub fn contains(&self, uid: &PodUid) -> bool {
         self.0.contains_key(uid)
     }
 
-    /// One that is ours from now on.
+    /// Removes one that this agent takes over.
     pub fn remove(&mut self, uid: &PodUid) -> Option<FormerPod> {
         self.0.remove(uid)
     }
 
-    /// How many, and the memory they take.
+    /// Number of pods, and their memory.
     pub fn held(&self) -> (usize, usize) {
         let of = |pod: &FormerPod| pod.key.bytes() + pod.hashes.capacity() * size_of::<u64>();
         let entry = size_of::<(PodUid, FormerPod)>();
         (self.0.len(), self.0.values().map(|pod| entry + of(pod)).sum())
     }
 
-    /// Those that were made of a manifest for a pod of this one's name; the first is the pod itself, if one of them is.
+    /// Those that may belong to the manifest of this pod, by name; the first value is the one that matches, if any.
     pub fn of_name(&self, pod: &DesiredPod) -> (Option<&FormerPod>, Vec<&FormerPod>) {
         let same = |of: &&FormerPod| {
             of.of_file && of.key.namespace == pod.key.namespace && of.key.name == pod.key.name
@@ -104,12 +104,12 @@ impl FormerPods {
 }
 
 impl FormerPod {
-    /// A sandbox of it is ready.
+    /// True when one of its sandboxes is ready.
     pub fn is_ready(&self) -> bool {
         self.ready
     }
 
-    /// It has containers of this pod and no others; some may never have been made.
+    /// True when all its containers are containers of this pod; some of the pod's may not have been created.
     fn agrees_with(&self, pod: &DesiredPod) -> bool {
         let is_named = |hash: &u64| {
             pod.init_hashes.iter().chain(&pod.app_hashes).any(|named| u64::from(*named) == *hash)
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hashes_of_its_containers_tell_whose_pod_it_is() {
+    fn a_former_pod_is_matched_by_its_containers_hashes() {
         for (containers, is_it) in [
             (&["a x", "b y"][..], true),
             (&["i init", "a x", "b y", "a x"], true),
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_it_is_the_one_that_runs_then_the_newest() {
+    fn of_several_the_running_one_matches_then_the_newest() {
         let mut former = FormerPods::default();
         for (uid, ready, at) in [("old", true, 1), ("newer", true, 2), ("dead", false, 3)] {
             former.note_sandbox(&sandbox(uid, ready, at), false);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_kubelet_made_of_a_file_is_none() {
+    fn only_a_kubelets_static_pods_match() {
         let mut former = FormerPods::default();
         for odd in [
             SandboxItem { labelled: false, ..sandbox("u", true, 1) },
@@ -206,18 +206,18 @@ mod tests {
         assert_eq!(former.held(), (0, 0));
         former.note_sandbox(&SandboxItem { of_file: false, ..sandbox("u", true, 1) }, true);
         assert_eq!(former.held().0, 1);
-        assert!(former.of_name(&wanted()).1.is_empty(), "an API server's pod is no manifest's");
+        assert!(former.of_name(&wanted()).1.is_empty(), "an API server's pod belongs to no manifest");
     }
 
     #[test]
-    fn there_are_only_so_many() {
+    fn the_number_of_former_pods_is_bounded() {
         let mut former = FormerPods::default();
         former.note_sandbox(&SandboxItem { of_file: false, ..sandbox("served", true, 1) }, true);
         for n in 0..FORMER_PODS_MAX {
             former.note_sandbox(&sandbox(&format!("u{n}"), true, 1), false);
         }
         assert_eq!(former.held().0, FORMER_PODS_MAX);
-        assert!(former.iter().all(|pod| pod.of_file), "these first");
+        assert!(former.iter().all(|pod| pod.of_file), "static pods are preferred");
         for n in 0..=FORMER_HASHES_MAX {
             former.note_container(&container("u0", &format!("c{n}"), "x"));
         }

@@ -1,20 +1,20 @@
-//! Pod life-cycle event generator: what changed in the runtime since the last look.
+//! Pod lifecycle event generator (PLEG): detects changes in the runtime since the last relist.
 //!
-//! A relist asks for every sandbox and container once and keeps a few bytes of each pod of ours; [`diff`]
-//! compares it with what was read; [`read_pod`] then reads one pod in full. What belongs to others is counted, not kept.
-//! Where the runtime tells of changes, `news` says what an event means, [`await_change`] waits until the runtime's
-//! status shows it, and `watch` how far the events are trusted.
+//! A relist lists every sandbox and container once and stores a few bytes of each of our pods; [`diff`] compares it with the
+//! last read of each pod; [`read_pod`] then reads one pod in full. Sandboxes and containers of other clients are only counted.
+//! With a runtime that has an event stream, `evented` decides what an event changes, [`await_change`] polls until the runtime's
+//! status shows it, and `watch` decides how far the stream is trusted.
 
 mod diff;
+pub mod evented;
 mod former;
-pub mod news;
 pub mod watch;
 use std::rc::Rc;
 use std::time::Duration;
 
 use crate::clock::SharedClock;
 use crate::cri::{Runtime, RuntimeError, RuntimeResult};
-use crate::limits::{CHANGE_LOOK_TIME, CONTAINERS_READ_MAX, POD_KEY_BYTES_MAX, RELIST_ORPHANS_MAX};
+use crate::limits::{CHANGE_POLL_TIME, CONTAINERS_READ_MAX, POD_KEY_BYTES_MAX, RELIST_ORPHANS_MAX};
 use crate::model::SortedSet;
 use crate::model::{
     ContainerId, ContainerItem, ContainerState, ContainerStatus, Mono, Now, ObservedPod, PodKey, PodUid,
@@ -22,33 +22,33 @@ use crate::model::{
 };
 
 pub use diff::{Relist, RelistPod};
+use evented::{AwaitedState, Instance};
 pub use former::{FormerPod, FormerPods};
-use news::{Instance, Until};
 
-/// Whose pods a relist keeps: the UIDs that are desired here, in hand, or adopted, and all that this node made.
+/// Pods that a relist keeps: the UIDs that are desired here, managed, or adopted, and all pods that this node made.
 #[derive(Debug, Default)]
 pub struct Interest {
     /// The value of `smolet.io/node` on our sandboxes.
     pub node: Rc<str>,
-    /// UIDs to keep whoever made them.
+    /// UIDs to keep, whichever agent made them.
     pub uids: SortedSet<PodUid>,
-    /// How many of these are in hand: they leave those that are not less room.
+    /// Number of managed pods among them: they count against the limit on orphans.
     pub in_hand: usize,
-    /// Of a former agent's pods all are kept, not only those of files.
+    /// Keep all pods of a former agent, not only static pods.
     pub all_former: bool,
 }
 
-/// Lists everything once (kubelet `GenericPLEG.Relist`).
+/// Lists all sandboxes and containers once (kubelet `GenericPLEG.Relist`).
 ///
 /// # Errors
-/// The runtime's, from either list call; a half list is never handed out.
+/// The runtime's, from either list call; an incomplete list is never returned.
 pub async fn relist<R: Runtime>(runtime: &R, interest: &Interest) -> RuntimeResult<Relist> {
     let mut relist = Relist::default();
     let mut ours = SortedSet::<SandboxId>::new();
     let mut orphans = interest.in_hand;
     runtime
         .list_pod_sandboxes(None, &mut |sandbox: SandboxItem| {
-            // With names that are no names it is not ours, whatever its annotation says.
+            // With an invalid name or namespace it is not ours, whatever its annotation says.
             let made_here = sandbox.node.as_deref() == Some(&*interest.node)
                 && sandbox.pod.is_path_safe()
                 && sandbox.pod.bytes() <= POD_KEY_BYTES_MAX;
@@ -89,10 +89,10 @@ pub async fn relist<R: Runtime>(runtime: &R, interest: &Interest) -> RuntimeResu
 
 /// Reads one pod in full (kubelet `GetPodStatus`): sandboxes and containers, newest first.
 ///
-/// What disappears between the list and the status call is left out, as the kubelet does.
+/// A container or sandbox that disappears between the list and the status call is left out, as in the kubelet.
 ///
 /// # Errors
-/// The runtime's, but for `NotFound`.
+/// The runtime's, except `NotFound`.
 pub async fn read_pod<R: Runtime>(runtime: &R, key: &PodKey) -> RuntimeResult<ObservedPod> {
     let mut sandboxes: Vec<(u32, i64, SandboxId)> = Vec::new();
     runtime
@@ -122,31 +122,31 @@ pub async fn read_pod<R: Runtime>(runtime: &R, key: &PodKey) -> RuntimeResult<Ob
     }
     for (.., id, sandbox_id) in containers {
         match runtime.container_status(&id).await {
-            // Only the list says where it lives (kubelet `convertToKubeContainerStatus` lacks it too).
+            // Only the list has its sandbox (kubelet `convertToKubeContainerStatus` lacks it too).
             Ok(status) => observed.containers.push(ContainerStatus { sandbox_id, ..status }),
             Err(RuntimeError::NotFound(_)) => {}
             Err(error) => return Err(error),
         }
     }
-    // Kept as long as the pod is: most pods have one of each.
+    // Kept for the pod's lifetime: most pods have one of each.
     observed.sandboxes.shrink_to_fit();
     observed.containers.shrink_to_fit();
     observed.ips = pod_ips(&observed);
     Ok(observed)
 }
 
-/// Waits until the runtime's status shows what an event told. The waits between the looks come to `CHANGE_LOOK_TIME`; with a
-/// runtime that answers slowly it ends after twice that. `at_once`: the first look need not wait.
+/// Polls until the runtime's status shows the change that an event reported. The waits add up to `CHANGE_POLL_TIME`; with a
+/// runtime that answers slowly it ends after twice that. `at_once`: the first poll does not wait.
 pub async fn await_change<R: Runtime>(
     runtime: &R,
     clock: &SharedClock,
     instance: &Instance,
-    until: Until,
+    until: AwaitedState,
     at_once: bool,
 ) {
     let looks = async {
         let first = at_once.then_some(Duration::ZERO);
-        for wait in first.into_iter().chain(news::looks()) {
+        for wait in first.into_iter().chain(evented::polls()) {
             clock.sleep(wait).await;
             let ended = match instance {
                 Instance::Container(id) => {
@@ -157,17 +157,17 @@ pub async fn await_change<R: Runtime>(
                 }
             };
             match ended {
-                Ok(ended) if ended && until == Until::Ended => return,
+                Ok(ended) if ended && until == AwaitedState::Ended => return,
                 Ok(_) => {}
-                // Gone, or the runtime is: whoever reads the pod next finds out.
+                // Removed, or the runtime is unavailable: the next read of the pod shows which.
                 Err(_) => return,
             }
         }
     };
-    smol::future::or(looks, clock.sleep(CHANGE_LOOK_TIME * 2)).await;
+    smol::future::or(looks, clock.sleep(CHANGE_POLL_TIME * 2)).await;
 }
 
-/// Full: dead containers are left out, oldest first; what lives is never left out, it must be stoppable.
+/// Full: dead containers are left out, oldest first; running ones never, because they have to be stoppable.
 fn keep_newest(containers: &mut Vec<(u32, i64, ContainerState, ContainerId, SandboxId)>) {
     let mut dead = 0;
     containers.retain(|(_, _, state, ..)| {
@@ -189,8 +189,8 @@ fn pod_ips(observed: &ObservedPod) -> Vec<Box<str>> {
         .collect()
 }
 
-/// Fixes every end of a container as a monotonic instant, once: what was fixed before is kept, so that a step of
-/// the wall clock changes no back-off.
+/// Sets the monotonic end time of every exited container once: an earlier value is kept, so that a step of the wall clock
+/// changes no back-off.
 pub fn fix_times(new: &mut ObservedPod, old: Option<&ObservedPod>, now: Now) {
     for container in &mut new.containers {
         let Some(finished_at) = container.finished_at else { continue };

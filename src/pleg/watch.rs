@@ -1,23 +1,23 @@
-//! PURE: how far the runtime's events are trusted, and how often everything is looked at for that.
+//! PURE: how far the runtime's event stream is trusted, and the relist period that follows from it.
 //!
 //! ```text
-//!                 first event                   a relist finds what no event told of
+//!                 first event                   a relist finds a missed change
 //!     Fresh ───────────────────► Trusted ──────────────────────────────► Doubted (the other service is tried)
-//!     1, 2, 4 … 60 s             every 60 s ◄─── every second for a minute; for good after some misses
+//!     1, 2, 4 … 60 s             every 60 s ◄─── every second for a minute; without end after repeated misses
 //!        ▲ opened                                   next event
-//!     Closed: every second; the next attempt after a growing wait
+//!     Closed: every second; the next attempt after a back-off
 //! ```
 //!
-//! A stream that is open may be one on which nothing ever comes (CRI-O sends nothing unless it is told to), and a quiet
-//! one of containerd's does not even answer before its first event: only an event shows that events come, and only what
-//! we start ourselves shows that they do not. Unlike the kubelet's `EventedPLEG`, which gives up its stream after some
-//! failures, nothing here is for ever.
+//! An open stream may never deliver an event (CRI-O's is disabled by default), and containerd's does not even answer before its
+//! first event: only an event shows that the stream works, and only a missing event about a container that the agent started
+//! shows that it does not. Unlike the kubelet's `EventedPLEG`, which gives up its stream after some failures, it is reopened
+//! without end.
 use std::time::Duration;
 
 use crate::cri::EventService;
 use crate::limits::{
-    DOUBTED_LOOKS, EVENT_LATE_MAX, EVENTS_RETRY_MAX, EVENTS_UNSUPPORTED_RETRY, RELIST_PERIOD,
-    RELIST_PERIOD_MAX, UNTOLD_MAX,
+    DOUBTED_RELISTS_MAX, EVENT_LATE_MAX, EVENT_MISSES_MAX, EVENTS_RETRY_MAX, EVENTS_UNSUPPORTED_RETRY,
+    RELIST_PERIOD, RELIST_PERIOD_MAX,
 };
 use crate::model::SortedSet;
 use crate::model::{Mono, PodUid};
@@ -27,58 +27,58 @@ use crate::model::{Mono, PodUid};
 pub struct Watch {
     service: EventService,
     state: State,
-    /// Since the last miss no event has come.
+    /// No event has arrived since the last miss.
     doubted: bool,
-    /// Misses since the last event, and since the runtime was found.
-    untold: u32,
-    /// Relists since then.
-    looks_in_doubt: u32,
-    /// In a row: streams that ended or missed something.
+    /// Misses since the last event, and since the runtime became available.
+    misses: u32,
+    /// Relists since the last miss.
+    relists_in_doubt: u32,
+    /// Consecutive streams that ended or missed an event.
     failures: u32,
-    /// Said last: there are none.
+    /// [`StreamReport::Absent`] was reported last.
     absent: bool,
     missed: u64,
-    /// Pods that a relist found changed without an event, which may be on its way. As many as there are pods.
+    /// Pods that a relist found changed without an event, which may still arrive. At most one for each pod.
     suspects: SortedSet<PodUid>,
     judged_at: Option<Mono>,
-    /// When the first event is overdue: something was started while the stream was open.
+    /// When the first event is overdue: a container was started while the stream was open.
     overdue_at: Option<Mono>,
 }
 
 #[derive(Debug)]
 enum State {
-    /// No stream; the next attempt then.
+    /// No stream; the time of the next attempt.
     Closed(Mono),
-    /// Nothing came yet; what the next relist waits.
+    /// Open since then, without an event; the next relist period.
     Fresh(Mono, Duration),
-    /// Events come.
+    /// Open since then; events arrive.
     Trusted(Mono),
 }
 
-/// What a change of trust is worth saying.
+/// A change of the stream's state, for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Said {
-    /// Events of this service come.
+pub enum StreamReport {
+    /// Events of this service arrive.
     Trusted(EventService),
-    /// The runtime has no service of events.
+    /// The runtime implements no event service.
     Absent,
-    /// A stream that had brought events ended.
+    /// A stream that had delivered events ended.
     Ended(EventService),
-    /// Events of this service missed so many changes, so many since the start.
+    /// The stream missed this many changes; the total since the start.
     Missed(EventService, usize, u64),
-    /// So did another stream before any event came: so many since the start.
+    /// Another stream missed a change before its first event; the total since the start.
     MissedAgain(EventService, u64),
 }
 
 impl Watch {
-    /// Nothing is known: the first stream is due.
+    /// The first stream is due at once.
     pub fn new(now: Mono) -> Self {
         Self {
             service: EventService::Cri,
             state: State::Closed(now),
             doubted: false,
-            untold: 0,
-            looks_in_doubt: 0,
+            misses: 0,
+            relists_in_doubt: 0,
             failures: 0,
             absent: false,
             missed: 0,
@@ -88,7 +88,7 @@ impl Watch {
         }
     }
 
-    /// When something is to be done: a stream to be opened, or suspicions to be judged.
+    /// When a stream has to be opened, or suspected misses have to be judged.
     pub fn due(&self) -> Option<Mono> {
         let open = match self.state {
             State::Closed(at) => Some(at),
@@ -97,7 +97,7 @@ impl Watch {
         [open, self.judged_at, self.overdue_at].into_iter().flatten().min()
     }
 
-    /// The service to open a stream of now, if one is due.
+    /// The service whose stream has to be opened now, if one is due.
     pub fn open(&mut self, now: Mono) -> Option<EventService> {
         match self.state {
             State::Closed(at) if at <= now => {
@@ -108,15 +108,15 @@ impl Watch {
         }
     }
 
-    /// Its service tells after the runtime's status shows the change, not before.
-    pub fn tells_after_the_status(&self) -> bool {
+    /// True for a service whose events follow the change of the runtime's status.
+    pub fn reports_after_status(&self) -> bool {
         self.service == EventService::Cri
     }
 
-    /// An event came.
-    pub fn delivered(&mut self) -> Option<Said> {
+    /// Records that an event arrived.
+    pub fn delivered(&mut self) -> Option<StreamReport> {
         self.failures = 0;
-        self.untold = 0;
+        self.misses = 0;
         self.overdue_at = None;
         match self.state {
             State::Closed(_) | State::Trusted(_) => None,
@@ -124,13 +124,13 @@ impl Watch {
                 self.state = State::Trusted(since);
                 self.doubted = false;
                 self.absent = false;
-                Some(Said::Trusted(self.service))
+                Some(StreamReport::Trusted(self.service))
             }
         }
     }
 
-    /// The stream ended; `unsupported`: there is no such service.
-    pub fn ended(&mut self, unsupported: bool, now: Mono) -> Option<Said> {
+    /// Records that the stream ended; `unsupported`: the service is not implemented.
+    pub fn ended(&mut self, unsupported: bool, now: Mono) -> Option<StreamReport> {
         let service = self.service;
         let (was_trusted, lasted) = match self.state {
             State::Trusted(since) => (true, now.since(since) >= RELIST_PERIOD),
@@ -143,38 +143,38 @@ impl Watch {
             self.service = service.other();
             let wait = match service {
                 EventService::Cri => Duration::ZERO,
-                // The CRI's has failed before, or is not there either; another runtime may come with an update.
+                // The CRI's stream has failed before, or is not implemented either; an update may bring another runtime.
                 EventService::Containerd if self.doubted => self.wait(),
                 EventService::Containerd => EVENTS_UNSUPPORTED_RETRY,
             };
             self.state = State::Closed(now + wait);
             let none = service == EventService::Containerd && !self.doubted;
-            return (none && !std::mem::replace(&mut self.absent, true)).then_some(Said::Absent);
+            return (none && !std::mem::replace(&mut self.absent, true)).then_some(StreamReport::Absent);
         }
-        // What worked a moment ago is opened again at once, unless it ends with every event.
+        // A stream that delivered events is reopened at once, unless it ends after each event.
         let wait = if was_trusted && lasted { Duration::ZERO } else { self.wait() };
         self.state = State::Closed(now + wait);
-        was_trusted.then_some(Said::Ended(service))
+        was_trusted.then_some(StreamReport::Ended(service))
     }
 
-    /// The runtime answers again after it did not: it may be another one.
+    /// Records that the runtime answers again: it may be another version.
     pub fn runtime_is_back(&mut self, now: Mono) {
         self.failures = 0;
-        self.untold = 0;
+        self.misses = 0;
         if let State::Closed(at) = &mut self.state {
             *at = now;
         }
     }
 
-    /// What a relist waits after the one that ended now.
+    /// The wait after the relist that ended now.
     pub fn relist_wait(&mut self) -> Duration {
         match &mut self.state {
             State::Trusted(_) => RELIST_PERIOD_MAX,
-            // Then it is one without events.
-            State::Fresh(..) if self.untold >= UNTOLD_MAX => RELIST_PERIOD,
+            // The runtime counts as one without events.
+            State::Fresh(..) if self.misses >= EVENT_MISSES_MAX => RELIST_PERIOD,
             State::Fresh(..) if self.doubted => {
-                self.looks_in_doubt = self.looks_in_doubt.saturating_add(1);
-                if self.looks_in_doubt <= DOUBTED_LOOKS { RELIST_PERIOD } else { RELIST_PERIOD_MAX }
+                self.relists_in_doubt = self.relists_in_doubt.saturating_add(1);
+                if self.relists_in_doubt <= DOUBTED_RELISTS_MAX { RELIST_PERIOD } else { RELIST_PERIOD_MAX }
             }
             State::Fresh(_, wait) => {
                 let this = *wait;
@@ -185,8 +185,8 @@ impl Watch {
         }
     }
 
-    /// A relist shows that this pod is not as it was at `agreed`, and nothing else explains that. The stream was to
-    /// tell when it was open then.
+    /// Records that a relist shows a change of this pod since `agreed` that nothing else explains: a miss, if the stream was
+    /// open then and no event follows.
     pub fn suspect(&mut self, pod: &PodUid, agreed: Mono, now: Mono) {
         let (State::Fresh(since, _) | State::Trusted(since)) = self.state else { return };
         if agreed >= since {
@@ -195,25 +195,25 @@ impl Watch {
         }
     }
 
-    /// A job of ours made or started something: where nothing came yet, an event has to come now.
+    /// Records that a job created or started something: a stream without events so far has to deliver one now.
     pub fn started_something(&mut self, now: Mono) {
         if matches!(self.state, State::Fresh(..)) {
             self.overdue_at.get_or_insert(now + EVENT_LATE_MAX);
         }
     }
 
-    /// An event about this pod came.
-    pub fn told(&mut self, pod: &PodUid) {
+    /// Records an event about this pod.
+    pub fn event_arrived(&mut self, pod: &PodUid) {
         self.suspects.remove(pod);
     }
 
-    /// Changes that events did not tell of, since the start.
+    /// Missed changes since the start.
     pub fn missed(&self) -> u64 {
         self.missed
     }
 
-    /// Ends the stream when events missed something: another one is opened.
-    pub fn judge(&mut self, now: Mono) -> Option<Said> {
+    /// Closes the stream when it missed events; another one is opened then.
+    pub fn judge(&mut self, now: Mono) -> Option<StreamReport> {
         let overdue = self.overdue_at.take_if(|at| *at <= now).is_some();
         let suspects = match self.judged_at.take_if(|at| *at <= now) {
             Some(_) => std::mem::take(&mut self.suspects).len(),
@@ -227,17 +227,17 @@ impl Watch {
         self.overdue_at = None;
         self.suspects.clear();
         self.missed = self.missed.saturating_add(missed as u64);
-        self.untold = self.untold.saturating_add(1);
+        self.misses = self.misses.saturating_add(1);
         let doubted = std::mem::replace(&mut self.doubted, true);
-        self.looks_in_doubt = 0;
+        self.relists_in_doubt = 0;
         let service = self.service;
-        // containerd 1.7 gives each event of the CRI's to one of its listeners only; its own go to all.
+        // containerd 1.7 delivers each CRI event to only one of its subscribers; its own events go to all.
         self.service = service.other();
         self.state = State::Closed(now + self.wait());
         Some(if doubted {
-            Said::MissedAgain(service, self.missed)
+            StreamReport::MissedAgain(service, self.missed)
         } else {
-            Said::Missed(service, missed, self.missed)
+            StreamReport::Missed(service, missed, self.missed)
         })
     }
 
@@ -264,41 +264,41 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_trusted_with_its_first_event_and_tried_for_less_and_less_until_then() {
+    fn a_stream_is_trusted_from_its_first_event_on_and_the_relist_period_grows_until_then() {
         let mut watch = Watch::new(NOW);
         assert_eq!(watch.due(), Some(NOW));
         assert_eq!(watch.open(NOW), Some(Cri));
         assert_eq!((watch.open(NOW), watch.due()), (None, None));
         assert_eq!(waits(&mut watch, 9), [1, 2, 4, 8, 16, 32, 60, 60, 60]);
-        assert_eq!(watch.delivered(), Some(Said::Trusted(Cri)));
+        assert_eq!(watch.delivered(), Some(StreamReport::Trusted(Cri)));
         assert_eq!(watch.delivered(), None);
         assert_eq!(waits(&mut watch, 2), [60, 60]);
     }
 
     #[test]
-    fn without_the_cris_containerds_is_tried_and_without_both_a_relist_goes_every_second() {
+    fn containerds_service_is_tried_after_the_cris_and_without_both_the_relist_period_is_a_second() {
         let mut watch = Watch::new(NOW);
         watch.open(NOW);
         assert_eq!(watch.ended(true, NOW), None);
         assert_eq!(watch.open(NOW), Some(Containerd));
-        assert_eq!(watch.ended(true, NOW), Some(Said::Absent));
+        assert_eq!(watch.ended(true, NOW), Some(StreamReport::Absent));
         assert_eq!(waits(&mut watch, 2), [1, 1]);
         let again = NOW + EVENTS_UNSUPPORTED_RETRY;
         assert_eq!((watch.due(), watch.open(after(1))), (Some(again), None));
         assert_eq!(watch.open(again), Some(Cri));
         watch.ended(true, again);
         watch.open(again);
-        assert_eq!(watch.ended(true, again), None, "said once");
+        assert_eq!(watch.ended(true, again), None, "reported once");
         watch.runtime_is_back(after(500));
         assert_eq!(watch.open(after(500)), Some(Cri), "it may be another version");
     }
 
     #[test]
-    fn a_stream_that_ends_is_opened_again_the_later_the_less_it_brought() {
+    fn a_stream_that_ends_is_reopened_with_back_off_unless_it_delivered() {
         let mut watch = Watch::new(NOW);
         watch.open(NOW);
         watch.delivered();
-        assert_eq!(watch.ended(false, after(9)), Some(Said::Ended(Cri)));
+        assert_eq!(watch.ended(false, after(9)), Some(StreamReport::Ended(Cri)));
         assert_eq!(waits(&mut watch, 2), [1, 1]);
         let mut now = after(9);
         let mut gaps = Vec::new();
@@ -315,28 +315,32 @@ mod tests {
     }
 
     #[test]
-    fn a_miss_is_counted_and_doubts_the_stream_until_it_delivers() {
+    fn a_miss_is_counted_and_the_stream_is_doubted_until_it_delivers() {
         let pod = PodUid::from("u1");
         let mut watch = Watch::new(NOW);
         watch.open(NOW);
         watch.delivered();
         watch.suspect(&pod, after(0), after(60));
-        assert_eq!(watch.judge(after(60)), None, "the event may be on its way");
+        assert_eq!(watch.judge(after(60)), None, "the event may still arrive");
         assert_eq!(watch.due(), Some(after(60) + EVENT_LATE_MAX));
-        assert_eq!(watch.judge(after(62)), Some(Said::Missed(Cri, 1, 1)));
+        assert_eq!(watch.judge(after(62)), Some(StreamReport::Missed(Cri, 1, 1)));
         assert_eq!(waits(&mut watch, 2), [1, 1]);
         assert_eq!(watch.open(watch.due().unwrap()), Some(Containerd), "another stream");
-        let doubted = waits(&mut watch, DOUBTED_LOOKS as usize + 2);
-        assert_eq!(doubted.iter().filter(|wait| **wait == 1).count(), DOUBTED_LOOKS as usize, "{doubted:?}");
-        assert_eq!(doubted.last(), Some(&60), "nothing happens, and nothing was missed");
-        assert_eq!(watch.delivered(), Some(Said::Trusted(Containerd)));
+        let doubted = waits(&mut watch, DOUBTED_RELISTS_MAX as usize + 2);
+        assert_eq!(
+            doubted.iter().filter(|wait| **wait == 1).count(),
+            DOUBTED_RELISTS_MAX as usize,
+            "{doubted:?}"
+        );
+        assert_eq!(doubted.last(), Some(&60), "nothing changes, and nothing was missed");
+        assert_eq!(watch.delivered(), Some(StreamReport::Trusted(Containerd)));
         assert_eq!(waits(&mut watch, 1), [60]);
     }
 
     #[test]
-    fn a_runtime_that_never_tells_anything_is_looked_at_every_second() {
+    fn a_runtime_without_events_is_relisted_every_second() {
         let mut watch = Watch::new(NOW);
-        for miss in 1..=UNTOLD_MAX {
+        for miss in 1..=EVENT_MISSES_MAX {
             let now = watch.due().unwrap();
             watch.open(now);
             assert_eq!(waits(&mut watch, 200).last(), Some(&60), "{miss}");
@@ -350,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_ends_with_each_event_is_opened_once_a_second() {
+    fn a_stream_that_ends_with_each_event_is_reopened_once_a_second() {
         let mut watch = Watch::new(NOW);
         for _ in 0..3 {
             let now = watch.due().unwrap();
@@ -362,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_event_explains_or_no_stream_could_tell_is_no_miss() {
+    fn a_change_with_an_event_or_without_an_open_stream_is_no_miss() {
         let pod = PodUid::from("u1");
         let mut watch = Watch::new(NOW);
         watch.suspect(&pod, NOW, after(1));
@@ -371,15 +375,15 @@ mod tests {
         watch.suspect(&pod, after(1), after(3));
         assert_eq!(watch.due(), None, "it may have changed before the stream was opened");
         watch.suspect(&pod, after(2), after(3));
-        watch.told(&pod);
-        assert_eq!(watch.judge(after(9)), None, "late, not lost");
+        watch.event_arrived(&pod);
+        assert_eq!(watch.judge(after(9)), None, "late, not missed");
         watch.suspect(&pod, after(2), after(10));
         watch.ended(false, after(10));
-        assert_eq!(watch.judge(after(19)), None, "the stream ended: a relist looks anyway");
+        assert_eq!(watch.judge(after(19)), None, "the stream ended: a relist follows anyway");
     }
 
     #[test]
-    fn a_stream_that_says_nothing_of_what_we_start_is_found_out() {
+    fn a_stream_without_events_about_started_containers_is_detected() {
         let mut watch = Watch::new(NOW);
         watch.started_something(NOW);
         watch.open(NOW);
@@ -387,20 +391,20 @@ mod tests {
         watch.started_something(after(5));
         watch.started_something(after(6));
         assert_eq!(watch.due(), Some(after(5) + EVENT_LATE_MAX));
-        assert_eq!(watch.judge(after(6)), Some(Said::Missed(Cri, 1, 1)));
+        assert_eq!(watch.judge(after(6)), Some(StreamReport::Missed(Cri, 1, 1)));
         watch.open(after(9));
         watch.started_something(after(9));
-        assert_eq!(watch.judge(after(10)), Some(Said::MissedAgain(Containerd, 2)), "told once");
+        assert_eq!(watch.judge(after(10)), Some(StreamReport::MissedAgain(Containerd, 2)), "reported once");
         watch.open(after(12));
         watch.started_something(after(12));
         watch.delivered();
-        assert_eq!(watch.judge(after(60)), None, "it came");
+        assert_eq!(watch.judge(after(60)), None, "the event arrived");
         watch.started_something(after(70));
-        assert_eq!(watch.due(), None, "events come");
+        assert_eq!(watch.due(), None, "events arrive");
     }
 
     #[test]
-    fn a_runtime_with_one_service_that_misses_things_is_not_asked_in_a_circle() {
+    fn attempts_back_off_when_one_service_misses_events_and_the_other_is_absent() {
         let pod = PodUid::from("u1");
         let mut watch = Watch::new(NOW);
         watch.open(NOW);

@@ -1,7 +1,7 @@
 //! Liveness, readiness and startup probes (`pkg/kubelet/prober`, `pkg/probe`).
 //!
 //! ```text
-//!     status, observed ─► look ─► due ─► ask ─► run (a task) ─► answered ─► result ─► plan, status
+//!     status, observed ─► update ─► due ─► begin ─► run (a task) ─► record ─► result ─► plan, status
 //!                        └──────── prober ────────┘
 //! ```
 //!
@@ -37,17 +37,17 @@ use crate::model::{ContainerId, ContainerKind, ContainerState, DesiredPod, Mono,
 use crate::render::resources::is_sidecar;
 use crate::status::container_status;
 use crate::sync::{ProbeResult, Probes};
-use prober::{Asked, Before, ProbeKind, Prober, Progress, Schedule, Seen};
+use prober::{DueProbe, PreviousStatus, ProbeKind, ProbedContainer, Prober, Progress, Schedule};
 
 /// Index of a container in the pod's spec, and one of its probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ProbeKey {
     list: ContainerKind,
     index: u16,
     kind: ProbeKind,
 }
 
-impl Place {
+impl ProbeKey {
     /// The kind of probe.
     pub fn kind(self) -> ProbeKind {
         self.kind
@@ -85,14 +85,14 @@ pub fn timeout(probe: &Probe) -> Duration {
 }
 
 /// Every probe of the pod's sidecars and app containers.
-fn places(pod: &DesiredPod) -> impl Iterator<Item = (Place, &Probe)> {
+fn keys(pod: &DesiredPod) -> impl Iterator<Item = (ProbeKey, &Probe)> {
     let sidecars = pod.init_containers().iter().enumerate().filter(|(_, container)| is_sidecar(container));
     let apps = pod.containers().iter().enumerate();
     let all = sidecars.map(|of| (ContainerKind::Init, of)).chain(apps.map(|of| (ContainerKind::App, of)));
     all.flat_map(|(list, (index, container))| {
         ProbeKind::ALL.into_iter().filter_map(move |kind| {
-            let place = Place { list, index: u16::try_from(index).ok()?, kind };
-            Some((place, probe_of(container, kind)?))
+            let key = ProbeKey { list, index: u16::try_from(index).ok()?, kind };
+            Some((key, probe_of(container, kind)?))
         })
     })
 }
@@ -106,7 +106,7 @@ pub fn has_probe(pod: &DesiredPod, kind: ProbeKind, name: &str) -> bool {
 
 #[derive(Clone, Debug)]
 struct Entry {
-    place: Place,
+    key: ProbeKey,
     prober: Prober,
 }
 
@@ -151,15 +151,15 @@ impl Probers {
         if self.fitted {
             return Ok(());
         }
-        if places(pod).count() > room + self.entries.len() {
+        if keys(pod).count() > room + self.entries.len() {
             self.entries = Vec::new();
             return Err(NoRoom);
         }
-        let entries = places(pod).map(|(place, probe)| {
+        let entries = keys(pod).map(|(key, probe)| {
             let (known, schedule) =
-                (self.entries.iter().find(|entry| entry.place == place), Schedule::new(probe));
+                (self.entries.iter().find(|entry| entry.key == key), Schedule::new(probe));
             let mut entry =
-                known.cloned().unwrap_or_else(|| Entry { place, prober: Prober::new(place.kind, schedule) });
+                known.cloned().unwrap_or_else(|| Entry { key, prober: Prober::new(key.kind, schedule) });
             entry.prober.set_schedule(schedule);
             entry
         });
@@ -169,7 +169,7 @@ impl Probers {
     }
 
     /// Updates them from the runtime's status, and from the pod's status `shown` last.
-    pub fn look(
+    pub fn update(
         &mut self,
         pod: &DesiredPod,
         observed: &ObservedPod,
@@ -177,26 +177,29 @@ impl Probers {
         is_ending: bool,
         now: Now,
     ) {
-        for Entry { place, prober } in &mut self.entries {
-            let Some((container, _)) = place.find(pod) else { continue };
-            let Some(seen) = observed.container(&container.name) else {
+        for Entry { key, prober } in &mut self.entries {
+            let Some((container, _)) = key.find(pod) else { continue };
+            let Some(container) = observed.container(&container.name) else {
                 prober.lost();
                 continue;
             };
-            let progress = match (seen.state, seen.started_at) {
+            let progress = match (container.state, container.started_at) {
                 (ContainerState::Running, since) => {
                     Progress::Runs(since.map_or(now.mono, |since| now.mono_of(since)))
                 }
                 (ContainerState::Created, _) => Progress::Made,
                 (ContainerState::Exited | ContainerState::Unknown, _) => Progress::Ended,
             };
-            let shown = shown.and_then(|status| container_status(status, &container.name, &seen.id));
-            let before = self.found.contains(&seen.id).then(|| Before {
+            let shown = shown.and_then(|status| container_status(status, &container.name, &container.id));
+            let before = self.found.contains(&container.id).then(|| PreviousStatus {
                 ready: shown.is_some_and(|status| status.ready),
-                jitter: jitter(&pod.key.uid, &container.name, place.kind),
+                jitter: jitter(&pod.key.uid, &container.name, key.kind),
             });
             let started = shown.is_some_and(|status| status.started == Some(true));
-            prober.look(&Seen { id: &seen.id, progress, started, before, is_ending }, now.mono);
+            prober.update(
+                &ProbedContainer { id: &container.id, progress, started, before, is_ending },
+                now.mono,
+            );
         }
     }
 
@@ -206,30 +209,30 @@ impl Probers {
     }
 
     /// The probers that are due, and since when.
-    pub fn all_due(&self, now: Mono) -> impl Iterator<Item = (Mono, Place)> {
-        let due = move |entry: &Entry| Some((entry.prober.due().filter(|at| *at <= now)?, entry.place));
+    pub fn all_due(&self, now: Mono) -> impl Iterator<Item = (Mono, ProbeKey)> {
+        let due = move |entry: &Entry| Some((entry.prober.due().filter(|at| *at <= now)?, entry.key));
         self.entries.iter().filter_map(due)
     }
 
-    /// [`Prober::ask`] for the prober at that place.
-    pub fn ask(&mut self, place: Place, now: Mono) -> Option<Asked> {
-        self.at(place)?.ask(now)
+    /// [`Prober::begin`] for the prober at that key.
+    pub fn begin(&mut self, key: ProbeKey, now: Mono) -> Option<DueProbe> {
+        self.at(key)?.begin(now)
     }
 
-    /// [`Prober::answered`] for the prober at that place.
-    pub fn answered(&mut self, place: Place, container: &ContainerId, answer: Option<ProbeResult>) -> bool {
-        self.at(place).is_some_and(|prober| prober.answered(container, answer))
+    /// [`Prober::record`] for the prober at that key.
+    pub fn record(&mut self, key: ProbeKey, container: &ContainerId, answer: Option<ProbeResult>) -> bool {
+        self.at(key).is_some_and(|prober| prober.record(container, answer))
     }
 
-    fn at(&mut self, place: Place) -> Option<&mut Prober> {
-        self.entries.iter_mut().find(|entry| entry.place == place).map(|entry| &mut entry.prober)
+    fn at(&mut self, key: ProbeKey) -> Option<&mut Prober> {
+        self.entries.iter_mut().find(|entry| entry.key == key).map(|entry| &mut entry.prober)
     }
 
     /// The latest result of that probe for the container, if there is one.
     pub fn result(&self, kind: ProbeKind, container: &str) -> Option<ProbeResult> {
         let of = |entry: &Entry| {
             let (id, result) = entry.prober.result()?;
-            (entry.place.kind == kind && id.as_str() == container).then_some(result)
+            (entry.key.kind == kind && id.as_str() == container).then_some(result)
         };
         self.entries.iter().find_map(of)
     }
@@ -239,7 +242,7 @@ impl Probers {
         let mut probes = Probes::default();
         for entry in &self.entries {
             let Some((id, result)) = entry.prober.result() else { continue };
-            match entry.place.kind {
+            match entry.key.kind {
                 ProbeKind::Liveness => probes.liveness.set(id, result),
                 ProbeKind::Startup => probes.startup.set(id, result),
                 ProbeKind::Readiness => {}
@@ -320,27 +323,27 @@ mod tests {
              "image": "", "imageID": ""}
         ]}))
         .unwrap();
-        probers.look(&pod(10), &it, Some(&shown), false, NOW);
-        let due: Vec<(Mono, Place)> = probers.all_due(NOW.mono).collect();
+        probers.update(&pod(10), &it, Some(&shown), false, NOW);
+        let due: Vec<(Mono, ProbeKey)> = probers.all_due(NOW.mono).collect();
         assert_eq!(
-            due.iter().map(|(_, place)| place.kind()).collect::<Vec<_>>(),
+            due.iter().map(|(_, key)| key.kind()).collect::<Vec<_>>(),
             [ProbeKind::Liveness, ProbeKind::Readiness]
         );
         let readiness = due[1].1;
-        let asked = probers.ask(readiness, NOW.mono).unwrap();
-        assert!(probers.answered(readiness, &asked.container, Some(ProbeResult::Success)));
+        let asked = probers.begin(readiness, NOW.mono).unwrap();
+        assert!(probers.record(readiness, &asked.container, Some(ProbeResult::Success)));
         assert_eq!(probers.result(ProbeKind::Readiness, "c1"), Some(ProbeResult::Success));
         probers.changed();
         probers.fit(&pod(3), 0).unwrap();
         assert_eq!(probers.result(ProbeKind::Readiness, "c1"), Some(ProbeResult::Success));
         assert_eq!(probers.for_plan().liveness.of(&"c1".into()), Some(ProbeResult::Success));
         // The scheduled time is kept; after it the new period applies.
-        probers.ask(readiness, Mono(110_000_000_000)).unwrap();
-        probers.answered(readiness, &asked.container, None);
+        probers.begin(readiness, Mono(110_000_000_000)).unwrap();
+        probers.record(readiness, &asked.container, None);
         assert_eq!(probers.at(readiness).unwrap().due(), Some(Mono(113_000_000_000)));
         assert_eq!(probers.due(), Some(NOW.mono), "the liveness probe has not been asked");
         // Another container of that name has no result yet.
-        probers.look(&pod(3), &observed("c2"), Some(&shown), false, NOW);
+        probers.update(&pod(3), &observed("c2"), Some(&shown), false, NOW);
         assert_eq!(probers.result(ProbeKind::Readiness, "c1"), None);
         assert_eq!(probers.result(ProbeKind::Readiness, "c2"), Some(ProbeResult::Failure));
     }

@@ -94,7 +94,7 @@ pub enum Progress {
 
 /// The status shown of a container that ran before the agent started; it holds until a probe has a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Before {
+pub struct PreviousStatus {
     /// `ready` in its status.
     pub ready: bool,
     /// Fraction of a period until the first probe, in 1/2^32: spreads the probes of a node's containers.
@@ -103,7 +103,7 @@ pub struct Before {
 
 /// A prober's container: the newest of its name.
 #[derive(Clone, Copy, Debug)]
-pub struct Seen<'a> {
+pub struct ProbedContainer<'a> {
     /// Its id.
     pub id: &'a ContainerId,
     /// Its state.
@@ -111,7 +111,7 @@ pub struct Seen<'a> {
     /// `started` in its status: the startup probe succeeded, or there is none.
     pub started: bool,
     /// Set when it ran before the agent started.
-    pub before: Option<Before>,
+    pub before: Option<PreviousStatus>,
     /// The pod is terminating.
     pub is_ending: bool,
 }
@@ -139,7 +139,7 @@ const _: () = assert!(size_of::<Prober>() <= PROBER_BYTES_MAX);
 
 /// A probe to run now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct DueProbe {
     /// The container.
     pub container: ContainerId,
     /// It is overdue: the node, or the previous probe, was too slow.
@@ -182,7 +182,7 @@ impl Prober {
     ///
     /// Differs from the kubelet, whose worker treats a container that was created and not started as dead: when it ticks
     /// just then, it records a failed liveness probe for a container that never had one.
-    pub fn look(&mut self, seen: &Seen<'_>, now: Mono) {
+    pub fn update(&mut self, seen: &ProbedContainer<'_>, now: Mono) {
         if self.container.as_ref() != Some(seen.id) {
             *self = Self { container: Some(seen.id.clone()), ..Self::new(self.kind, self.schedule) };
             self.result = match (seen.before, self.kind) {
@@ -235,20 +235,20 @@ impl Prober {
         self.next.filter(|_| !self.in_flight)
     }
 
-    /// Begins a probe: the caller runs it and passes its result to [`Self::answered`].
-    pub fn ask(&mut self, now: Mono) -> Option<Asked> {
+    /// Begins a probe: the caller runs it and passes its result to [`Self::record`].
+    pub fn begin(&mut self, now: Mono) -> Option<DueProbe> {
         let due = self.due().filter(|due| *due <= now)?;
         let container = self.container.clone()?;
         self.in_flight = true;
         // A late probe does not shift later ones.
         let next = whole_second(due + self.schedule.period());
         self.next = Some(if next > now { next } else { whole_second(now + self.schedule.period()) });
-        Some(Asked { container, is_late: now.since(due) >= PROBE_LATE })
+        Some(DueProbe { container, is_late: now.since(due) >= PROBE_LATE })
     }
 
     /// Records the result of the probe that ran on `container`; `None` when it could not run, which has no effect. True when
     /// [`Self::result`] has changed.
-    pub fn answered(&mut self, container: &ContainerId, answer: Option<ProbeResult>) -> bool {
+    pub fn record(&mut self, container: &ContainerId, answer: Option<ProbeResult>) -> bool {
         if self.container.as_ref() != Some(container) {
             // The result of a previous container; this one's probe may be running.
             return false;

@@ -107,7 +107,7 @@ pub struct PodsQuestion {
     /// With colours or without.
     pub style: Style,
     /// Only pods after this one, without the list's beginning: the rest of an earlier response.
-    pub after: Option<Place>,
+    pub after: Option<PodCursor>,
 }
 
 /// Pods whose usage is requested, and its format.
@@ -138,9 +138,9 @@ pub struct EventsQuestion {
 
 /// A pod's position in a list: namespace, name and UID.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place(Rc<str>, Rc<str>, PodUid);
+pub struct PodCursor(Rc<str>, Rc<str>, PodUid);
 
-impl Place {
+impl PodCursor {
     /// The pod's position.
     pub fn of(key: &PodKey) -> Self {
         Self(key.namespace.clone(), key.name.clone(), key.uid.clone())
@@ -242,7 +242,7 @@ impl Server {
         connections: Gauge,
     ) {
         let slots = Arc::new(Semaphore::new(SERVER_CONNECTIONS_MAX));
-        let asker = Asker::new(queries);
+        let asker = QuerySender::new(queries);
         let mut logged = None;
         loop {
             let slot = slots.acquire_arc().await;
@@ -307,7 +307,7 @@ impl Drop for Server {
 
 /// Answers a connection's request by the loop.
 #[derive(Clone)]
-pub struct Asker {
+pub struct QuerySender {
     /// Queue of the loop.
     queries: Sender<Query>,
     /// Permit to hold an answer over `limits::SERVER_ANSWER_BYTES`; shared by all connections, so that clients that never read
@@ -319,7 +319,7 @@ pub struct Asker {
     measuring: Arc<Semaphore>,
 }
 
-impl Asker {
+impl QuerySender {
     /// For all connections of a server: clones share the permits.
     pub fn new(queries: Sender<Query>) -> Self {
         let one = || Arc::new(Semaphore::new(1));
@@ -329,12 +329,12 @@ impl Asker {
     /// Serves one connection with one request to its end.
     pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(self, stream: S) {
         // Released when the connection has ended: until then its answer is held.
-        let held = Held::default();
+        let held = LargeAnswerPermit::default();
         let respond: Handler = Box::new(move |request| Box::pin(self.clone().respond(request, held.clone())));
         serve(stream, SERVER_BUFFER_BYTES, respond).await;
     }
 
-    async fn respond(self, request: Request<Incoming>, held: Held) -> Response<Body> {
+    async fn respond(self, request: Request<Incoming>, held: LargeAnswerPermit) -> Response<Body> {
         let (head, body) = request.into_parts();
         let (path, query) = (head.uri.path(), head.uri.query().unwrap_or(""));
         let streams = stream::is_path(path);
@@ -371,7 +371,7 @@ impl Asker {
         self,
         answer: Option<Answer>,
         content_type: &'static str,
-        held: Held,
+        held: LargeAnswerPermit,
     ) -> Response<Body> {
         match answer {
             Some(Answer::Found(body)) => text(StatusCode::OK, content_type, body),
@@ -386,7 +386,7 @@ impl Asker {
     }
 
     /// The loop's answer. A large one needs the permit to hold it, which is kept in `held` from then on.
-    pub(crate) async fn ask_in_turn(&self, question: &Question, held: &Held) -> Option<Answer> {
+    pub(crate) async fn ask_in_turn(&self, question: &Question, held: &LargeAnswerPermit) -> Option<Answer> {
         if held.borrow().is_some() {
             return self.ask(question).await;
         }
@@ -408,7 +408,7 @@ impl Asker {
 
     /// The loop's answer to a request that takes a while, without blocking other requests. It cannot be repeated: a large answer
     /// is kept while its connection waits for the permit to hold it.
-    pub(crate) async fn ask_alone(&self, question: &Question, held: &Held) -> Option<Answer> {
+    pub(crate) async fn ask_alone(&self, question: &Question, held: &LargeAnswerPermit) -> Option<Answer> {
         let _alone = self.measuring.acquire().await;
         let answer = self.ask(question).await?;
         if answer.text().len() > SERVER_ANSWER_BYTES {
@@ -499,7 +499,7 @@ fn question(path: &str, query: &str) -> Result<(Question, &'static str), &'stati
 }
 
 /// The permit to hold a large answer, once it was needed; released with the connection.
-pub(crate) type Held = Rc<RefCell<Option<SemaphoreGuardArc>>>;
+pub(crate) type LargeAnswerPermit = Rc<RefCell<Option<SemaphoreGuardArc>>>;
 /// A finished body, or one in parts.
 pub(crate) type Body = Either<Full<Bytes>, StreamBody<Pin<Box<dyn Pieces<Item = io::Result<Frame<Bytes>>>>>>>;
 
@@ -508,8 +508,8 @@ fn parts(
     content_type: &'static str,
     first: String,
     rest: Question,
-    asker: Asker,
-    held: Held,
+    asker: QuerySender,
+    held: LargeAnswerPermit,
 ) -> Response<Body> {
     let part = |body: String| Ok(Frame::data(Bytes::from(body)));
     let others = smol::stream::unfold(Some(rest), move |rest| {

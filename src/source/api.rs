@@ -21,11 +21,13 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus};
 use smol::channel::Sender;
 
-use super::api_here::PodsHere;
-use super::api_kept::Trees;
-use super::api_statuses::{StatusThere, StatusesThere};
+use super::api_local_pods::LocalPods;
+use super::api_offline::Trees;
+use super::api_status_versions::{ApiStatusVersion, ApiStatusVersions};
 use super::identity::NodeName;
-use super::{EndingPod, Held, MirrorPod, Origin, RefusedPod, ServerPods, SourceUpdate, SourcedPod, manifest};
+use super::{
+    EndingPod, MirrorPod, Origin, RefusedPod, ServerPods, SourceUpdate, SourceUsage, SourcedPod, manifest,
+};
 use crate::admit::first_come;
 use crate::clock::SharedClock;
 use crate::decode::Node;
@@ -49,9 +51,9 @@ const REFUSED: &str = "UnexpectedAdmissionError";
 #[derive(Clone)]
 pub struct Shared {
     /// The pods that have state on this node, set by the loop.
-    pub here: PodsHere,
+    pub here: LocalPods,
     /// Statuses that were sent, and those that the API server has.
-    pub statuses: StatusesThere,
+    pub statuses: ApiStatusVersions,
 }
 
 /// The follower of the node's pods; each change is sent to the loop.
@@ -160,7 +162,7 @@ impl ApiPods {
     }
 
     fn entry(&mut self, key: PodKey, mut object: Node) -> Option<Entry> {
-        let changed = self.shared.statuses.watched(&key.uid, StatusThere::of(&object));
+        let changed = self.shared.statuses.watched(&key.uid, ApiStatusVersion::of(&object));
         let metadata = object.field("metadata");
         let deleted = metadata.is_some_and(|m| m.field("deletionTimestamp").is_some());
         if let Some(hash) = mirrored(&object) {
@@ -402,7 +404,7 @@ impl Follower for ApiPods {
             objects: Vec::new(),
             problems: Vec::new(),
             complete: true,
-            held: Held { pod_bytes: self.held(true).1 + self.held(false).1, ..Held::default() },
+            held: SourceUsage { pod_bytes: self.held(true).1 + self.held(false).1, ..SourceUsage::default() },
             server,
         };
         // The loop is gone only when the process ends.
@@ -491,11 +493,11 @@ mod tests {
 
     #[test]
     fn a_pod_that_is_over_may_get_another_label_and_may_be_wanted_again() {
-        let (updates, told) = smol::channel::bounded(1);
+        let (updates, received) = smol::channel::bounded(1);
         let (failed, _failed) = smol::channel::bounded(1);
-        let (here, _looked) = PodsHere::new();
+        let (here, _looked) = LocalPods::new();
         here.are(std::iter::once("u".into()).collect());
-        let shared = Shared { here, statuses: StatusesThere::default() };
+        let shared = Shared { here, statuses: ApiStatusVersions::default() };
         let clock = Rc::new(VirtualClock::new(Wall(0)));
         let mut pods = ApiPods::new(NodeName::new("gw"), clock, updates, Trees::new(failed), shared);
         pods.list_begins();
@@ -511,7 +513,7 @@ mod tests {
             );
             pods.apply(crate::decode::json::read(text.as_bytes()).expect("JSON"));
             pods.settled();
-            let update = told.try_recv().expect("an update");
+            let update = received.try_recv().expect("an update");
             assert_eq!((update.pods.len(), update.server.refused.len()), (1, 0), "{phase} {image}");
             assert_eq!(update.server.over.len(), usize::from(phase == "Succeeded"), "{phase} {image}");
             hashes.push(update.pods[0].config_hash.clone());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hyper::Method;
 
-use super::api_objects::{Found, Sought};
+use super::api_objects::{ObjectState, ObjectStates};
 use super::claim::{bound, volume};
 use crate::kube::{AuthorizerLag, Client, KubeError, Resource, RetryWait, object_path, seed};
 use crate::limits::CLAIM_RETRY_MAX;
@@ -13,7 +13,7 @@ use crate::model::object::{Claim, ClaimedVolume};
 use crate::model::{Object, ObjectKey};
 
 /// Polls the claim and its volume until it is dropped.
-pub async fn keep_claim(client: Client, key: ObjectKey, found: Found) {
+pub async fn keep_claim(client: Client, key: ObjectKey, found: ObjectStates) {
     let mut wait = RetryWait::new(seed(&key.name));
     let (mut reported, mut of_claim, mut of_volume) =
         (None, AuthorizerLag::default(), AuthorizerLag::default());
@@ -46,11 +46,11 @@ pub async fn keep_claim(client: Client, key: ObjectKey, found: Found) {
 type Claimed = Result<Arc<ClaimedVolume>, Arc<str>>;
 
 /// Records a claim; unchanged claims are not reported again.
-fn put(found: &Found, key: &ObjectKey, reported: &mut Option<Claimed>, volume: Claimed) {
+fn put(found: &ObjectStates, key: &ObjectKey, reported: &mut Option<Claimed>, volume: Claimed) {
     if reported.as_ref() != Some(&volume) {
         *reported = Some(volume.clone());
         let claim = Claim { namespace: key.namespace.clone(), name: key.name.clone(), volume };
-        found.put(key, Sought::There(Object::Claim(Arc::new(claim))));
+        found.put(key, ObjectState::Present(Object::Claim(Arc::new(claim))));
     }
 }
 

@@ -22,14 +22,14 @@ use crate::limits::{
     KUBE_SERVICES_MAX, KUBE_WATCHES_ALL_MAX, KUBE_WATCHES_MAX, TOKEN_AGE_MAX, TOKEN_RETRY_MAX,
 };
 use crate::model::SortedMap;
-use crate::model::object::{Services, Token, TokenWish};
+use crate::model::object::{Services, Token, TokenRequest};
 use crate::model::{Object, ObjectKey, ObjectKind};
 
 /// State of an object in the API server.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Sought {
+pub enum ObjectState {
     /// It exists.
-    There(Object),
+    Present(Object),
     /// It does not exist.
     Missing,
     /// Unknown: the server denies access.
@@ -38,32 +38,32 @@ pub enum Sought {
 
 /// States of followed objects that the loop has not taken yet. One entry for each object.
 #[derive(Clone)]
-pub struct Found {
-    found: Rc<RefCell<SortedMap<ObjectKey, Sought>>>,
+pub struct ObjectStates {
+    found: Rc<RefCell<SortedMap<ObjectKey, ObjectState>>>,
     /// Bounded by one: there are entries to take.
     news: Sender<()>,
 }
 
-impl Found {
+impl ObjectStates {
     /// `news`, which holds one message, is notified of new entries.
     pub fn new(news: Sender<()>) -> Self {
         Self { found: Rc::default(), news }
     }
 
-    pub(super) fn put(&self, key: &ObjectKey, sought: Sought) {
-        self.found.borrow_mut().insert(key.clone(), sought);
+    pub(super) fn put(&self, key: &ObjectKey, state: ObjectState) {
+        self.found.borrow_mut().insert(key.clone(), state);
         // Full: a notification is pending already.
         let _ = self.news.try_send(());
     }
 
     /// Takes all entries.
-    pub fn take(&self) -> SortedMap<ObjectKey, Sought> {
+    pub fn take(&self) -> SortedMap<ObjectKey, ObjectState> {
         std::mem::take(&mut self.found.borrow_mut())
     }
 }
 
 /// Follows a ConfigMap, a Secret, a runtime class or services until it is dropped.
-pub async fn follow_object(client: Client, key: ObjectKey, watches: Watches, found: Found) {
+pub async fn follow_object(client: Client, key: ObjectKey, watches: Watches, found: ObjectStates) {
     let resource = match key.kind {
         ObjectKind::ConfigMap => Resource::CONFIG_MAPS,
         ObjectKind::Secret => Resource::SECRETS,
@@ -82,28 +82,28 @@ pub async fn follow_object(client: Client, key: ObjectKey, watches: Watches, fou
 }
 
 /// The follower of that object, or of those services.
-pub fn follower(key: ObjectKey, found: Found) -> Box<dyn Follower> {
+pub fn follower(key: ObjectKey, found: ObjectStates) -> Box<dyn Follower> {
     if key.kind == ObjectKind::Services {
-        Box::new(Several { key, now: SortedMap::new(), reported: None, refused: false, found })
+        Box::new(ServicesFollower { key, now: SortedMap::new(), reported: None, refused: false, found })
     } else {
         let lag = AuthorizerLag::default();
-        Box::new(One { key, now: None, reported: None, refused: 0, lag, found })
+        Box::new(ObjectFollower { key, now: None, reported: None, refused: 0, lag, found })
     }
 }
 
-struct One {
+struct ObjectFollower {
     key: ObjectKey,
     /// The current object.
     now: Option<Object>,
     /// The last reported state.
-    reported: Option<Sought>,
+    reported: Option<ObjectState>,
     /// Consecutive denials; two count as any number.
     refused: u8,
     lag: AuthorizerLag,
-    found: Found,
+    found: ObjectStates,
 }
 
-impl Follower for One {
+impl Follower for ObjectFollower {
     fn list_begins(&mut self) {
         self.now = None;
     }
@@ -126,7 +126,7 @@ impl Follower for One {
 
     fn settled(&mut self) {
         self.lag.reset();
-        let now = self.now.clone().map_or(Sought::Missing, Sought::There);
+        let now = self.now.clone().map_or(ObjectState::Missing, ObjectState::Present);
         if self.reported.as_ref() != Some(&now) {
             self.reported = Some(now.clone());
             self.found.put(&self.key, now);
@@ -142,8 +142,8 @@ impl Follower for One {
         });
         if self.refused > 1 && self.reported.is_none() {
             log::warn!("{}: {why}; pods that reference it wait", self.key);
-            self.reported = Some(Sought::Refused);
-            self.found.put(&self.key, Sought::Refused);
+            self.reported = Some(ObjectState::Refused);
+            self.found.put(&self.key, ObjectState::Refused);
         } else {
             log::debug!("{}: {why}", self.key);
         }
@@ -160,16 +160,16 @@ impl Follower for One {
 }
 
 /// Services of a namespace.
-struct Several {
+struct ServicesFollower {
     key: ObjectKey,
     /// Current services, at most `KUBE_SERVICES_MAX`. Full: a further one is skipped.
     now: SortedMap<Box<str>, Service>,
     reported: Option<Vec<Service>>,
     refused: bool,
-    found: Found,
+    found: ObjectStates,
 }
 
-impl Follower for Several {
+impl Follower for ServicesFollower {
     fn list_begins(&mut self) {
         self.now.clear();
     }
@@ -194,7 +194,7 @@ impl Follower for Several {
             self.reported = Some(now.clone());
             let (namespace, name) = (self.key.namespace.clone(), self.key.name.clone());
             let services = Services { namespace, name, list: now };
-            self.found.put(&self.key, Sought::There(Object::Services(Arc::new(services))));
+            self.found.put(&self.key, ObjectState::Present(Object::Services(Arc::new(services))));
         }
     }
 
@@ -204,7 +204,7 @@ impl Follower for Several {
         if is_news {
             log::warn!("{}: {why}; pods start without service environment variables", self.key);
             self.refused = true;
-            self.found.put(&self.key, Sought::Refused);
+            self.found.put(&self.key, ObjectState::Refused);
         }
     }
 }
@@ -238,7 +238,13 @@ fn service(object: &Node) -> Option<Service> {
 /// Requests a token, and the next one before it expires, until it is dropped.
 ///
 /// The task sleeps for nearly all of its time, once per pod: a request and its call have their own memory, while they last.
-pub async fn keep_token(client: Client, pod: Box<str>, key: ObjectKey, wish: TokenWish, found: Found) {
+pub async fn keep_token(
+    client: Client,
+    pod: Box<str>,
+    key: ObjectKey,
+    wish: TokenRequest,
+    found: ObjectStates,
+) {
     let mut wait = RetryWait::new(crate::kube::seed(&key.name));
     let (mut has_one, mut lag) = (false, AuthorizerLag::default());
     loop {
@@ -248,7 +254,7 @@ pub async fn keep_token(client: Client, pod: Box<str>, key: ObjectKey, wish: Tok
                 lag.reset();
                 has_one = true;
                 let token = Token { namespace: key.namespace.clone(), name: key.name.clone(), value };
-                found.put(&key, Sought::There(Object::Token(Arc::new(token))));
+                found.put(&key, ObjectState::Present(Object::Token(Arc::new(token))));
                 renewal(wish.seconds)
             }
             Err(why) => {
@@ -256,7 +262,7 @@ pub async fn keep_token(client: Client, pod: Box<str>, key: ObjectKey, wish: Tok
                 // "bound to a pod scheduled on a different node", "no relationship found".
                 let soon = lag.wait(&why);
                 if !has_one && soon.is_none() {
-                    found.put(&key, Sought::Refused);
+                    found.put(&key, ObjectState::Refused);
                 }
                 soon.unwrap_or_else(|| wait.failed().min(TOKEN_RETRY_MAX))
             }
@@ -266,7 +272,12 @@ pub async fn keep_token(client: Client, pod: Box<str>, key: ObjectKey, wish: Tok
 }
 
 /// One `TokenRequest` for the pod.
-async fn token(client: &Client, pod: &str, key: &ObjectKey, wish: &TokenWish) -> Result<Box<str>, KubeError> {
+async fn token(
+    client: &Client,
+    pod: &str,
+    key: &ObjectKey,
+    wish: &TokenRequest,
+) -> Result<Box<str>, KubeError> {
     let path = subresource_path(Resource::SERVICE_ACCOUNTS, &key.namespace, &wish.account, "token");
     let audiences: Vec<&str> =
         [&*wish.audience].into_iter().filter(|audience| !audience.is_empty()).collect();

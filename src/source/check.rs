@@ -8,8 +8,8 @@ use std::sync::Arc;
 use super::file::{NAME, sourced, sourced_object};
 use super::identity::NodeName;
 use super::manifest::{ParsedFile, parse};
-use super::scan::{self, FoundFile, Look};
-use super::{Held, Problem, ServerPods, SourceUpdate, SourcedObject, SourcedPod, shown_file};
+use super::scan::{self, ScanRequest, ScannedFile};
+use super::{Problem, ServerPods, SourceUpdate, SourceUsage, SourcedObject, SourcedPod, shown_file};
 use crate::desired::Desired;
 use crate::limits;
 use crate::model::{Side, SortedMap, SortedSet, Wall};
@@ -65,7 +65,7 @@ pub fn check(paths: &[PathBuf], node: &NodeName, seen: Wall) -> CheckReport {
         objects: Vec::new(),
         problems: Vec::new(),
         complete: true,
-        held: Held::default(),
+        held: SourceUsage::default(),
         server: ServerPods::default(),
     };
     let room = Cell::new(limits::PODS_BYTES_MAX);
@@ -85,15 +85,15 @@ pub fn check(paths: &[PathBuf], node: &NodeName, seen: Wall) -> CheckReport {
             let bytes = scan::read_stream(&mut std::io::stdin().lock());
             take(&shown, bytes.map(|bytes| parse(&shown, &bytes, node, seen, room.get())));
         } else if path.is_dir() {
-            match look(path, node, seen) {
+            match scan(path, node, seen) {
                 Err(why) => take(&shown, Err(why)),
                 Ok(found) => {
                     for (name, file) in found.files {
                         let file_path: Arc<str> = Arc::from(path.join(name).to_string_lossy());
                         match file {
-                            FoundFile::Read { parsed, .. } => take(&file_path, Ok(parsed)),
-                            FoundFile::Refused(why) => take(&file_path, Err(why)),
-                            FoundFile::Same | FoundFile::Skipped => {}
+                            ScannedFile::Read { parsed, .. } => take(&file_path, Ok(parsed)),
+                            ScannedFile::Refused(why) => take(&file_path, Err(why)),
+                            ScannedFile::Same | ScannedFile::Skipped => {}
                         }
                     }
                     if found.left_off > 0 {
@@ -124,8 +124,8 @@ pub fn check(paths: &[PathBuf], node: &NodeName, seen: Wall) -> CheckReport {
     }
 }
 
-fn look(dir: &Path, node: &NodeName, seen: Wall) -> Result<scan::Found, String> {
-    scan::look(&Look {
+fn scan(dir: &Path, node: &NodeName, seen: Wall) -> Result<scan::ScanResult, String> {
+    scan::scan(&ScanRequest {
         dir: dir.to_owned(),
         node: node.clone(),
         seen,

@@ -24,9 +24,10 @@ use rustix::fs::inotify::{ReadFlags, Reader};
 
 use super::identity::NodeName;
 use super::manifest::{ManifestObject, ManifestPod, ParsedFile};
-use super::scan::{self, DirId, Found, FoundFile, Look, Stamp, Watch, is_manifest_name};
+use super::scan::{self, DirId, ScanRequest, ScanResult, ScannedFile, Stamp, Watch, is_manifest_name};
 use super::{
-    Held, ManifestRoom, Origin, Problem, ServerPods, SourceUpdate, SourcedObject, SourcedPod, shown_file,
+    ManifestRoom, Origin, Problem, ServerPods, SourceUpdate, SourceUsage, SourcedObject, SourcedPod,
+    shown_file,
 };
 use crate::clock::SharedClock;
 use crate::limits;
@@ -64,7 +65,7 @@ pub struct FileSource {
     unsettled_since: Option<Mono>,
     /// The last update was sent before the directory had settled: another one follows once it has.
     told_unsettled: bool,
-    look_at: Mono,
+    scan_at: Mono,
     first: bool,
     set_aside: Arc<SetAside>,
     room: ManifestRoom,
@@ -121,7 +122,7 @@ impl Pending {
 impl FileSource {
     /// A source for the manifests in `dir`, which need not exist yet. Nothing is read before [`FileSource::next`].
     pub fn new(dir: &Path, node: NodeName, clock: SharedClock, rescan: Duration) -> Self {
-        let look_at = clock.now().mono;
+        let scan_at = clock.now().mono;
         Self {
             dir: dir.to_owned(),
             shown: Arc::from(dir.to_string_lossy()),
@@ -142,7 +143,7 @@ impl FileSource {
             changed: false,
             unsettled_since: None,
             told_unsettled: false,
-            look_at,
+            scan_at,
             first: true,
             set_aside: Arc::default(),
             room: ManifestRoom::default(),
@@ -169,7 +170,7 @@ impl FileSource {
         loop {
             let now = self.clock.now().mono;
             if now >= self.wake_at() {
-                self.look().await;
+                self.scan().await;
                 if self.should_tell() {
                     return self.update();
                 }
@@ -189,7 +190,7 @@ impl FileSource {
         let pending = self.pending.values().map(|pending| pending.ready_at());
         let grace = self.files.values().filter_map(Record::grace_until);
         let overdue = self.unsettled_since.filter(|_| self.changed).map(overdue_at);
-        pending.chain(grace).chain(overdue).chain([self.look_at]).min().unwrap_or(self.look_at)
+        pending.chain(grace).chain(overdue).chain([self.scan_at]).min().unwrap_or(self.scan_at)
     }
 
     /// Waits for an event or for that time.
@@ -233,11 +234,11 @@ impl FileSource {
                     }
                     if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
                         self.read_all = true;
-                        self.look_soon(now);
+                        self.scan_soon(now);
                     }
                     match event.file_name() {
                         Some(name) => self.note(now, OsStr::from_bytes(name.to_bytes()), flags),
-                        None => self.look_soon(now),
+                        None => self.scan_soon(now),
                     }
                 }
                 Err(rustix::io::Errno::AGAIN) => break,
@@ -251,7 +252,7 @@ impl FileSource {
         if lost {
             // The directory was replaced or removed: the next read creates a new watch.
             self.watched = None;
-            self.look_soon(now);
+            self.scan_soon(now);
         } else {
             self.watch = Some(watch);
         }
@@ -262,16 +263,16 @@ impl FileSource {
             // A ConfigMap-style directory of links to `..data/*` is updated by renaming `..data`.
             if name.as_bytes().starts_with(b"..") {
                 if flags.contains(ReadFlags::MOVED_TO) {
-                    self.look_at = now;
+                    self.scan_at = now;
                 } else {
-                    self.look_soon(now);
+                    self.scan_soon(now);
                 }
             }
             return;
         }
         if self.pending.len() >= limits::MANIFEST_FILES_MAX && !self.pending.contains_key(name) {
             self.read_all = true;
-            self.look_soon(now);
+            self.scan_soon(now);
             return;
         }
         let change = if flags.contains(ReadFlags::MODIFY) {
@@ -289,12 +290,12 @@ impl FileSource {
         self.pending.insert(name.to_owned(), Pending { last: now, change });
     }
 
-    fn look_soon(&mut self, now: Mono) {
-        self.look_at = self.look_at.min(now + limits::MANIFEST_DEBOUNCE);
+    fn scan_soon(&mut self, now: Mono) {
+        self.scan_at = self.scan_at.min(now + limits::MANIFEST_DEBOUNCE);
     }
 
     /// Reads the directory on a thread and processes the result.
-    async fn look(&mut self) {
+    async fn scan(&mut self) {
         let started = self.clock.now();
         let ready = |pending: &Pending| pending.ready_at() <= started.mono;
         let due = |record: &Record| record.suspect_since.is_some();
@@ -307,7 +308,7 @@ impl FileSource {
         if self.read_all {
             force.extend(self.files.keys().cloned());
         }
-        let request = Look {
+        let request = ScanRequest {
             dir: self.dir.clone(),
             node: self.node.clone(),
             seen: started.wall,
@@ -322,21 +323,21 @@ impl FileSource {
             taken: self.room.of_url.get(),
             set_aside: self.set_aside.clone(),
         };
-        let outcome = crate::blocking::unblock(move || scan::look(&request)).await;
+        let outcome = crate::blocking::unblock(move || scan::scan(&request)).await;
         // No await from here on: a dropped `next` has processed either all of this read or none of it.
         self.pending.retain(|_, pending| pending.ready_at() > started.mono);
         self.read_all = false;
         let now = self.clock.now().mono;
         match outcome {
             Ok(found) => {
-                self.look_at = now + self.rescan;
+                self.scan_at = now + self.rescan;
                 self.take(found, now);
             }
             Err(problem) => {
                 self.end_graces();
                 self.watch = None;
                 self.watched = None;
-                self.look_at = now + self.rescan.min(limits::MANIFEST_DIR_RETRY);
+                self.scan_at = now + self.rescan.min(limits::MANIFEST_DIR_RETRY);
                 self.changed |= self.dir_problem.as_ref() != Some(&problem);
                 self.dir_problem = Some(problem);
             }
@@ -359,7 +360,7 @@ impl FileSource {
     }
 
     /// Processes a successful read of the directory.
-    fn take(&mut self, found: Found, now: Mono) {
+    fn take(&mut self, found: ScanResult, now: Mono) {
         if self.watched != Some(found.id) {
             self.watch = found.watch.and_then(|fd| Async::new_nonblocking(fd).ok());
             self.watched = self.watch.is_some().then_some(found.id);
@@ -414,22 +415,22 @@ impl FileSource {
         }
     }
 
-    fn take_file(&mut self, name: OsString, file: FoundFile, now: Mono) {
+    fn take_file(&mut self, name: OsString, file: ScannedFile, now: Mono) {
         let path: Arc<str> = Arc::from(self.dir.join(&name).to_string_lossy());
         let (stamp, unstable, parsed) = match file {
-            FoundFile::Same => return,
-            FoundFile::Skipped => {
+            ScannedFile::Same => return,
+            ScannedFile::Skipped => {
                 // It is being written again: its validity is checked once that ends.
                 if let Some(record) = self.files.get_mut(&name) {
                     record.suspect_since = None;
                 }
                 return;
             }
-            FoundFile::Refused(why) => {
+            ScannedFile::Refused(why) => {
                 let problems = vec![Problem::of_file(&path, why)];
                 (None, false, ParsedFile { problems, ..ParsedFile::default() })
             }
-            FoundFile::Read { stamp, unstable, parsed } => (Some(stamp), unstable, parsed),
+            ScannedFile::Read { stamp, unstable, parsed } => (Some(stamp), unstable, parsed),
         };
         let others = self.files.iter().filter(|(other, _)| **other != name);
         let kept: usize = others.map(|(_, record)| record.problems.len()).sum();
@@ -447,7 +448,7 @@ impl FileSource {
         }
         record.suspect_since = None;
         if unstable {
-            self.look_at = self.look_at.min(now + limits::MANIFEST_GRACE);
+            self.scan_at = self.scan_at.min(now + limits::MANIFEST_GRACE);
         }
         let mut pods: Vec<SourcedPod> = parsed.pods.into_iter().map(|pod| sourced(pod, &path)).collect();
         // The vector was allocated for the much larger typed pods.
@@ -498,9 +499,9 @@ impl FileSource {
     }
 
     /// Memory that this source holds.
-    fn held(&self) -> Held {
+    fn held(&self) -> SourceUsage {
         let of_files = self.files.values().flat_map(|record| &record.problems);
-        let (mut held, all) = (Held::default(), of_files.chain(&self.reported));
+        let (mut held, all) = (SourceUsage::default(), of_files.chain(&self.reported));
         for problem in all {
             held.problems += 1;
             held.problem_bytes += problem.bytes();

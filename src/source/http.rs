@@ -24,7 +24,7 @@ use smol::channel::Sender;
 use super::file::{sourced, sourced_object};
 use super::identity::{ManifestKind, NodeName};
 use super::manifest::{ParsedFile, parse_as};
-use super::{Held, ManifestRoom, Problem, ServerPods, SourceUpdate, SourcedObject, SourcedPod};
+use super::{ManifestRoom, Problem, ServerPods, SourceUpdate, SourceUsage, SourcedObject, SourcedPod};
 use crate::blocking::unblock;
 use crate::clock::SharedClock;
 use crate::limits::{
@@ -246,7 +246,7 @@ impl HttpSource {
             objects: self.objects.clone(),
             // A failed fetch does not invalidate the pods of the one before.
             complete: self.seen && self.problems.is_empty(),
-            held: Held {
+            held: SourceUsage {
                 pod_bytes: self.bytes,
                 problems: kept().count(),
                 problem_bytes: kept().map(Problem::bytes).sum(),

@@ -352,7 +352,7 @@ impl FileReader<'_> {
         let has_spec = pod.spec.is_some();
         identity::apply(self.kind, &mut pod, &identity, self.node, self.seen);
         defaults::set(&mut pod);
-        // What it lacks is told once, not by each field below.
+        // A missing level is reported once, not for each field below it.
         pod.spec = pod.spec.filter(|_| has_spec);
         errors.append(validate::pod(&pod, &unread));
         if errors.is_empty() {

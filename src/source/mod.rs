@@ -14,15 +14,15 @@ pub mod api;
 #[cfg(feature = "tls")]
 pub mod api_claims;
 #[cfg(feature = "tls")]
-pub mod api_here;
-#[cfg(feature = "tls")]
-pub mod api_kept;
+pub mod api_local_pods;
 #[cfg(feature = "tls")]
 pub mod api_node;
 #[cfg(feature = "tls")]
 pub mod api_objects;
 #[cfg(feature = "tls")]
-pub mod api_statuses;
+pub mod api_offline;
+#[cfg(feature = "tls")]
+pub mod api_status_versions;
 pub mod check;
 #[cfg(feature = "tls")]
 pub mod claim;
@@ -48,8 +48,8 @@ pub use identity::NodeName;
 
 pub(crate) use crate::desired::update::shown_file;
 pub use crate::desired::update::{
-    API, EndingPod, Held, MirrorPod, Origin, Problem, RefusedPod, ServerPods, SourceUpdate, SourcedObject,
-    SourcedPod,
+    API, EndingPod, MirrorPod, Origin, Problem, RefusedPod, ServerPods, SourceUpdate, SourceUsage,
+    SourcedObject, SourcedPod,
 };
 
 /// The memory budget of manifests, which files and a URL share (`limits::PODS_BYTES_MAX`): what one uses the other cannot. Clones

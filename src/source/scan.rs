@@ -50,7 +50,7 @@ impl Stamp {
 pub type DirId = (u64, u64);
 
 /// Inputs of one read.
-pub struct Look {
+pub struct ScanRequest {
     /// The directory.
     pub dir: PathBuf,
     /// For the pods' identity.
@@ -83,13 +83,13 @@ pub enum Watch {
 }
 
 /// The result of one read.
-pub struct Found {
+pub struct ScanResult {
     /// The directory.
     pub id: DirId,
-    /// The new inotify watch, when `Look::watch` asked for one and one was left.
+    /// The new inotify watch, when `ScanRequest::watch` asked for one and one was left.
     pub watch: Option<OwnedFd>,
     /// The manifests, by name.
-    pub files: SortedMap<OsString, FoundFile>,
+    pub files: SortedMap<OsString, ScannedFile>,
     /// Names that are not manifests, at most `MANIFEST_FILES_MAX`.
     pub ignored: Vec<OsString>,
     /// Manifests beyond `MANIFEST_FILES_MAX`.
@@ -97,10 +97,10 @@ pub struct Found {
 }
 
 /// One manifest file.
-pub enum FoundFile {
+pub enum ScannedFile {
     /// Its stamp is unchanged.
     Same,
-    /// It was in `Look::skip`.
+    /// It was in `ScanRequest::skip`.
     Skipped,
     /// It cannot be read, for this reason.
     Refused(String),
@@ -127,21 +127,21 @@ pub fn is_manifest_name(name: &OsStr) -> bool {
 }
 
 /// Reads the directory; the error says in one sentence why it cannot.
-pub fn look(look: &Look) -> Result<Found, String> {
-    let meta = fs::metadata(&look.dir).map_err(|e| dir_error(&e))?;
+pub fn scan(request: &ScanRequest) -> Result<ScanResult, String> {
+    let meta = fs::metadata(&request.dir).map_err(|e| dir_error(&e))?;
     if !meta.is_dir() {
         return Err("is no directory; give the directory that holds the manifests".to_owned());
     }
     let id = (meta.dev(), meta.ino());
     // Before reading: a change from here on causes an event.
-    let watch = match look.watch {
+    let watch = match request.watch {
         Watch::Without => None,
         Watch::Has(watched) if watched == id => None,
-        Watch::Has(_) | Watch::Wanted => watch(&look.dir),
+        Watch::Has(_) | Watch::Wanted => watch(&request.dir),
     };
     let mut names = SortedSet::new();
     let mut ignored = Vec::new();
-    for (count, entry) in fs::read_dir(&look.dir).map_err(|e| dir_error(&e))?.enumerate() {
+    for (count, entry) in fs::read_dir(&request.dir).map_err(|e| dir_error(&e))?.enumerate() {
         if count >= limits::MANIFEST_DIR_ENTRIES_MAX {
             let max = limits::MANIFEST_DIR_ENTRIES_MAX;
             return Err(format!("has more than {max} entries; keep manifests in a directory of their own"));
@@ -155,42 +155,48 @@ pub fn look(look: &Look) -> Result<Found, String> {
     }
     let left_off = names.len().saturating_sub(limits::MANIFEST_FILES_MAX);
     // Known files keep their memory: a new one must not push out a running pod.
-    let taken = look.known.iter().filter(|(name, _)| names.contains(*name)).map(|(_, (_, bytes))| bytes);
-    let mut room = limits::PODS_BYTES_MAX.saturating_sub(taken.sum::<usize>() + look.taken);
+    let taken = request.known.iter().filter(|(name, _)| names.contains(*name)).map(|(_, (_, bytes))| bytes);
+    let mut room = limits::PODS_BYTES_MAX.saturating_sub(taken.sum::<usize>() + request.taken);
     let mut files = SortedMap::new();
     for name in names.into_iter().take(limits::MANIFEST_FILES_MAX) {
-        let found = if look.skip.contains(&name) {
-            FoundFile::Skipped
+        let found = if request.skip.contains(&name) {
+            ScannedFile::Skipped
         } else {
-            let known = look.known.get(&name);
-            one(look, &look.dir.join(&name), known, look.force.contains(&name), &mut room)
+            let known = request.known.get(&name);
+            one(request, &request.dir.join(&name), known, request.force.contains(&name), &mut room)
         };
         files.insert(name, found);
     }
-    Ok(Found { id, watch, files, ignored, left_off })
+    Ok(ScanResult { id, watch, files, ignored, left_off })
 }
 
-fn one(look: &Look, path: &Path, known: Option<&(Stamp, usize)>, force: bool, room: &mut usize) -> FoundFile {
+fn one(
+    request: &ScanRequest,
+    path: &Path,
+    known: Option<&(Stamp, usize)>,
+    force: bool,
+    room: &mut usize,
+) -> ScannedFile {
     if !force
         && let (Some((known, _)), Ok(meta)) = (known, fs::metadata(path))
         && meta.is_file()
         && Stamp::of(&meta) == *known
     {
-        return FoundFile::Same;
+        return ScannedFile::Same;
     }
     let (file, meta) = match open(path) {
         Ok(opened) => opened,
-        Err(refusal) => return FoundFile::Refused(refusal),
+        Err(refusal) => return ScannedFile::Refused(refusal),
     };
     let stamp = Stamp::of(&meta);
     match read(&file, meta.size()) {
-        Err(refusal) => FoundFile::Refused(refusal),
+        Err(refusal) => ScannedFile::Refused(refusal),
         Ok(bytes) => {
             let unstable = file.metadata().is_ok_and(|after| Stamp::of(&after) != stamp);
             drop(file);
             let name: Arc<str> = Arc::from(path.to_string_lossy());
             let mark = poison::file_mark(&name, &bytes);
-            if let Some(panics) = look.set_aside.panics(&mark) {
+            if let Some(panics) = request.set_aside.panics(&mark) {
                 let problem = Problem::of_file(
                     &name,
                     format!(
@@ -199,18 +205,18 @@ fn one(look: &Look, path: &Path, known: Option<&(Stamp, usize)>, force: bool, ro
                     ),
                 );
                 let parsed = ParsedFile { problems: vec![problem], ..ParsedFile::default() };
-                return FoundFile::Read { stamp, unstable, parsed };
+                return ScannedFile::Read { stamp, unstable, parsed };
             }
             let handling = poison::handling(Some(mark));
             let own = known.map_or(0, |(_, bytes)| *bytes);
-            let parsed = parse(&name, &bytes, &look.node, look.seen, *room + own);
+            let parsed = parse(&name, &bytes, &request.node, request.seen, *room + own);
             drop(handling);
             let holds_secret = parsed.objects.iter().any(|object| matches!(object.object, Object::Secret(_)));
             if holds_secret && meta.mode() & 0o077 != 0 {
                 log::warn!("{}: contains a Secret and is readable by others; chmod 600", shown_file(&name));
             }
             *room = (*room + own).saturating_sub(parsed.bytes.max(own));
-            FoundFile::Read { stamp, unstable, parsed }
+            ScannedFile::Read { stamp, unstable, parsed }
         }
     }
 }
@@ -319,7 +325,7 @@ mod tests {
         );
         fs::write(root.join("panics"), [&*line, &*line].concat()).expect("the list");
         let problems = || {
-            let looked = look(&Look {
+            let scanned = scan(&ScanRequest {
                 dir: root.join("m"),
                 node: NodeName::new("n"),
                 seen: Wall(0),
@@ -330,8 +336,8 @@ mod tests {
                 taken: 0,
                 set_aside: Arc::new(SetAside::read(&root)),
             });
-            let file = looked.expect("a directory").files.remove(OsStr::new("a.yaml"));
-            let Some(FoundFile::Read { parsed, .. }) = file else { panic!("the file is read") };
+            let file = scanned.expect("a directory").files.remove(OsStr::new("a.yaml"));
+            let Some(ScannedFile::Read { parsed, .. }) = file else { panic!("the file is read") };
             parsed.problems.iter().map(ToString::to_string).collect::<String>()
         };
         assert!(problems().contains("reading it ended the agent 2 times"), "{}", problems());

@@ -1,17 +1,17 @@
-//! PURE: the checkpoint's content and its bytes. What the runtime forgets stands in it, and nothing else.
+//! PURE: the checkpoint and its encoding. It holds only what the runtime does not store.
 //!
 //! ```text
 //!     "smolet" │ version │ CRC-32 of the body, little endian │ body (minicbor)
-//!     boot, instant of the write                     in which boot, and when in it
+//!     boot, instant of the write                     the boot, and the time within it
 //!     pods:   uid, key, status record, active for    restart counts, last ends, phase, conditions
-//!             debuggers                              containers that `smolet debug` added
-//!             sizes                                  CPU and memory of what was resized while it ran
+//!             debuggers                              containers added by `smolet debug`
+//!             sizes                                  allocated and actual CPU and memory (in-place resize)
 //!     crashes, pulls: key, wait, age                 back-offs
 //!     images: reference, first seen, last used       for garbage collection
 //! ```
 //!
-//! No wall-clock time decides anything: ages and remaining durations are kept. Read in the boot it was written in,
-//! the time since then has passed; read in another one it has not: what is left counts from the agent's start.
+//! No wall-clock time is used: ages and remaining durations are stored. Read in the same boot, the time since the write is
+//! added; after a reboot it is unknown, and they continue from the agent's start.
 
 use std::time::Duration;
 
@@ -19,50 +19,49 @@ use minicbor::{Decode, Encode};
 
 use super::codec;
 use crate::limits::{
-    BACKOFF_ENTRIES_MAX, CHECKPOINT_BYTES_MAX, CHECKPOINT_PODS_MAX, CHECKPOINT_TEXT_BYTES_MAX,
-    DEBUGGER_BYTES_MAX, DEBUGGER_WORDS_MAX, DEBUGGERS_MAX, DEBUGGERS_PER_POD_MAX, IMAGES_SEEN_MAX,
-    KEPT_SIZES_MAX, RESTORED_RESTART_COUNT_MAX,
+    BACKOFF_ENTRIES_MAX, CHECKPOINT_BYTES_MAX, CHECKPOINT_PODS_MAX, CHECKPOINT_SIZES_MAX,
+    CHECKPOINT_TEXT_BYTES_MAX, DEBUGGER_BYTES_MAX, DEBUGGER_WORDS_MAX, DEBUGGERS_MAX, DEBUGGERS_PER_POD_MAX,
+    IMAGES_SEEN_MAX, RESTORED_RESTART_COUNT_MAX,
 };
 use crate::model::{Debugger, Mono};
 
-/// What the file begins with.
+/// Magic number at the file's beginning.
 const MAGIC: &[u8; 6] = b"smolet";
-/// The format. Fields are numbered and may be added without a new version; it changes with their meaning.
+/// Format version. Fields are numbered and may be added without a new version; it is raised when a field's meaning changes.
 const VERSION: u8 = 1;
 const SUM_BYTES: usize = size_of::<u32>();
 const HEAD_BYTES: usize = MAGIC.len() + 1 + SUM_BYTES;
-/// What a pod takes beside its status, about.
+/// Approximate bytes of a pod besides its status.
 const POD_BYTES: usize = 160;
 
-/// Everything that is kept. It borrows from the state that is written, or from the bytes that were read: nothing is
-/// there twice.
+/// A checkpoint. It borrows from the state that is written, or from the bytes that were read: nothing is copied.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
 pub struct Checkpoint<'a> {
     /// The boot it was written in (`/proc/sys/kernel/random/boot_id`).
     #[b(0)]
     pub boot: &'a str,
-    /// When in that boot, in milliseconds.
+    /// Time of the write, in milliseconds since that boot.
     #[n(1)]
     pub written_ms: u64,
-    /// The pods that have a status.
+    /// Pods with a status.
     #[b(2)]
-    pub pods: Vec<KeptPod<'a>>,
+    pub pods: Vec<PodCheckpoint<'a>>,
     /// Crash-loop back-offs.
     #[n(3)]
-    pub crashes: Vec<KeptWait>,
+    pub crashes: Vec<BackoffCheckpoint>,
     /// Back-offs of image pulls.
     #[n(4)]
-    pub pulls: Vec<KeptWait>,
-    /// The images that were seen.
+    pub pulls: Vec<BackoffCheckpoint>,
+    /// Images that were detected.
     #[b(5)]
-    pub images: Vec<KeptImage<'a>>,
+    pub images: Vec<ImageCheckpoint<'a>>,
 }
 
-/// One pod.
+/// A pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
-pub struct KeptPod<'a> {
+pub struct PodCheckpoint<'a> {
     /// `metadata.uid`.
     #[b(0)]
     pub uid: &'a str,
@@ -78,91 +77,90 @@ pub struct KeptPod<'a> {
     /// How long it has been active, in milliseconds.
     #[n(4)]
     pub active_ms: Option<u64>,
-    /// What `smolet debug` added to it; `None` = nothing.
+    /// Its containers from `smolet debug`; `None` = none.
     #[b(5)]
     pub debuggers: Option<Vec<Debugger<'a>>>,
-    /// The node's shutdown has ended it: it is kept again.
+    /// It was terminated by the node's shutdown.
     #[n(6)]
     pub shut_down: Option<bool>,
-    /// The CPU and memory that it was granted, and that its containers were given since they were made; `None` = as they were
-    /// made.
+    /// Its allocated resources, and the actual ones of its resized containers; `None` = as created.
     #[b(7)]
-    pub sizes: Option<Vec<KeptSizes<'a>>>,
+    pub sizes: Option<Vec<SizesCheckpoint<'a>>>,
 }
 
 /// CPU and memory of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
-pub struct KeptSizes<'a> {
-    /// The container's name, for what it was granted; its id in the runtime, for what it runs with.
+pub struct SizesCheckpoint<'a> {
+    /// The container's name for allocated resources, its id in the runtime for actual ones.
     #[b(0)]
     pub name: &'a str,
-    /// It is what that one runs with.
+    /// Actual resources, not allocated ones.
     #[n(1)]
     pub runs: bool,
-    /// CPU request and limit in thousandths, memory request and limit in bytes; 0 = not set.
+    /// CPU request and limit in millicores, memory request and limit in bytes; 0 = not set.
     #[n(2)]
     pub sizes: [i64; 4],
 }
 
-/// One entry of a back-off table.
+/// An entry of a back-off table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
-pub struct KeptWait {
-    /// The table's key.
+pub struct BackoffCheckpoint {
+    /// Its key in the table.
     #[n(0)]
     pub key: u64,
     /// The wait, in milliseconds.
     #[n(1)]
     pub wait_ms: u64,
-    /// Since its last update, in milliseconds.
+    /// Time since its last update, in milliseconds.
     #[n(2)]
     pub age_ms: u64,
 }
 
-/// One image.
+/// An image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
-pub struct KeptImage<'a> {
-    /// Its id, or how a container names it (`imageRef`).
+pub struct ImageCheckpoint<'a> {
+    /// Its id, or a container's `imageRef`.
     #[b(0)]
     pub image: &'a str,
-    /// Since it was seen first, in milliseconds.
+    /// Time since it was first detected, in milliseconds.
     #[n(1)]
     pub first_ms: u64,
-    /// Since it was used last, in milliseconds.
+    /// Time since it was last used, in milliseconds.
     #[n(2)]
     pub last_ms: u64,
 }
 
-/// Why bytes are no checkpoint of ours.
+/// Why bytes are not a valid checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreadable {
-    /// Of a later version of this agent.
+    /// Of a newer version.
     Newer,
-    /// Torn, flipped, or never one.
+    /// Truncated, corrupted, or not a checkpoint.
     Damaged,
 }
 
-/// The file's bytes.
+/// Encodes a checkpoint.
 pub fn to_bytes(checkpoint: &Checkpoint<'_>) -> Vec<u8> {
-    // Most of it is the pods' records: with room for these it does not grow piece by piece.
+    // Most of it are the pods' records: with this capacity the buffer does not grow step by step.
     let records: usize = checkpoint.pods.iter().map(|pod| pod.status.len() + POD_BYTES).sum();
     let mut bytes = Vec::with_capacity(HEAD_BYTES + records);
     bytes.extend_from_slice(MAGIC);
     bytes.push(VERSION);
     bytes.extend_from_slice(&[0; SUM_BYTES]);
-    // `Infallible`: a vector takes what it is given.
+    // `Infallible`: writing to a vector does not fail.
     let _ = minicbor::encode(checkpoint, &mut bytes);
     let sum = crc32(&bytes[HEAD_BYTES..]).to_le_bytes();
     bytes[HEAD_BYTES - SUM_BYTES..HEAD_BYTES].copy_from_slice(&sum);
     bytes
 }
 
-/// What the file says; all of it or nothing.
+/// Decodes a checkpoint, whole or not at all.
 ///
 /// # Errors
-/// When it is not whole, of a later version, or beyond a limit that it was written under.
+/// The bytes are damaged, of a newer version, or exceed a limit.
 pub fn from_bytes(bytes: &[u8]) -> Result<Checkpoint<'_>, Unreadable> {
     let rest = bytes.strip_prefix(MAGIC).ok_or(Unreadable::Damaged)?;
     let (version, rest) = rest.split_first().ok_or(Unreadable::Damaged)?;
@@ -184,7 +182,7 @@ pub fn from_bytes(bytes: &[u8]) -> Result<Checkpoint<'_>, Unreadable> {
 impl Checkpoint<'_> {
     fn is_within_limits(&self) -> bool {
         let short = |text: &str| text.len() <= CHECKPOINT_TEXT_BYTES_MAX;
-        let pod = |pod: &KeptPod<'_>| {
+        let pod = |pod: &PodCheckpoint<'_>| {
             let debuggers = pod.debuggers.as_deref().unwrap_or_default();
             [pod.uid, pod.namespace, pod.name].into_iter().all(short)
                 && codec::decode(pod.status).is_ok()
@@ -198,13 +196,14 @@ impl Checkpoint<'_> {
             && self.pulls.len() <= BACKOFF_ENTRIES_MAX
             && self.images.len() <= IMAGES_SEEN_MAX
             && debuggers.sum::<usize>() <= DEBUGGERS_MAX
-            && self.pods.iter().flat_map(|pod| &pod.sizes).map(Vec::len).sum::<usize>() <= KEPT_SIZES_MAX
+            && self.pods.iter().flat_map(|pod| &pod.sizes).map(Vec::len).sum::<usize>()
+                <= CHECKPOINT_SIZES_MAX
             && short(self.boot)
             && self.images.iter().all(|image| short(image.image))
             && self.pods.iter().all(pod)
     }
 
-    /// How much time has passed since the write that counts: none after a reboot.
+    /// Time to add to the stored ages: none after a reboot.
     pub fn elapsed(&self, boot: &str, now: Mono) -> Duration {
         if boot.is_empty() || self.boot != boot {
             return Duration::ZERO;
@@ -213,7 +212,7 @@ impl Checkpoint<'_> {
     }
 }
 
-/// It is not larger than one that is taken from the local socket.
+/// True when it is within the limits of the local socket's requests.
 fn is_within_limits(debugger: &Debugger<'_>) -> bool {
     let words: usize = debugger.command.iter().map(|word| word.len() + 1).sum();
     let names = [debugger.name, debugger.pull_policy, debugger.target.unwrap_or_default()];
@@ -222,8 +221,8 @@ fn is_within_limits(debugger: &Debugger<'_>) -> bool {
         && names.into_iter().all(|name| name.len() <= CHECKPOINT_TEXT_BYTES_MAX)
 }
 
-/// A status as it is restored: counts that no container reaches are cut down, so that they still can rise.
-pub fn restored_status(pod: &KeptPod<'_>) -> Option<k8s_openapi::api::core::v1::PodStatus> {
+/// The pod's status as restored: restart counts out of range are reduced, so that they can still increase.
+pub fn restored_status(pod: &PodCheckpoint<'_>) -> Option<k8s_openapi::api::core::v1::PodStatus> {
     let mut status = codec::decode(pod.status).ok()?;
     let lists = [
         &mut status.container_statuses,
@@ -236,12 +235,12 @@ pub fn restored_status(pod: &KeptPod<'_>) -> Option<k8s_openapi::api::core::v1::
     Some(status)
 }
 
-/// Whole milliseconds of a duration, as kept.
+/// Whole milliseconds of a duration, as stored.
 pub fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// CRC-32 (IEEE 802.3), four bits at a time: sixteen words of table.
+/// CRC-32 (IEEE 802.3), four bits at a time with a table of sixteen words.
 pub(super) fn crc32(bytes: &[u8]) -> u32 {
     const TABLE: [u32; 16] = [
         0x0000_0000,
@@ -291,7 +290,7 @@ mod tests {
         Checkpoint {
             boot: "5f9dbe1c-8a0c-4a0e-a3a5-0a4b6bb7f7a1",
             written_ms: 86_400_000,
-            pods: vec![KeptPod {
+            pods: vec![PodCheckpoint {
                 uid: "u1",
                 namespace: "default",
                 name: "web-gw",
@@ -301,13 +300,13 @@ mod tests {
                 shut_down: None,
                 sizes: None,
             }],
-            crashes: vec![KeptWait { key: 0x0123_4567_89ab_cdef, wait_ms: 40_000, age_ms: 1_500 }],
-            pulls: vec![KeptWait { key: 7, wait_ms: 10_000, age_ms: 0 }],
-            images: vec![KeptImage { image: "sha256:abc", first_ms: 95_000, last_ms: 0 }],
+            crashes: vec![BackoffCheckpoint { key: 0x0123_4567_89ab_cdef, wait_ms: 40_000, age_ms: 1_500 }],
+            pulls: vec![BackoffCheckpoint { key: 7, wait_ms: 10_000, age_ms: 0 }],
+            images: vec![ImageCheckpoint { image: "sha256:abc", first_ms: 95_000, last_ms: 0 }],
         }
     }
 
-    /// The file of version 1 as it is on devices: it is read for ever, and written so until the version changes.
+    /// A file of version 1 as it is on devices: it stays readable, and is written in the same way until the version changes.
     #[test]
     fn the_format_is_the_golden_file() {
         let golden = include_bytes!("../../tests/golden/checkpoint-v1");
@@ -319,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_or_flipped_file_is_refused_at_every_byte_and_bit() {
+    fn a_file_truncated_or_with_a_flipped_bit_is_refused() {
         let bytes = to_bytes(&kept(&status()));
         for end in 0..bytes.len() {
             assert_eq!(from_bytes(&bytes[..end]), Err(Unreadable::Damaged), "cut at {end}");
@@ -343,21 +342,21 @@ mod tests {
     }
 
     #[test]
-    fn a_sound_file_beyond_a_limit_is_refused_whole() {
+    fn a_valid_file_beyond_a_limit_is_refused() {
         let (status, long) = (status(), "n".repeat(CHECKPOINT_TEXT_BYTES_MAX + 1));
         let sound = kept(&status);
         let (pod, crash, image) = (&sound.pods[0], sound.crashes[0], sound.images[0]);
         let debugger = Debugger { name: "d", image: "busybox:1", ..Debugger::default() };
-        let debugged = |debuggers| KeptPod { debuggers: Some(debuggers), ..pod.clone() };
+        let debugged = |debuggers| PodCheckpoint { debuggers: Some(debuggers), ..pod.clone() };
         let few = debugged(vec![debugger.clone(); DEBUGGERS_PER_POD_MAX]);
         let full =
             Checkpoint { pods: vec![few.clone(); DEBUGGERS_MAX / DEBUGGERS_PER_POD_MAX], ..kept(&status) };
         assert_eq!(from_bytes(&to_bytes(&full)), Ok(full.clone()));
-        let sized = |name, number| KeptPod {
-            sizes: Some(vec![KeptSizes { name, runs: true, sizes: [1; 4] }; number]),
+        let sized = |name, number| PodCheckpoint {
+            sizes: Some(vec![SizesCheckpoint { name, runs: true, sizes: [1; 4] }; number]),
             ..pod.clone()
         };
-        let resized = Checkpoint { pods: vec![sized("c", KEPT_SIZES_MAX)], ..kept(&status) };
+        let resized = Checkpoint { pods: vec![sized("c", CHECKPOINT_SIZES_MAX)], ..kept(&status) };
         assert_eq!(from_bytes(&to_bytes(&resized)), Ok(resized.clone()));
         let more = [full.pods.clone(), vec![debugged(vec![debugger.clone()])]].concat();
         let wordy = Debugger { command: vec!["w"; DEBUGGER_WORDS_MAX + 1], ..debugger.clone() };
@@ -375,32 +374,32 @@ mod tests {
             },
             Checkpoint { pods: vec![debugged(vec![Debugger { name: &named, ..debugger }])], ..kept(&status) },
             Checkpoint { pods: vec![pod.clone(); CHECKPOINT_PODS_MAX + 1], ..kept(&status) },
-            Checkpoint { pods: vec![sized("c", KEPT_SIZES_MAX + 1)], ..kept(&status) },
+            Checkpoint { pods: vec![sized("c", CHECKPOINT_SIZES_MAX + 1)], ..kept(&status) },
             Checkpoint { pods: vec![sized(&long, 1)], ..kept(&status) },
             Checkpoint { crashes: vec![crash; BACKOFF_ENTRIES_MAX + 1], ..kept(&status) },
             Checkpoint { images: vec![image; IMAGES_SEEN_MAX + 1], ..kept(&status) },
-            Checkpoint { pods: vec![KeptPod { name: &long, ..pod.clone() }], ..kept(&status) },
-            Checkpoint { pods: vec![KeptPod { status: &status[..5], ..pod.clone() }], ..kept(&status) },
+            Checkpoint { pods: vec![PodCheckpoint { name: &long, ..pod.clone() }], ..kept(&status) },
+            Checkpoint { pods: vec![PodCheckpoint { status: &status[..5], ..pod.clone() }], ..kept(&status) },
         ] {
             assert_eq!(from_bytes(&to_bytes(&beyond)), Err(Unreadable::Damaged));
         }
     }
 
     #[test]
-    fn a_poisoned_count_is_cut_down_and_can_rise() {
+    fn a_restart_count_out_of_range_is_reduced_and_can_increase() {
         let status = status();
         let pod = kept(&status).pods[0].clone();
         for (count, kept) in [(i32::MAX, RESTORED_RESTART_COUNT_MAX), (-5, 0), (12, 12)] {
             let mut poisoned = codec::decode(pod.status).unwrap();
             poisoned.container_statuses.as_mut().unwrap()[0].restart_count = count;
             let restored =
-                restored_status(&KeptPod { status: &codec::encode(&poisoned), ..pod.clone() }).unwrap();
+                restored_status(&PodCheckpoint { status: &codec::encode(&poisoned), ..pod.clone() }).unwrap();
             assert_eq!(restored.container_statuses.unwrap()[0].restart_count, kept);
         }
     }
 
     #[test]
-    fn time_passes_in_the_boot_of_the_write_alone() {
+    fn elapsed_time_counts_only_in_the_boot_of_the_write() {
         let status = status();
         let (kept, day) = (kept(&status), 86_400_000_000_000);
         assert_eq!(kept.elapsed(kept.boot, Mono(day + 5_000_000_000)), Duration::from_secs(5));
@@ -409,12 +408,12 @@ mod tests {
         assert_eq!(
             Checkpoint::default().elapsed("", Mono(day)),
             Duration::ZERO,
-            "an unknown boot is another"
+            "an unknown boot is another one"
         );
     }
 
     #[test]
-    fn the_checksum_is_the_usual_one() {
+    fn the_checksum_is_crc_32() {
         assert_eq!((crc32(b""), crc32(b"123456789")), (0, 0xcbf4_3926));
     }
 }

@@ -4,11 +4,11 @@
 //!     PodStatus { phase: "Running", pod_ip: "10.0.0.1", … }  ⇄  {_ 0: 2, 5: "10.0.0.1", … }
 //! ```
 //!
-//! Objects are maps with numbers for keys, without the fields that are absent; a word of the API's own
-//! vocabulary is its number in [`WORDS`]; times are seconds. What is written reads back equal. Left out is what this
-//! agent neither makes nor keeps: resource claims' statuses, device health, image volumes' digests.
+//! Objects are maps with numbers as keys, without absent fields; a word of the API's vocabulary is its index in [`WORDS`];
+//! times are seconds. Decoding returns an equal status. Fields that this agent neither sets nor keeps are left out: resource
+//! claim statuses, device health, image volume digests.
 //!
-//! Numbers are for ever: records stand in checkpoint files. A new field gets a new number, which older agents skip.
+//! Numbers never change, because records are in checkpoint files. A new field gets a new number, which older agents skip.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -26,34 +26,34 @@ use minicbor::{Decoder, Encoder};
 
 use crate::limits::LIST_ITEMS_MAX;
 
-/// Why bytes are no record.
+/// Why bytes are not a record.
 pub type DecodeError = minicbor::decode::Error;
 /// Writing to memory does not fail.
 type Written = Result<(), minicbor::encode::Error<Infallible>>;
 type Writer = Encoder<Vec<u8>>;
 
-/// The record of a status.
+/// Encodes a status as a record.
 pub fn encode(status: &PodStatus) -> Vec<u8> {
     let mut writer = Encoder::new(Vec::new());
-    // `Infallible`: a vector takes what it is given.
+    // `Infallible`: writing to a vector does not fail.
     let _ = status.write(&mut writer);
     writer.into_writer()
 }
 
-/// The status of a record.
+/// Decodes a record.
 ///
 /// # Errors
-/// When the bytes are not a whole record, with nothing behind it.
+/// The bytes are not exactly one record.
 pub fn decode(record: &[u8]) -> Result<PodStatus, DecodeError> {
     let mut reader = Decoder::new(record);
     let status = PodStatus::read(&mut reader)?;
     if reader.position() < record.len() {
-        return Err(DecodeError::message("bytes behind the record"));
+        return Err(DecodeError::message("bytes after the record"));
     }
     Ok(status)
 }
 
-/// Words of the API that are written as their place in this list. Only ever added to at the end.
+/// Words of the API that are encoded as their index in this list. Only appended to.
 const WORDS: [&str; 54] = [
     "",
     "Pending",
@@ -111,9 +111,9 @@ const WORDS: [&str; 54] = [
     "PostStartHookError",
 ];
 
-/// One value of the API in a record.
+/// A value of the API in a record.
 trait Value: Sized {
-    /// Its key stays away; reading leaves the default there.
+    /// True when its key is left out; decoding then yields the default.
     fn is_absent(&self) -> bool {
         false
     }
@@ -126,7 +126,7 @@ macro_rules! object {
     ($name:ident { $($key:literal: $field:ident),+ $(,)? }, left out: { $($other:ident),* }) => {
         impl Value for $name {
             fn write(&self, out: &mut Writer) -> Written {
-                // Taken apart so that a field the API gains is not forgotten here.
+                // Destructured, so that a new field of the API causes a compile error here.
                 let $name { $($field,)+ $($other: _,)* } = self;
                 out.begin_map()?;
                 $(
@@ -224,7 +224,7 @@ object!(ResourceClaim { 0: name, 1: request }, left out: {});
 object!(PodIP { 0: ip }, left out: {});
 object!(HostIP { 0: ip }, left out: {});
 
-/// Maps and lists are of indefinite length: their ends are seen, not counted.
+/// Maps and lists have indefinite length.
 fn open(length: Option<u64>) -> Result<(), DecodeError> {
     match length {
         None => Ok(()),
@@ -232,7 +232,7 @@ fn open(length: Option<u64>) -> Result<(), DecodeError> {
     }
 }
 
-/// True at the end of a map or list, which is then behind the reader.
+/// True at the end of a map or list, which is consumed.
 fn closed(from: &mut Decoder<'_>) -> Result<bool, DecodeError> {
     if from.datatype()? != Type::Break {
         return Ok(false);
@@ -311,7 +311,7 @@ impl Value for i32 {
     }
 
     fn read(from: &mut Decoder<'_>) -> Result<Self, DecodeError> {
-        // Clamped: a file may say anything.
+        // Clamped: the file may hold any number.
         let number = from.i64()?.clamp(i64::from(i32::MIN), i64::from(i32::MAX));
         Ok(i32::try_from(number).unwrap_or_default())
     }
@@ -406,7 +406,7 @@ impl Value for BTreeMap<String, Quantity> {
     }
 }
 
-/// Two bytes of a file can become half a kilobyte of memory.
+/// Two bytes of a file may become half a kilobyte of memory.
 fn room(items: usize) -> Result<(), DecodeError> {
     if items < LIST_ITEMS_MAX { Ok(()) } else { Err(DecodeError::message("too many items")) }
 }

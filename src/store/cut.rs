@@ -1,4 +1,4 @@
-//! PURE: what goes of a status when room is short.
+//! PURE: what is dropped from a status when the store is full.
 
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, PodCondition, PodStatus};
 
@@ -12,12 +12,12 @@ pub enum Cut {
     Whole,
     /// Messages are cut to `STATUS_MESSAGE_BYTES_CUT`.
     Messages,
-    /// What the next status and the next start lean on, and nothing more: phase, reason, start time, address, the
-    /// conditions without their reasons; of a container its name, id, state, restart count and last end.
+    /// What the next status and the next start need: phase, reason, start time, address, the conditions without their reasons;
+    /// of a container its name, id, state, restart count and last termination.
     Bare,
 }
 
-/// Cuts a status. Cutting what is cut changes nothing.
+/// Cuts a status. Idempotent.
 pub fn cut(status: &mut PodStatus, how: Cut) {
     match how {
         Cut::Whole => {}
@@ -79,7 +79,7 @@ fn bare(status: &mut PodStatus) {
     };
 }
 
-/// Others' conditions come again with the pod that brings them.
+/// Conditions of other clients come again with the pod from its source.
 fn bare_condition(condition: PodCondition) -> Option<PodCondition> {
     crate::status::is_known_condition(&condition.type_).then(|| PodCondition {
         type_: condition.type_,
@@ -113,7 +113,7 @@ fn bare_state(state: &mut ContainerState) {
     if let Some(end) = &mut state.terminated {
         end.message = None;
         shorten(&mut end.reason, STATUS_REASON_BYTES_CUT);
-        // That there was a container of this end is remembered, not which (`status::restarts`).
+        // `status::restarts` needs only that there was a container of this termination, not its id.
         end.container_id = end.container_id.take().map(|_| String::new());
     }
 }

@@ -1,4 +1,4 @@
-//! The checkpoint on disk: read once, replaced atomically, set aside when it cannot be read.
+//! The checkpoint file: read once, replaced atomically, set aside when it cannot be read.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,25 +8,25 @@ use super::checkpoint::{Checkpoint, Unreadable, from_bytes};
 use crate::filesystem::{read_linked, replace};
 use crate::limits::CHECKPOINT_BYTES_MAX;
 
-/// Its name below the state directory.
+/// Its name in the state directory.
 const NAME: &str = "checkpoint";
 
-/// Where the checkpoint stands, and which write was the last.
+/// Path of the checkpoint, and the number of its newest write.
 #[derive(Clone, Debug)]
 pub struct CheckpointFile {
     path: PathBuf,
-    /// The number of the newest write. A write that was given up goes on in its thread: it must not come last.
+    /// Number of the newest write. An abandoned write continues in its thread: it must not replace a newer one.
     newest: Arc<Mutex<u64>>,
 }
 
 impl CheckpointFile {
-    /// The checkpoint of that state directory, which this process holds (`identity`).
+    /// The checkpoint of that state directory, which this process has locked (`identity`).
     pub fn new(root_dir: &Path) -> Self {
         Self { path: root_dir.join(NAME), newest: Arc::default() }
     }
 
-    /// Reads it and hands it over. What cannot be read is set aside under another name (one each: an older one is
-    /// replaced), with one line in the log; the agent then goes by the runtime alone.
+    /// Reads the file and passes it to `take`. An unreadable file is renamed (one of each kind: an older one is replaced), with
+    /// one log line; the agent then relies on the runtime's state alone.
     pub fn load<T>(&self, take: impl FnOnce(&Checkpoint<'_>) -> T) -> Option<T> {
         let unreadable = match read_linked(&self.path, CHECKPOINT_BYTES_MAX) {
             Ok(bytes) => match from_bytes(&bytes) {
@@ -52,11 +52,11 @@ impl CheckpointFile {
         None
     }
 
-    /// Replaces the file and waits for the disk; power loss leaves the old or the new one, whole. `number` rises with
-    /// each write; one that comes after a newer one does nothing. Blocks.
+    /// Replaces the file and waits for the disk; after a power loss the old or the new one is there, complete. `number`
+    /// increases with each write; a write older than the newest one has no effect. Blocks.
     ///
     /// # Errors
-    /// The disk's; the old file is then still there.
+    /// The disk's; the old file then stays.
     pub fn write(&self, number: u64, bytes: &[u8]) -> io::Result<()> {
         let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
         if *newest > number {
@@ -67,7 +67,7 @@ impl CheckpointFile {
         if written.is_ok() {
             *newest = number;
         } else {
-            // Half of it would only take room on a full disk.
+            // A partial file would only use space on a full disk.
             let _ = std::fs::remove_file(&beside);
         }
         written
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_last_is_read_and_what_cannot_be_read_is_set_aside() {
+    fn the_newest_write_is_read_and_an_unreadable_file_is_set_aside() {
         let root = std::env::temp_dir().join(format!("smolet-checkpoint-{}", std::process::id()));
         std::fs::create_dir_all(&root).unwrap();
         let file = CheckpointFile::new(&root);
@@ -91,7 +91,7 @@ mod tests {
         let named = |boot| Checkpoint { boot, ..Checkpoint::default() };
         file.write(2, &to_bytes(&named("two"))).unwrap();
         file.write(1, &to_bytes(&named("one"))).unwrap();
-        assert_eq!(load().as_deref(), Some("two"), "an older write that comes late does nothing");
+        assert_eq!(load().as_deref(), Some("two"), "a late older write has no effect");
         let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(root.join(NAME)).unwrap());
         assert_eq!(mode & 0o777, 0o600);
         for (bytes, aside) in [(b"smolet\x02".as_slice(), "checkpoint.newer"), (b"", "checkpoint.damaged")] {
@@ -102,7 +102,7 @@ mod tests {
                 assert!(!root.join(NAME).exists());
             }
         }
-        // What was left beside it, with a mode that is too wide, and a link.
+        // A leftover temporary file with a mode that is too wide, and a symbolic link.
         let (outside, beside) = (root.join("outside"), root.join("checkpoint.new"));
         std::fs::write(&outside, "kept").unwrap();
         for left in [
@@ -112,7 +112,7 @@ mod tests {
             },
         ] {
             left(&beside, &outside);
-            // Held open by whoever was let to read it.
+            // Held open by a reader that the mode allowed.
             let held = File::open(&beside).unwrap();
             file.write(2, &to_bytes(&named("two"))).unwrap();
             assert_eq!(
@@ -122,7 +122,7 @@ mod tests {
             assert!(std::io::read_to_string(held).unwrap().len() == 4);
         }
         assert_eq!(std::fs::read_to_string(&outside).unwrap(), "kept");
-        // A full disk, as far as a directory in the way is one.
+        // A directory in its path stands for a full disk.
         std::fs::create_dir(root.join("checkpoint.new")).unwrap();
         assert!(file.write(3, b"").is_err());
         std::fs::remove_dir_all(&root).unwrap();

@@ -1,8 +1,8 @@
-//! Who this node is and whose pods it took over: one small minicbor file, written only when it changes.
+//! The node's name and its adopted pods: one small minicbor file, written only when it changes.
 //!
-//! `ROOT_DIR/identity.cbor` holds the node's name from the first start (a hostname that changes later is
-//! reported, not followed: every static pod's name and UID hang on it) and the UIDs of adopted pods (running
-//! before smolet came, without its annotation). The lock on `ROOT_DIR/lock` makes one agent per state directory.
+//! `ROOT_DIR/identity.cbor` holds the node's name from the first start (a later change of the hostname is logged and not
+//! followed: every static pod's name and UID depend on it) and the UIDs of adopted pods (running before smolet was installed,
+//! without its annotation). The lock on `ROOT_DIR/lock` allows one agent per state directory.
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -10,11 +10,11 @@ use minicbor::{Decode, Encode};
 
 use crate::filesystem::read_linked;
 use crate::filesystem::replace;
-use crate::limits::{ADOPTED_MAX, IDENTITY_FILE_BYTES_MAX, KEPT_UIDS_MAX, LOCK_RETRY, LOCK_TRIES};
+use crate::limits::{ADOPTED_MAX, ADOPTED_UIDS_MAX, IDENTITY_FILE_BYTES_MAX, LOCK_RETRY, LOCK_TRIES};
 use crate::model::PodUid;
 use crate::model::{SortedMap, SortedSet};
 
-/// The file's content. Fields are numbered: a new one gets a new number.
+/// The file's content. Fields are numbered; a new one gets a new number.
 #[derive(Debug, Default, Encode, Decode)]
 struct Record {
     #[n(0)]
@@ -23,7 +23,7 @@ struct Record {
     node_name: String,
     #[n(2)]
     adopted: Vec<String>,
-    /// The UID that a manifest's pod would have here, and the one with which it was found.
+    /// Pairs of UIDs: the one a manifest's pod would get from this agent, and the one it was adopted with.
     #[n(3)]
     #[cbor(default)]
     kept: Vec<(String, String)>,
@@ -31,25 +31,25 @@ struct Record {
 
 const VERSION: u8 = 1;
 
-/// The state directory, held by this process alone, with what is remembered there.
+/// The locked state directory, and the node's identity.
 #[derive(Debug)]
 pub struct Identity {
     path: PathBuf,
     node_name: String,
     adopted: SortedSet<PodUid>,
-    /// By the UID that the manifest's pod would have here; of adopted pods alone.
+    /// By the UID that the manifest's pod would get from this agent; adopted pods only.
     kept: SortedMap<PodUid, PodUid>,
-    // Held for its flock; the kernel lets go of it when the process ends, however it ends.
+    // Held for its flock, which the kernel releases when the process ends in any way.
     _lock: File,
 }
 
 impl Identity {
-    /// Takes the state directory and reads or makes the node's identity. `given` is the name from the
-    /// configuration, `host` the machine's hostname, used at the first start when none is given.
+    /// Locks the state directory, and reads or creates the node's identity. `given` is the name from the configuration, `host`
+    /// the machine's hostname, used at the first start without a configured one.
     ///
     /// # Errors
-    /// One sentence with the mend: another agent holds the directory, it cannot be written, the file is
-    /// damaged, the name is none, or it differs from the stored one.
+    /// One sentence that says how to fix it: another agent holds the directory, it cannot be written, the file is damaged, the
+    /// name is invalid, or it differs from the stored one.
     pub fn open(root_dir: &Path, given: Option<&str>, host: &str) -> Result<Identity, String> {
         let shown = root_dir.display();
         std::fs::create_dir_all(root_dir)
@@ -104,31 +104,30 @@ impl Identity {
         &self.node_name
     }
 
-    /// UIDs of pods that were taken over.
+    /// UIDs of adopted pods.
     pub fn adopted(&self) -> &SortedSet<PodUid> {
         &self.adopted
     }
 
-    /// Remembers that a pod was taken over. Full (`ADOPTED_MAX`): refused, the pod is then only ours as long as
-    /// a manifest names it.
+    /// Records an adopted pod. Full (`ADOPTED_MAX`): not recorded; the pod is then ours only while a manifest has it.
     ///
-    /// True when that is to be written.
+    /// True when the identity has to be written.
     #[must_use]
     pub fn adopt(&mut self, uid: &PodUid) -> bool {
         self.adopted.len() < ADOPTED_MAX && self.adopted.insert(uid.clone())
     }
 
-    /// The UID that a manifest's pod was found with, by the one that it would have here.
+    /// The UID with which a manifest's pod was adopted, by the one it would get from this agent.
     pub fn kept(&self, own: &PodUid) -> Option<&PodUid> {
         self.kept.get(own)
     }
 
-    /// Remembers that a manifest's pod was found with another UID than it would have here, and keeps it. False when there
-    /// is no room (`ADOPTED_MAX`, `KEPT_UIDS_MAX`): it is not to be taken over then.
+    /// Records the UID with which a manifest's pod is adopted. False when full (`ADOPTED_MAX`, `ADOPTED_UIDS_MAX`): then it
+    /// must not be adopted.
     #[must_use]
     pub fn keep(&mut self, own: &PodUid, found: &PodUid) -> bool {
         let has_room = (self.adopted.contains(found) || self.adopted.len() < ADOPTED_MAX)
-            && (self.kept.contains_key(own) || self.kept.len() < KEPT_UIDS_MAX);
+            && (self.kept.contains_key(own) || self.kept.len() < ADOPTED_UIDS_MAX);
         if has_room {
             self.adopted.insert(found.clone());
             self.kept.insert(own.clone(), found.clone());
@@ -136,14 +135,14 @@ impl Identity {
         has_room
     }
 
-    /// Forgets an adopted pod that is gone. True when that is to be written.
+    /// Removes an adopted pod that no longer exists. True when the identity has to be written.
     #[must_use]
     pub fn release(&mut self, uid: &PodUid) -> bool {
         self.kept.retain(|_, found| found != uid);
         self.adopted.remove(uid)
     }
 
-    /// Forgets all adopted pods but these. True when that is to be written.
+    /// Removes all adopted pods but these. True when the identity has to be written.
     #[must_use]
     pub fn release_all_but(&mut self, stays: impl Fn(&PodUid) -> bool) -> bool {
         let before = self.adopted.len();
@@ -152,7 +151,7 @@ impl Identity {
         self.adopted.len() < before
     }
 
-    /// What is to be written now. One write at a time: all go to the same file.
+    /// The current content, to be written. One write at a time, because all go to the same file.
     pub fn pending(&self) -> Pending {
         let record = Record {
             version: VERSION,
@@ -164,7 +163,7 @@ impl Identity {
     }
 }
 
-/// A write to do, off the loop's thread: it waits for the disk.
+/// A pending write, to be done off the loop's thread: it waits for the disk.
 #[derive(Debug)]
 #[must_use]
 pub struct Pending {
@@ -173,10 +172,10 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Writes beside the old file, then replaces it: power loss leaves one or the other, whole.
+    /// Writes a temporary file and renames it: after a power loss the old or the new one is there, complete.
     ///
     /// # Errors
-    /// The disk's; the old file is then still there.
+    /// The disk's; the old file then stays.
     pub fn write(&self) -> std::io::Result<()> {
         let bytes = minicbor::to_vec(&self.record).map_err(|e| std::io::Error::other(e.to_string()))?;
         replace(&self.path, &self.path.with_extension("new"), &bytes)
@@ -192,7 +191,7 @@ fn lock(root_dir: &Path) -> Result<File, String> {
         .write(true)
         .open(&path)
         .map_err(|e| format!("{}: {e}; run as root or choose another --root-dir", path.display()))?;
-    // One that is being killed, or a child that it made and that is not yet another program, holds it for a moment more.
+    // A process that is being killed, or its child before its exec, holds the lock a moment longer.
     let free = (0..LOCK_TRIES).any(|tried| {
         if tried > 0 {
             std::thread::sleep(LOCK_RETRY);
@@ -227,7 +226,7 @@ fn read(path: &Path) -> Result<Option<Record>, String> {
     Ok(Some(record))
 }
 
-/// RFC 1123 subdomain, as Kubernetes wants node names.
+/// RFC 1123 subdomain, as Kubernetes requires for node names.
 fn is_dns_subdomain(name: &str) -> bool {
     let label = |label: &str| {
         let edge = |c: Option<u8>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
@@ -260,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_name_stays_and_another_is_refused() {
+    fn the_first_name_is_kept_and_a_different_one_is_refused() {
         let folder = Folder::new("name");
         let identity = Identity::open(&folder.0, None, "Gateway-7").expect("first start");
         assert_eq!(identity.node_name(), "gateway-7");
@@ -276,13 +275,13 @@ mod tests {
     }
 
     #[test]
-    fn one_agent_per_directory() {
+    fn a_directory_is_locked_by_one_agent() {
         let folder = Folder::new("lock");
         let first = Identity::open(&folder.0, Some("n"), "h").expect("first");
         let error = Identity::open(&folder.0, Some("n"), "h").expect_err("second");
         assert!(error.contains("another smolet"), "{error}");
         drop(first);
-        // One that is just being ended is waited for.
+        // A process that is ending releases the lock in time.
         let held = lock(&folder.0).expect("free");
         let ending = std::thread::spawn(move || {
             std::thread::sleep(2 * LOCK_RETRY);
@@ -293,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn adopted_pods_survive_and_a_damaged_file_is_named() {
+    fn adopted_pods_are_stored_and_a_damaged_file_is_reported() {
         let folder = Folder::new("adopted");
         let mut identity = Identity::open(&folder.0, Some("n"), "h").expect("open");
         assert!(identity.adopt(&PodUid::from("u1")), "a change");
@@ -305,7 +304,7 @@ mod tests {
         drop(identity);
         let mut identity = Identity::open(&folder.0, None, "n").expect("again");
         assert_eq!(identity.adopted().iter().map(PodUid::as_str).collect::<Vec<_>>(), ["u2"]);
-        assert!(!identity.adopt(&PodUid::from("u2")), "known already");
+        assert!(!identity.adopt(&PodUid::from("u2")), "already recorded");
         assert!(!identity.release_all_but(|uid| uid.as_str() == "u2"), "it stays");
         let (own, found) = (PodUid::from("own"), PodUid::from("found"));
         assert!(identity.keep(&own, &found) && identity.adopted().contains(&found));

@@ -1,21 +1,21 @@
-//! What the agent remembers: the pods' statuses, compact and bounded, and who it is.
+//! Stored state: the pods' statuses, compact and bounded, the checkpoint, and the node's identity.
 //!
 //! ```text
-//!     v1.PodStatus ──► [codec] ──► [statuses]: one record a pod, a budget of bytes, revisions
-//!                      [cut]: what goes of a status when the budget is short
-//!     records, back-offs, images ──► [checkpoint] ──► [file]: what survives the process and the boot
+//!     v1.PodStatus ──► [codec] ──► [statuses]: one record a pod, a byte budget, revisions
+//!                      [cut]: what is dropped from a status when the store is full
+//!     records, back-offs, images ──► [checkpoint] ──► [file]: survives the process and a reboot
 //! ```
 //!
-//! What a node of a cluster keeps for the time without its server is [`keep`].
+//! The offline copy of the API server's objects is [`offline`].
 //!
-//! [`identity`] is a file of its own: it is needed before all else; so is what panics are put down to ([`poison`]).
+//! [`identity`] is a separate file, read before everything else; so are the records of panics ([`poison`]).
 
 pub mod checkpoint;
 pub mod codec;
 pub mod cut;
 pub mod file;
 pub mod identity;
-pub mod keep;
+pub mod offline;
 pub mod statuses;
 #[cfg(test)]
 mod tests;

@@ -1,11 +1,11 @@
 //! PURE: the pods' statuses, one compact record each, within a fixed number of bytes.
 //!
-//! When the budget is short, in this order and the largest record first, until all fits:
+//! When the budget is exceeded, in this order and the largest record first, until it fits:
 //!
 //! ```text
 //!     1. messages are cut              of pods that have ended, then of all others
 //!     2. records are bared (`cut`)     of pods that have ended, then of all others
-//!     3. records go                    of pods that nothing wants any more
+//!     3. records are dropped           of pods that no source wants
 //!     4. the new status is refused     `limits.rs` proves that bared records of all wanted pods fit
 //! ```
 //!
@@ -28,7 +28,7 @@ struct Entry {
     record: Box<[u8]>,
     revision: u64,
     cut: Cut,
-    /// A source wants the pod; else it ends, or nobody knows it yet.
+    /// A source wants the pod; otherwise it is terminating, or not known to be desired yet.
     wanted: bool,
     /// The phase is terminal.
     ended: bool,
@@ -56,7 +56,7 @@ impl Entry {
     }
 }
 
-/// How full the store is, and what became of statuses for want of room, since the start.
+/// Usage of the store, and the counts of cut and dropped statuses since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreUsage {
     /// Bytes in use.
@@ -67,11 +67,11 @@ pub struct StoreUsage {
     pub records: usize,
     /// Records whose messages were cut.
     pub messages_cut: u64,
-    /// Records cut to what is necessary.
+    /// Records that were bared.
     pub bared: u64,
-    /// Records of unwanted pods that went.
+    /// Records of unwanted pods that were dropped.
     pub evicted: u64,
-    /// Statuses that were not taken.
+    /// Statuses that were refused.
     pub refused: u64,
 }
 
@@ -85,13 +85,13 @@ pub struct StatusStore {
 }
 
 impl StatusStore {
-    /// An empty store for so many bytes (`limits::STATUS_STORE_BYTES_MIN` at least, or pods may be refused).
+    /// An empty store with this budget (`limits::STATUS_STORE_BYTES_MIN` at least, or statuses may be refused).
     pub fn new(bytes_max: usize) -> Self {
         let counts = StoreUsage { bytes_max, ..StoreUsage::default() };
         Self { entries: BTreeMap::new(), revision: 0, used: 0, counts }
     }
 
-    /// Takes the pod's status. True when what is kept of it differs from before, and with it the revision.
+    /// Stores the pod's status. True when the stored status has changed, and with it the revision.
     pub fn put(&mut self, uid: &PodUid, mut status: PodStatus) -> bool {
         let known = self.entries.get(uid);
         let (old_cut, old_bytes) = known.map_or((Cut::Whole, 0), |entry| (entry.cut, entry.bytes()));
@@ -114,7 +114,7 @@ impl StatusStore {
         if self.used <= self.limit() {
             return true;
         }
-        // Refused: what was there stays.
+        // Refused: the former status is kept.
         self.counts.refused += 1;
         self.take_out(uid);
         if let Some(before) = before {
@@ -126,7 +126,7 @@ impl StatusStore {
 
     /// The pod's status, if it has one.
     pub fn status(&self, uid: &PodUid) -> Option<PodStatus> {
-        // What is kept was written by `codec::encode`, or read by `codec::decode` before it was taken.
+        // A record was written by `codec::encode`, or checked by `codec::decode` before it was stored.
         codec::decode(&self.entries.get(uid)?.record).ok()
     }
 
@@ -145,14 +145,14 @@ impl StatusStore {
         self.entries.get(uid).is_some_and(|entry| entry.restarting)
     }
 
-    /// A source wants the pod, or does so no more: then its record goes first when room is short.
+    /// Sets whether a source wants the pod: an unwanted pod's record is dropped first when the store is full.
     pub fn set_wanted(&mut self, uid: &PodUid, wanted: bool) {
         if let Some(entry) = self.entries.get_mut(uid) {
             entry.wanted = wanted;
         }
     }
 
-    /// Forgets a pod that is gone.
+    /// Removes a pod.
     pub fn forget(&mut self, uid: &PodUid) {
         if self.take_out(uid).is_none() {
             return;
@@ -160,12 +160,12 @@ impl StatusStore {
         self.revision += 1;
     }
 
-    /// The number of the last change of any status; 0 before the first.
+    /// Revision of the last change of any status; 0 before the first.
     pub fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// The number of the last change of the pod's status; 0 without one.
+    /// Revision of the last change of the pod's status; 0 without one.
     pub fn revision_of(&self, uid: &PodUid) -> u64 {
         self.entries.get(uid).map_or(0, |entry| entry.revision)
     }
@@ -175,7 +175,7 @@ impl StatusStore {
         self.entries.iter().map(|(uid, entry)| (uid, &*entry.record))
     }
 
-    /// How full it is.
+    /// Current usage.
     pub fn usage(&self) -> StoreUsage {
         StoreUsage { bytes: self.used, records: self.entries.len(), ..self.counts }
     }
@@ -203,13 +203,13 @@ impl StatusStore {
         }
     }
 
-    /// Cuts the record whose turn it is. False when none is left that is not cut so far.
+    /// Cuts the next record. False when all records are cut this far.
     fn cut_one(&mut self, how: Cut) -> bool {
         let left = self.entries.iter_mut().filter(|(_, entry)| entry.cut < how);
         let Some((_, entry)) = left.max_by_key(|(_, entry)| (entry.ended, entry.bytes())) else {
             return false;
         };
-        // Cut it is from here on, whether that made it smaller or not: the next one has its turn.
+        // Marked even when it did not get smaller, so that the next call cuts another one.
         entry.cut = how;
         let Ok(mut status) = codec::decode(&entry.record) else { return true };
         cut(&mut status, how);

@@ -1,4 +1,4 @@
-//! The status store: what is kept reads back equal, and what goes when room is short.
+//! The status store: records decode to equal statuses, and the order of cuts when it is full.
 
 use fastrand::Rng;
 use k8s_openapi::api::core::v1::{
@@ -143,7 +143,7 @@ fn status(rng: &mut Rng) -> PodStatus {
 }
 
 #[test]
-fn any_status_reads_back_equal_and_damage_is_seen_or_harmless() {
+fn any_status_decodes_equal_and_damage_is_detected_or_harmless() {
     for seed in 0..crate::cases(1500) {
         let mut rng = Rng::with_seed(seed);
         let status = status(&mut rng);
@@ -154,7 +154,7 @@ fn any_status_reads_back_equal_and_damage_is_seen_or_harmless() {
         let mut longer = record.clone();
         longer.push(rng.u8(..));
         assert!(decode(&longer).is_err(), "seed {seed}: a byte too many");
-        // No panic, whatever comes of it.
+        // No panic, whatever it decodes to.
         let mut flipped = record;
         flipped[end] ^= 1 << rng.u8(0..8);
         let _ = decode(&flipped);
@@ -167,9 +167,9 @@ fn words_are_one_byte_and_numbers_of_words_never_change() {
     assert_eq!(of("Running"), [0xbf, 0, 2, 0xff]);
     assert_eq!(of("PostStartHookError"), [0xbf, 0, 0x18, 53, 0xff], "the last word");
     assert_eq!(of("Odd"), [0xbf, 0, 0x63, b'O', b'd', b'd', 0xff]);
-    assert!(decode(&[0xbf, 0, 0x18, 54, 0xff]).is_err(), "a word of the future");
+    assert!(decode(&[0xbf, 0, 0x18, 54, 0xff]).is_err(), "a word of a newer version");
     let newer = decode(&[0xbf, 0, 2, 0x18, 99, 0x9f, 1, 0xbf, 0xff, 0xff, 0xff]).unwrap();
-    assert_eq!(newer.phase.as_deref(), Some("Running"), "a field of the future is skipped");
+    assert_eq!(newer.phase.as_deref(), Some("Running"), "a field of a newer version is skipped");
 }
 
 #[test]
@@ -180,12 +180,12 @@ fn a_list_without_end_is_refused() {
     assert!(decode(&bomb).is_err());
 }
 
-/// The latest time that the store is given: merging cuts times to seconds.
+/// The latest time in a stored status: merging truncates times to seconds.
 fn latest() -> Time {
     Time(Timestamp::from_second(Timestamp::MAX.as_second()).unwrap())
 }
 
-/// A pod with the most a bared record can hold.
+/// A pod with the largest bared record.
 fn worst(containers: usize) -> PodStatus {
     let long = "x".repeat(5000);
     let end = ContainerStateTerminated {
@@ -248,7 +248,7 @@ fn worst(containers: usize) -> PodStatus {
 }
 
 #[test]
-fn bared_records_are_as_small_as_the_limits_say() {
+fn bared_records_are_within_the_limits() {
     for containers in [0, 1, CONTAINERS_PER_LIST_MAX] {
         let mut status = worst(containers);
         cut(&mut status, Cut::Bare);
@@ -258,7 +258,7 @@ fn bared_records_are_as_small_as_the_limits_say() {
         let again = status.clone();
         cut(&mut status, Cut::Messages);
         cut(&mut status, Cut::Bare);
-        assert_eq!(status, again, "cutting what is cut changes nothing");
+        assert_eq!(status, again, "cutting twice changes nothing");
     }
 }
 
@@ -277,20 +277,20 @@ fn the_worst_statuses_of_all_pods_fit_into_the_smallest_store() {
     let usage = store.usage();
     assert_eq!((usage.records, usage.refused, usage.evicted), (PODS_MAX, 0, 0));
     assert!(usage.bytes <= usage.bytes_max && usage.bared > 0, "{usage:?}");
-    // The same again is no change, though it was cut.
+    // The same status again is no change, although it was cut.
     let revision = store.revision();
     let share = containers / PODS_MAX + 1;
     assert!(!store.put(&uid(0), worst(share)));
     assert_eq!(store.revision(), revision);
 }
 
-/// A status of about so many bytes, most of them a message.
+/// A status of about this many bytes, most of them a message.
 fn wordy(phase: &str, bytes: usize) -> PodStatus {
     PodStatus { phase: Some(phase.to_owned()), message: Some("m".repeat(bytes)), ..PodStatus::default() }
 }
 
 #[test]
-fn messages_go_first_those_of_ended_pods_before_all_and_records_of_unwanted_pods_last() {
+fn messages_are_cut_first_of_ended_pods_before_others_and_records_of_unwanted_pods_are_dropped_last() {
     let mut store = StatusStore::new(10_000);
     for (pod, phase) in [(0, "Running"), (1, "Failed"), (2, "Running")] {
         assert!(store.put(&uid(pod), wordy(phase, 3000)));
@@ -300,13 +300,13 @@ fn messages_go_first_those_of_ended_pods_before_all_and_records_of_unwanted_pods
     assert!(store.put(&uid(3), wordy("Running", 3000)));
     assert_eq!([0, 1, 2, 3].map(|pod| kept(&store, pod)), [Some(3000), Some(128), Some(3000), Some(3000)]);
     assert!(store.has_ended(&uid(1)) && !store.has_ended(&uid(0)));
-    // Whole again only when there is plenty of room.
+    // Stored whole again only when there is enough free space.
     assert!(!store.put(&uid(1), wordy("Failed", 3000)));
     store.forget(&uid(0));
     assert!(store.put(&uid(1), wordy("Failed", 1000)));
     assert_eq!(kept(&store, 1), Some(1000));
 
-    // A store that is too small for what is necessary (the configuration admits none).
+    // A store smaller than the least configurable size.
     let mut store = StatusStore::new(1000);
     store.put(&uid(0), wordy("Running", 5000));
     store.put(&uid(1), wordy("Running", 5000));

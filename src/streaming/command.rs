@@ -136,7 +136,7 @@ async fn receive(
     status::exit_code(&error).map(Ending::Exit)
 }
 
-enum Next {
+enum Input {
     Stdin(Option<Vec<u8>>),
     Size(Size),
     ReaderState,
@@ -157,33 +157,33 @@ async fn send(
         let open = state.open.get();
         let input = async {
             match &stdin {
-                Some(stdin) if open => Next::Stdin(stdin.recv().await.ok()),
+                Some(stdin) if open => Input::Stdin(stdin.recv().await.ok()),
                 _ => std::future::pending().await,
             }
         };
         let size = async {
             match &sizes {
-                Some(sizes) if open => sizes.recv().await.ok().map(Next::Size),
+                Some(sizes) if open => sizes.recv().await.ok().map(Input::Size),
                 _ => std::future::pending().await,
             }
         };
         let heard = async {
             state.heard().await;
-            Some(Next::ReaderState)
+            Some(Input::ReaderState)
         };
         // Pings and sizes first: a command that reads no input still gets its terminal's size, as long as the server reads.
         let next = smol::future::or(heard, smol::future::or(size, async { Some(input.await) })).await;
         sent = match next {
-            Some(Next::Stdin(Some(bytes))) => outgoing.data(STDIN, &bytes, false).await,
-            Some(Next::Stdin(None)) => {
+            Some(Input::Stdin(Some(bytes))) => outgoing.data(STDIN, &bytes, false).await,
+            Some(Input::Stdin(None)) => {
                 stdin = None;
                 outgoing.data(STDIN, &[], true).await
             }
-            Some(Next::Size(Size { width, height })) => {
+            Some(Input::Size(Size { width, height })) => {
                 let size = format!("{{\"Width\":{width},\"Height\":{height}}}\n");
                 outgoing.data(RESIZE, size.as_bytes(), false).await
             }
-            Some(Next::ReaderState) => state.pong(outgoing).await,
+            Some(Input::ReaderState) => state.pong(outgoing).await,
             // The terminal's size does not change any more.
             None => {
                 sizes = None;

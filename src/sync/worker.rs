@@ -202,7 +202,7 @@ impl Worker {
     }
 
     /// Sets the desired pod when only foreign conditions of its status changed: nothing has to be done for that.
-    pub fn knows(&mut self, pod: Rc<DesiredPod>) {
+    pub fn replace_pod(&mut self, pod: Rc<DesiredPod>) {
         match self.life {
             Life::Waiting | Life::Syncing | Life::Ended | Life::Ending(Why::Finished) => self.pod = Some(pod),
             Life::Ending(Why::Unwanted) | Life::Removing => {
@@ -394,7 +394,7 @@ impl Worker {
     }
 
     /// The job in flight was cancelled: what it may have done shows in the next read.
-    pub fn cancelled(&mut self) {
+    pub fn cancel_job(&mut self) {
         self.in_flight = None;
         self.stale = true;
         self.retry_at = None;

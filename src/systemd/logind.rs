@@ -1,16 +1,17 @@
-//! Holds up the machine's end until its pods have ended: a delay lock of logind's, and its word that the end is near
-//! (`pkg/kubelet/nodeshutdown/systemd`).
+//! Delays the machine's shutdown until its pods have terminated: a delay inhibitor lock of logind, and its signal before the
+//! shutdown (`pkg/kubelet/nodeshutdown/systemd`).
 //!
 //! ```text
-//!     system bus ─► Hello, AddMatch, how long logind waits at most ─► Inhibit: the lock is a descriptor
-//!     PrepareForShutdown(true) ─► the lock goes to the loop, which drops it when the pods have ended
+//!     system bus ─► Hello, AddMatch, the maximum delay ─► Inhibit: the lock is a descriptor
+//!     PrepareForShutdown(true) ─► the loop gets the lock, and drops it when the pods have terminated
 //!     PrepareForShutdown(false) ─► another lock
 //! ```
 //!
-//! logind is on the bus alone, so here the bus daemon is needed. An own connection, which stays: it is told nothing but that.
+//! logind is reachable only on the system bus, so the bus daemon is needed here. The connection stays open and is subscribed to
+//! this signal only.
 //!
-//! Differs from the kubelet, which writes a file of logind's settings when logind waits for less than the pods may take: the
-//! machine's settings are its owner's, who is told.
+//! Differs from the kubelet, which writes a logind configuration file when logind's maximum delay is shorter than the pods'
+//! grace periods: here that is logged, and the machine's configuration stays its owner's.
 
 #[cfg(test)]
 mod tests;
@@ -49,16 +50,16 @@ const MATCH: &str = "type='signal',sender='org.freedesktop.login1',path='/org/fr
     interface='org.freedesktop.login1.Manager',member='PrepareForShutdown'";
 const SIGNAL: &str = "PrepareForShutdown";
 
-/// The machine does not end while it is there, for as long as logind waits at most.
+/// Inhibitor lock: while it is held the machine does not shut down, up to logind's maximum delay.
 #[derive(Debug)]
 pub struct DelayLock(#[expect(dead_code, reason = "held, not used")] OwnedFd);
 
-/// What logind tells.
+/// A signal of logind.
 #[derive(Debug)]
 pub enum Preparation {
-    /// The machine is about to end.
+    /// The machine is about to shut down.
     Begun(Option<DelayLock>),
-    /// It does not after all.
+    /// The shutdown was cancelled.
     Cancelled,
 }
 
@@ -67,18 +68,23 @@ pub struct Logind {
     /// The system bus.
     socket: Box<Path>,
     clock: SharedClock,
-    /// How long the pods may take.
+    /// Longest time that the pods' termination takes.
     wanted: Duration,
-    told: Sender<Preparation>,
+    preparations: Sender<Preparation>,
 }
 
 impl Logind {
-    /// The one on the bus with that socket. Nothing is connected yet.
-    pub fn new(socket: &Path, clock: SharedClock, wanted: Duration, told: Sender<Preparation>) -> Self {
-        Self { socket: socket.into(), clock, wanted, told }
+    /// With the system bus at that socket. Does not connect yet.
+    pub fn new(
+        socket: &Path,
+        clock: SharedClock,
+        wanted: Duration,
+        preparations: Sender<Preparation>,
+    ) -> Self {
+        Self { socket: socket.into(), clock, wanted, preparations }
     }
 
-    /// Waits for its word for as long as the agent lives; tries again while there is no bus or no logind.
+    /// Waits for its signals until the agent ends; retries while there is no bus or no logind.
     pub async fn watch(self) {
         let mut said = String::new();
         loop {
@@ -95,7 +101,7 @@ impl Logind {
         }
     }
 
-    /// One connection, to its end.
+    /// One connection, until it fails.
     async fn session(&self) -> Result<std::convert::Infallible, ConnectionError> {
         let mut bus = self.in_time(Bus::connect(&self.socket)).await?;
         self.call(&mut bus, &BUS, "Hello", "", &[]).await?;
@@ -123,8 +129,8 @@ impl Logind {
     }
 
     async fn tell(&self, preparation: Preparation) {
-        // The loop is gone only when the process ends.
-        let _ = self.told.send(preparation).await;
+        // The loop ends only with the process.
+        let _ = self.preparations.send(preparation).await;
     }
 
     async fn inhibit(&self, bus: &mut Bus) -> Result<DelayLock, ConnectionError> {
@@ -160,13 +166,13 @@ impl Logind {
     }
 }
 
-/// Why a connection is of no use.
+/// Why a connection failed.
 #[derive(Debug)]
 enum ConnectionError {
     Io(io::Error),
     Silent,
     Garbled,
-    /// It refuses; in its own words.
+    /// The call was refused, with this message.
     Refused(String),
 }
 
@@ -181,7 +187,7 @@ impl fmt::Display for ConnectionError {
         match self {
             Self::Io(error) => write!(f, "{error}"),
             Self::Silent => write!(f, "no answer within {} s", SYSTEMD_CALL_TIME.as_secs()),
-            Self::Garbled => f.write_str("the answer is none"),
+            Self::Garbled => f.write_str("the answer is not a D-Bus message"),
             Self::Refused(words) => f.write_str(words),
         }
     }
@@ -190,13 +196,13 @@ impl fmt::Display for ConnectionError {
 /// A connection to the bus daemon.
 struct Bus {
     stream: Async<UnixStream>,
-    /// What came and is not looked at yet; at most a message and a read.
+    /// Received bytes that are not parsed yet; at most a message and a read.
     came: Vec<u8>,
-    /// Descriptors that came, oldest first; at most `LOGIND_DESCRIPTORS_MAX`, further ones are closed.
+    /// Received descriptors, oldest first; at most `LOGIND_DESCRIPTORS_MAX`, further ones are closed.
     descriptors: VecDeque<OwnedFd>,
-    /// What the newest signal said that came before an answer.
+    /// Value of the newest signal that arrived before an answer.
     prepared: Option<bool>,
-    /// Of the last call.
+    /// Serial of the last call.
     serial: u32,
 }
 
@@ -205,7 +211,7 @@ impl Bus {
         let stream = Async::<UnixStream>::connect(socket).await?;
         let mut bus =
             Self { stream, came: Vec::new(), descriptors: VecDeque::new(), prepared: None, serial: 0 };
-        // In one piece, as systemd's own library sends it.
+        // In one write, as systemd's own library sends it.
         bus.stream.write_all(greeting("NEGOTIATE_UNIX_FD\r\n").as_bytes()).await?;
         for expected in ["OK ", "AGREE_UNIX_FD"] {
             if !bus.line().await?.starts_with(expected.as_bytes()) {
@@ -227,7 +233,7 @@ impl Bus {
         }
     }
 
-    /// Reads what is there, or waits for it.
+    /// Reads what is available, or waits for more.
     async fn read(&mut self) -> Result<(), ConnectionError> {
         let (mut part, mut descriptors) = ([0; 1024], Vec::new());
         let received = self.stream.read_with(|stream| {
@@ -291,7 +297,7 @@ impl Bus {
         }
     }
 
-    /// The next word on the machine's end.
+    /// The value of the next `PrepareForShutdown` signal.
     async fn prepared(&mut self) -> Result<bool, ConnectionError> {
         loop {
             if let Some(prepared) = self.prepared.take() {

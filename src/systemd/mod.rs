@@ -1,20 +1,20 @@
-//! Asks systemd for the slices of pods and of their classes, as libcontainer's systemd manager does for the kubelet:
-//! `StartTransientUnit`, `SetUnitProperties` for one that is there, `StopUnit`.
+//! Creates and changes the slices of pods and QoS classes through systemd, as libcontainer's systemd manager does for the
+//! kubelet: `StartTransientUnit`, `SetUnitProperties` for an existing slice, `StopUnit`.
 //!
 //! ```text
 //!     connect /run/systemd/private ─► "\0AUTH EXTERNAL uid", "BEGIN" ─► "OK" ─► a call ─► its answer, and the end of its job
 //! ```
 //!
-//! The manager's own socket, which `systemctl` and the kubelet's library use too: root's alone, and it needs no bus daemon, which
-//! a small system may not have. No program is run: `systemctl` cannot make a slice with properties that go with it
-//! (`set-property` leaves files in `/run/systemd/system.control` for each pod that ever was), and `busctl` speaks to the
-//! bus daemon only. No library: the three calls are a few hundred bytes with five types of values (`wire`), where zbus brings
+//! It uses the manager's private socket, as `systemctl` and the kubelet's library do: only root may connect, and it needs no
+//! bus daemon, which a small system may not have. It runs no program: `systemctl` cannot create a slice with transient
+//! properties (`set-property` leaves files in `/run/systemd/system.control` for every former pod), and `busctl` uses the bus
+//! daemon only. It uses no library: the three calls are a few hundred bytes with five types of values (`wire`), where zbus is
 //! megabytes of code.
 //!
-//! A connection lives as long as a [`Turn`]. A longer one would wake the agent for every unit of the system: on this socket
-//! systemd tells everybody everything, the end of jobs (`JobRemoved`) among it, without being asked to. One turn at a time,
-//! so that what was asked for last is what holds. Only a stop's job is waited for without the turn: it lasts as long as the
-//! processes there, and no other pod is to wait for those.
+//! A connection lives as long as a [`Session`]. A longer one would wake the agent for every unit of the system: on this socket
+//! systemd sends all signals, `JobRemoved` among them, to every client. Sessions are exclusive, so that the last change takes
+//! effect. Only the job of a stop is awaited without the session: it lasts as long as the unit's processes, and must not delay
+//! other pods.
 
 pub mod notify;
 #[cfg(test)]
@@ -41,25 +41,25 @@ use crate::model::SortedSet;
 use crate::render::slice::Slice;
 use wire::{HEAD_BYTES, Kind, MANAGER, MANAGER_PROPERTIES, Message, Object, Value, Writer};
 
-/// What went wrong with a unit.
+/// An error of a unit's call.
 #[derive(Debug)]
 pub enum SystemdError {
-    /// Nobody listens there, or hung up.
+    /// The socket refuses or closes the connection.
     Away(Box<Path>, io::Error),
     /// No answer within [`SYSTEMD_CALL_TIME`].
     Silent,
-    /// It answers what is no D-Bus.
+    /// The answer is not D-Bus.
     Garbled,
-    /// It refuses; in its own words.
+    /// The call was refused, with this message.
     Refused(Box<str>, String),
     /// The job ended with this result instead of `done`.
     Failed(Box<str>, String),
-    /// The job has begun and is not over within [`SYSTEMD_CALL_TIME`].
+    /// The job was started and has not ended within [`SYSTEMD_CALL_TIME`].
     Late(Box<str>),
 }
 
 impl SystemdError {
-    /// True when it is about this unit alone: another one may do.
+    /// True when it concerns only this unit: calls for other units may succeed.
     pub fn is_of_unit(&self) -> bool {
         match self {
             Self::Refused(..) | Self::Failed(..) | Self::Late(_) => true,
@@ -79,17 +79,19 @@ impl fmt::Display for SystemdError {
             ),
             Self::Silent => write!(
                 f,
-                "systemd does not answer within {} s; see what it does: systemctl list-jobs, journalctl -b -p err",
+                "systemd does not answer within {} s; see: systemctl list-jobs, journalctl -b -p err",
                 SYSTEMD_CALL_TIME.as_secs()
             ),
-            Self::Garbled => f.write_str("systemd's answer is no D-Bus message; is it the machine's init?"),
+            Self::Garbled => f.write_str(
+                "systemd's answer is not a D-Bus message; check that systemd is the machine's init",
+            ),
             Self::Refused(unit, words) => write!(f, "systemd refuses {unit}: {words}"),
             Self::Failed(unit, result) => {
                 write!(f, "systemd's job for {unit} ended with {result:?}; see: systemctl status {unit}")
             }
             Self::Late(unit) => write!(
                 f,
-                "systemd's job for {unit} is not over after {} s; see what it waits for: systemctl status {unit}",
+                "systemd's job for {unit} has not ended after {} s; see: systemctl status {unit}",
                 SYSTEMD_CALL_TIME.as_secs()
             ),
         }
@@ -102,57 +104,57 @@ impl std::error::Error for SystemdError {}
 pub struct Systemd {
     socket: Box<Path>,
     clock: SharedClock,
-    turn: Mutex<()>,
+    exclusive: Mutex<()>,
     /// When it last left a call without an answer.
     silent: Cell<Option<Mono>>,
-    /// Slices that it was asked for and whose call was given up: they may come yet. At most one for each pod that is not
-    /// removed, and the classes'.
+    /// Slices whose call was abandoned: systemd may still create them. At most one for each pod that is not removed, and the
+    /// QoS classes'.
     unanswered: RefCell<SortedSet<Box<str>>>,
 }
 
 impl Systemd {
-    /// The one whose private socket this is. Nothing is connected yet.
+    /// With that private socket. Does not connect yet.
     pub fn new(socket: &Path, clock: SharedClock) -> Self {
         Self {
             socket: socket.into(),
             clock,
-            turn: Mutex::new(()),
+            exclusive: Mutex::new(()),
             silent: Cell::new(None),
             unanswered: RefCell::default(),
         }
     }
 
-    /// Waits until nobody else asks it for something.
+    /// Waits until no other session is open.
     ///
     /// # Errors
-    /// It left a call without an answer meanwhile: who waited behind that one is not kept waiting again.
-    pub async fn turn(&self) -> Result<Turn<'_>, SystemdError> {
+    /// systemd left a call of another session without an answer during the wait: the caller does not wait for another deadline.
+    pub async fn session(&self) -> Result<Session<'_>, SystemdError> {
         let since = self.clock.now().mono;
-        let guard = self.turn.lock().await;
+        let guard = self.exclusive.lock().await;
         if self.silent.get().is_some_and(|at| at >= since) {
             return Err(SystemdError::Silent);
         }
-        Ok(Turn { systemd: self, connection: None, _guard: guard })
+        Ok(Session { systemd: self, connection: None, _guard: guard })
     }
 
-    /// True when it was asked for this slice and the call was given up, so that the slice may come although its cgroup is
-    /// not there: until it is stopped.
+    /// True when a call for this slice was abandoned, so that the slice may appear although its cgroup is missing, until it is
+    /// stopped.
     pub fn may_come(&self, unit: &str) -> bool {
         self.unanswered.borrow().contains(unit)
     }
 
-    /// Stops the unit, in a turn of its own, and waits until it is stopped; one that systemd does not know is.
+    /// Stops the unit in its own session, and waits for its end; a unit that systemd does not know counts as stopped.
     pub async fn stop(&self, unit: &str) -> Result<(), SystemdError> {
-        let mut turn = self.turn().await?;
+        let mut session = self.session().await?;
         let mut arguments = Writer::default();
         arguments.text(unit);
         arguments.text("replace");
-        match turn.call("StopUnit", "ss", &arguments, unit).await? {
+        match session.call("StopUnit", "ss", &arguments, unit).await? {
             Answer::Done => {}
             Answer::Job(job) => {
-                let open = turn.connection.take();
-                // What others ask for meanwhile is other units'.
-                drop(turn);
+                let open = session.connection.take();
+                // Other sessions concern other units.
+                drop(session);
                 self.finish(open, job, unit).await?;
             }
             Answer::Error { name, .. } if name.ends_with(".NoSuchUnit") => {}
@@ -164,13 +166,13 @@ impl Systemd {
 }
 
 impl Systemd {
-    /// True when it ends the machine, or its own life in a container (`systemctl is-system-running`: `stopping`).
+    /// True when the machine, or the container that systemd runs in, shuts down (`systemctl is-system-running`: `stopping`).
     pub async fn is_stopping(&self) -> Result<bool, SystemdError> {
-        let mut turn = self.turn().await?;
+        let mut session = self.session().await?;
         let mut arguments = Writer::default();
         arguments.text(MANAGER.interface);
         arguments.text("SystemState");
-        match turn.call_on(&MANAGER_PROPERTIES, "Get", "ss", &arguments, "SystemState").await? {
+        match session.call_on(&MANAGER_PROPERTIES, "Get", "ss", &arguments, "SystemState").await? {
             Answer::Job(Job { path: state, .. }) => Ok(state == "stopping"),
             Answer::Done => Err(SystemdError::Garbled),
             Answer::Error { words, .. } => Err(SystemdError::Refused("SystemState".into(), words)),
@@ -178,16 +180,16 @@ impl Systemd {
     }
 }
 
-/// The right to ask systemd. Connects with the first call.
-pub struct Turn<'s> {
+/// Exclusive access to systemd. Connects with the first call.
+pub struct Session<'s> {
     systemd: &'s Systemd,
     connection: Option<Connection>,
     _guard: MutexGuard<'s, ()>,
 }
 
-impl Turn<'_> {
-    /// Makes the slice with its properties and waits until it is there; one that is there gets them (`LegacyManager.Apply`,
-    /// `UnifiedManager.Apply` and `Set`).
+impl Session<'_> {
+    /// Creates the slice with its properties and waits until it exists; an existing one gets the properties
+    /// (`LegacyManager.Apply`, `UnifiedManager.Apply` and `Set`).
     pub async fn start(&mut self, slice: &Slice) -> Result<(), SystemdError> {
         let properties = |list: &mut Writer| {
             for (name, value) in &slice.properties {
@@ -206,7 +208,7 @@ impl Turn<'_> {
             list.property("DefaultDependencies", Value::Bool(false));
             properties(list);
         });
-        // No further units beside it.
+        // No auxiliary units.
         arguments.array(8, &mut |_| {});
         match self.call(START, "ssa(sv)a(sa(sv))", &arguments, &slice.name).await? {
             Answer::Done => {}
@@ -215,7 +217,7 @@ impl Turn<'_> {
                 self.connection = self.systemd.finish(open, job, &slice.name).await?;
             }
             Answer::Error { name, words } => {
-                // It has it, or never will: this call makes none.
+                // The slice has the properties, or the call failed: this call creates none any more.
                 self.systemd.unanswered.borrow_mut().remove(&slice.name);
                 if !name.ends_with(".UnitExists") {
                     return Err(SystemdError::Refused((*slice.name).into(), words));
@@ -233,7 +235,7 @@ impl Turn<'_> {
         }
         let mut arguments = Writer::default();
         arguments.text(&slice.name);
-        // For as long as the unit is there: not on the disk.
+        // Runtime properties only: nothing is written to the disk.
         arguments.flag(true);
         arguments.array(8, &mut |list| properties(list));
         match self.call("SetUnitProperties", "sba(sv)", &arguments, &slice.name).await? {
@@ -261,7 +263,7 @@ impl Turn<'_> {
         unit: &str,
     ) -> Result<Answer, SystemdError> {
         let systemd = self.systemd;
-        // Put back when the call went well: what is left of another one would be taken for the next one's answer.
+        // Put back after a successful call: otherwise a late answer would be read as that of the next call.
         let open = self.connection.take();
         let asked = async {
             let mut open = match open {
@@ -285,7 +287,7 @@ impl Turn<'_> {
 }
 
 impl Systemd {
-    /// Waits until the job is over that this connection was told of. Its lateness is the unit's own: systemd has answered.
+    /// Waits until the job has ended that this connection started. A timeout concerns the unit: systemd itself has answered.
     async fn finish(
         &self,
         mut open: Option<Connection>,
@@ -323,10 +325,9 @@ impl Systemd {
     }
 }
 
-/// What a connection begins with, and what is asked for besides.
+/// The authentication at the beginning of a connection, with further commands.
 fn greeting(besides: &str) -> String {
-    // The user is known by the socket's credentials; its number's digits are sent as the hexadecimal numbers of their
-    // characters, 0x30 to 0x39.
+    // The socket's credentials identify the user; the digits of the UID are sent as hexadecimal character codes, 0x30 to 0x39.
     let user = rustix::process::geteuid().as_raw().to_string();
     let user: String = user.chars().flat_map(|digit| ['3', digit]).collect();
     format!("\0AUTH EXTERNAL {user}\r\n{besides}BEGIN\r\n")
@@ -345,12 +346,12 @@ impl From<io::Error> for ConnectionError {
     }
 }
 
-/// The method that makes a unit.
+/// The method that creates a unit.
 const START: &str = "StartTransientUnit";
 
 enum Answer {
     Done,
-    /// It does it; this job's end says whether it could. Of a property its value.
+    /// Accepted; the job's end has the result. Or the value of a property.
     Job(Job),
     Error {
         name: String,
@@ -360,22 +361,22 @@ enum Answer {
 
 struct Job {
     path: String,
-    /// The last of the unit's jobs that ended, with its result: a job's end may come before the answer that names it.
+    /// The unit's last ended job with its result: the signal may arrive before the answer that names the job.
     ended: Option<(String, String)>,
 }
 
 struct Connection {
     stream: BufReader<Async<UnixStream>>,
-    /// Of the last call.
+    /// Serial of the last call.
     serial: u32,
 }
 
 impl Connection {
-    /// Full (systemd takes no connections): an error at once, as a socket that does not wait gives it.
+    /// A full backlog is an error at once, because the socket does not block.
     async fn new(socket: &Path) -> Result<Self, ConnectionError> {
         let mut stream = BufReader::new(Async::<UnixStream>::connect(socket).await?);
-        // In one piece, as `systemctl` sends it. systemd looks at a message that it has read together with "BEGIN" only when
-        // there is more to read, that is never: so the first one follows its "OK".
+        // In one write, as `systemctl` sends it. systemd does not parse a message that it has read together with "BEGIN" until
+        // it reads more: so the first call follows its "OK".
         stream.get_mut().write_all(greeting("").as_bytes()).await?;
         let mut line = Vec::new();
         (&mut stream).take(SYSTEMD_LINE_BYTES_MAX).read_until(b'\n', &mut line).await?;
@@ -444,7 +445,7 @@ impl Connection {
     }
 }
 
-/// The job of this unit's whose end a message tells, and its result.
+/// The unit's job that this signal reports as ended, and its result.
 fn end_of_job(kind: &Kind, texts: Vec<String>, unit: &str) -> Option<(String, String)> {
     let mut texts = texts.into_iter();
     match (kind, texts.next(), texts.next(), texts.next()) {

@@ -1,4 +1,4 @@
-//! The calls against a systemd that a test plays, message by message. tests/systemd has a real one.
+//! The calls against a simulated systemd, message by message. tests/systemd uses a real one.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -14,10 +14,10 @@ use super::*;
 use crate::clock::VirtualClock;
 use crate::model::Wall;
 
-/// A socket in a directory of its own, gone when the test ends.
-struct Place(PathBuf);
+/// A socket in a temporary directory.
+struct Scratch(PathBuf);
 
-impl Place {
+impl Scratch {
     fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("smolet-systemd-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -30,19 +30,19 @@ impl Place {
         self.0.join("private")
     }
 
-    /// One connection is taken; after the greeting `play` has it.
+    /// Accepts one connection; `play` serves it after the greeting.
     fn played(&self, play: impl FnOnce(&mut BufReader<UnixStream>) + Send + 'static) -> JoinHandle<()> {
         self.listened(|listener| play(&mut accept(listener)))
     }
 
-    /// `play` takes the connections.
+    /// `play` accepts the connections.
     fn listened(&self, play: impl FnOnce(&UnixListener) + Send + 'static) -> JoinHandle<()> {
         let listener = UnixListener::bind(self.socket()).unwrap();
         std::thread::spawn(move || play(&listener))
     }
 }
 
-/// The next connection, after the greeting.
+/// Accepts a connection and answers its greeting.
 fn accept(listener: &UnixListener) -> BufReader<UnixStream> {
     let mut peer = BufReader::new(listener.accept().unwrap().0);
     let mut line = Vec::new();
@@ -59,13 +59,13 @@ fn accept(listener: &UnixListener) -> BufReader<UnixStream> {
     peer
 }
 
-impl Drop for Place {
+impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// The next call: its serial, its method and its body.
+/// Reads a call: its serial, method and body.
 fn next(peer: &mut BufReader<UnixStream>) -> (u32, String, Vec<u8>) {
     let mut head = [0; HEAD_BYTES];
     peer.read_exact(&mut head).unwrap();
@@ -92,8 +92,8 @@ fn slice() -> Slice {
     }
 }
 
-/// What becomes of one call.
-fn run(place: &Place, call: impl AsyncFnOnce(&Systemd) -> Result<(), SystemdError>) -> Result<(), String> {
+/// Runs one call and returns its error.
+fn run(place: &Scratch, call: impl AsyncFnOnce(&Systemd) -> Result<(), SystemdError>) -> Result<(), String> {
     let systemd = Systemd::new(&place.socket(), Rc::new(clock()));
     async_io::block_on(async { call(&systemd).await.map_err(|error| error.to_string()) })
 }
@@ -109,10 +109,10 @@ fn has(body: &[u8], text: &str) -> bool {
 }
 
 #[test]
-fn a_slice_is_there_when_its_job_has_ended() {
-    // The job's end may overtake the answer that names the job; others' jobs end too.
+fn a_slice_exists_when_its_job_has_ended() {
+    // The job's end may precede the answer that names the job; other jobs end too.
     for overtakes in [false, true] {
-        let place = Place::new();
+        let place = Scratch::new();
         let peer = place.played(move |peer| {
             let (serial, method, body) = next(peer);
             assert_eq!(method, "StartTransientUnit");
@@ -130,38 +130,41 @@ fn a_slice_is_there_when_its_job_has_ended() {
             );
             say(peer, &messages);
         });
-        assert_eq!(run(&place, async |systemd| systemd.turn().await?.start(&slice()).await), Ok(()));
+        assert_eq!(run(&place, async |systemd| systemd.session().await?.start(&slice()).await), Ok(()));
         peer.join().unwrap();
     }
 }
 
 #[test]
-fn a_slice_that_is_there_gets_its_properties() {
-    let place = Place::new();
+fn an_existing_slice_gets_its_properties() {
+    let place = Scratch::new();
     let peer = place.played(|peer| {
         let (serial, ..) = next(peer);
         say(peer, &[error(serial, "org.freedesktop.systemd1.UnitExists", "Unit was already loaded")]);
         let (second, method, body) = next(peer);
         assert_eq!((second, &*method), (serial + 1, "SetUnitProperties"));
-        assert!(has(&body, "CPUWeight") && !has(&body, "Wants"), "what cannot be changed is not asked for");
+        assert!(
+            has(&body, "CPUWeight") && !has(&body, "Wants"),
+            "properties that cannot be changed are left out"
+        );
         say(peer, &[returned(second, None)]);
-        // Nothing to give to one around it.
+        // No properties for a parent slice.
         let (serial, ..) = next(peer);
         say(peer, &[error(serial, "org.freedesktop.systemd1.UnitExists", "Unit was already loaded")]);
     });
     let bare = Slice { properties: Vec::new(), ..slice() };
     let done = run(&place, async |systemd| {
-        let mut turn = systemd.turn().await?;
-        turn.start(&slice()).await?;
-        turn.start(&bare).await
+        let mut session = systemd.session().await?;
+        session.start(&slice()).await?;
+        session.start(&bare).await
     });
     assert_eq!(done, Ok(()));
     peer.join().unwrap();
 }
 
 #[test]
-fn a_slice_that_is_gone_is_stopped() {
-    let place = Place::new();
+fn an_unknown_slice_counts_as_stopped() {
+    let place = Scratch::new();
     let peer = place.listened(|listener| {
         let mut peer = accept(listener);
         let (serial, method, _) = next(&mut peer);
@@ -180,8 +183,8 @@ fn a_slice_that_is_gone_is_stopped() {
 }
 
 #[test]
-fn what_systemd_refuses_is_told_in_its_words() {
-    let place = Place::new();
+fn a_refusal_has_systemds_message() {
+    let place = Scratch::new();
     let peer = place.listened(|listener| {
         let mut peer = accept(listener);
         let (serial, ..) = next(&mut peer);
@@ -191,7 +194,7 @@ fn what_systemd_refuses_is_told_in_its_words() {
         say(&mut peer, &[returned(serial, Some("/job/3")), ended("/job/3", "x.slice", "timeout")]);
     });
     let done = run(&place, async |systemd| {
-        let error = systemd.turn().await?.start(&slice()).await.unwrap_err();
+        let error = systemd.session().await?.start(&slice()).await.unwrap_err();
         assert!(error.is_of_unit());
         assert_eq!(error.to_string(), "systemd refuses kubepods-podu.slice: Unit name is not valid.");
         systemd.stop("x.slice").await
@@ -202,20 +205,20 @@ fn what_systemd_refuses_is_told_in_its_words() {
 }
 
 #[test]
-fn without_systemd_the_mend_is_told() {
-    let place = Place::new();
+fn without_systemd_the_error_says_how_to_fix_it() {
+    let place = Scratch::new();
     let error = run(&place, async |systemd| systemd.stop("x.slice").await).unwrap_err();
     assert!(error.contains("private: No such file") && error.contains("cgroupDriver: cgroupfs"), "{error}");
 }
 
 #[test]
-fn what_hangs_up_or_speaks_no_dbus_ends_the_call() {
-    let no_dbus = "systemd's answer is no D-Bus message";
+fn a_closed_connection_or_another_protocol_fails_the_call() {
+    let no_dbus = "systemd's answer is not a D-Bus message";
     let mut long = vec![0_u8; HEAD_BYTES];
     long[..4].copy_from_slice(&[if cfg!(target_endian = "little") { b'l' } else { b'B' }, 2, 0, 1]);
     long[4..8].copy_from_slice(&u32::MAX.to_ne_bytes());
     for (answer, words) in [(vec![], "systemd does not answer"), (vec![0; 64], no_dbus), (long, no_dbus)] {
-        let place = Place::new();
+        let place = Scratch::new();
         let peer = place.played(move |peer| {
             next(peer);
             say(peer, &[answer]);
@@ -224,11 +227,11 @@ fn what_hangs_up_or_speaks_no_dbus_ends_the_call() {
         assert!(error.starts_with(words), "{error}");
         peer.join().unwrap();
     }
-    // Not even a greeting.
+    // An invalid greeting.
     for (greeting, words) in
         [(&b"HTTP/1.1 400 Bad Request\r\n"[..], no_dbus), (&[b'x'; 4096], no_dbus), (b"", "systemd does not")]
     {
-        let place = Place::new();
+        let place = Scratch::new();
         let listener = UnixListener::bind(place.socket()).unwrap();
         let peer = std::thread::spawn(move || {
             let mut peer = BufReader::new(listener.accept().unwrap().0);
@@ -241,16 +244,16 @@ fn what_hangs_up_or_speaks_no_dbus_ends_the_call() {
     }
 }
 
-/// It takes connections and does nothing else, as while it is stopped.
+/// It accepts connections and does not answer, as a stopped process.
 #[test]
-fn a_systemd_that_hangs_keeps_everybody_waiting_once() {
-    let place = Place::new();
+fn a_systemd_that_hangs_delays_waiting_callers_once() {
+    let place = Scratch::new();
     let _listener = UnixListener::bind(place.socket()).unwrap();
     let clock = clock();
     let systemd = Systemd::new(&place.socket(), Rc::new(clock.clone()));
     let ask = async || systemd.stop("x.slice").await;
     async_io::block_on(async {
-        // The clock is moved when the first sleeps on its deadline; the second has its turn behind it.
+        // The clock advances when the first caller sleeps until its deadline; the second one waits for its session.
         let sleeps = || clock.next_sleeper().is_some();
         let time = async {
             until(sleeps).await;
@@ -266,7 +269,7 @@ fn a_systemd_that_hangs_keeps_everybody_waiting_once() {
             assert!(matches!(error, SystemdError::Silent) && !error.is_of_unit());
             assert!(error.to_string().contains("within 30 s"), "{error}");
         }
-        // Who comes later tries again.
+        // A later caller tries again.
         clock.advance(Duration::from_secs(1));
         let time = async {
             until(sleeps).await;
@@ -276,21 +279,21 @@ fn a_systemd_that_hangs_keeps_everybody_waiting_once() {
     });
 }
 
-/// What runs in it does not die: systemd has answered, the stop's job does not end.
+/// A process of the unit does not exit: systemd has answered, and the stop's job does not end.
 #[test]
-fn a_stop_that_does_not_end_keeps_nobody_else_waiting() {
-    let place = Place::new();
+fn a_stop_that_does_not_end_delays_no_other_caller() {
+    let place = Scratch::new();
     let peer = place.listened(|listener| {
         let mut stopping = accept(listener);
         let (serial, ..) = next(&mut stopping);
         say(&mut stopping, &[returned(serial, Some("/job/1"))]);
-        // The other's turn comes while the first's job is not over.
+        // The other session begins before the first one's job has ended.
         let mut other = accept(listener);
         let (serial, method, _) = next(&mut other);
         assert_eq!(method, "StartTransientUnit");
         let done = [returned(serial, Some("/job/2")), ended("/job/2", "kubepods-podu.slice", "done")];
         say(&mut other, &done);
-        // Until the first hangs up.
+        // Until the first one closes its connection.
         stopping.read_to_end(&mut Vec::new()).unwrap();
     });
     let clock = clock();
@@ -298,37 +301,37 @@ fn a_stop_that_does_not_end_keeps_nobody_else_waiting() {
     async_io::block_on(async {
         let stop = systemd.stop("x.slice");
         let other = async {
-            systemd.turn().await?.start(&slice()).await?;
-            // Who waits while the time passes is told of no dead systemd.
-            let (turn, ()) =
-                smol::future::zip(systemd.turn(), async { clock.advance(SYSTEMD_CALL_TIME) }).await;
-            turn.map(drop)
+            systemd.session().await?.start(&slice()).await?;
+            // A caller that waits meanwhile gets no error about systemd.
+            let (session, ()) =
+                smol::future::zip(systemd.session(), async { clock.advance(SYSTEMD_CALL_TIME) }).await;
+            session.map(drop)
         };
         let held = async {
             async_io::Timer::after(Duration::from_mins(1)).await;
-            panic!("the other has no turn")
+            panic!("the other caller has no session")
         };
         let (stopped, other) = smol::future::or(smol::future::zip(stop, other), held).await;
         other.unwrap();
         let error = stopped.unwrap_err();
         assert!(matches!(error, SystemdError::Late(_)) && error.is_of_unit());
-        let words = "systemd's job for x.slice is not over after 30 s; see what it waits for: systemctl status x.slice";
+        let words = "systemd's job for x.slice has not ended after 30 s; see: systemctl status x.slice";
         assert_eq!(error.to_string(), words);
-        systemd.turn().await.unwrap();
+        systemd.session().await.unwrap();
     });
     peer.join().unwrap();
 }
 
-/// The job that asked for it was cancelled: systemd makes the slice all the same.
+/// The call was cancelled: systemd creates the slice all the same.
 #[test]
-fn a_slice_that_was_asked_for_and_not_waited_for_is_stopped() {
-    let place = Place::new();
+fn a_slice_of_an_abandoned_call_is_stopped() {
+    let place = Scratch::new();
     let asked = Arc::new(AtomicBool::new(false));
-    let told = asked.clone();
+    let was_asked = asked.clone();
     let peer = place.listened(move |listener| {
         let mut starting = accept(listener);
         next(&mut starting);
-        told.store(true, Ordering::Release);
+        was_asked.store(true, Ordering::Release);
         let mut stopping = accept(listener);
         let (serial, method, body) = next(&mut stopping);
         assert!(method == "StopUnit" && has(&body, "kubepods-podu.slice"));
@@ -338,7 +341,7 @@ fn a_slice_that_was_asked_for_and_not_waited_for_is_stopped() {
     let systemd = Systemd::new(&place.socket(), Rc::new(clock()));
     let unit = slice().name;
     async_io::block_on(async {
-        let start = async { systemd.turn().await?.start(&slice()).await };
+        let start = async { systemd.session().await?.start(&slice()).await };
         let cancel = async {
             until(|| asked.load(Ordering::Acquire)).await;
             Ok(())
@@ -349,8 +352,8 @@ fn a_slice_that_was_asked_for_and_not_waited_for_is_stopped() {
         assert!(!systemd.may_come(&unit));
     });
     peer.join().unwrap();
-    // Nobody asks a systemd that is not there for what it never heard of.
+    // An unreachable systemd is not asked about a slice without an abandoned call.
     let nowhere = Systemd::new(&place.0.join("none"), Rc::new(clock()));
-    async_io::block_on(async { nowhere.turn().await.unwrap().start(&slice()).await }).unwrap_err();
+    async_io::block_on(async { nowhere.session().await.unwrap().start(&slice()).await }).unwrap_err();
     assert!(!nowhere.may_come(&unit));
 }

@@ -1,10 +1,9 @@
-//! D-Bus messages, as far as three calls to systemd and their answers need them. PURE.
-//! Follows the D-Bus specification, "Type System" and "Message Protocol"; numbers are in the machine's own byte order, as
-//! systemd's are.
+//! The subset of D-Bus messages for three calls to systemd and their answers. PURE.
+//! Follows the D-Bus specification, "Type System" and "Message Protocol"; numbers are in native byte order, as systemd's are.
 
 use crate::limits::SYSTEMD_MESSAGE_BYTES_MAX;
 
-/// What every message begins with, up to the length of its header fields.
+/// The fixed head of every message, up to the length of its header fields.
 pub(super) const HEAD_BYTES: usize = 16;
 
 const ENDIAN: u8 = if cfg!(target_endian = "little") { b'l' } else { b'B' };
@@ -25,11 +24,11 @@ pub(super) enum Value<'v> {
     Bool(bool),
     Number(u64),
     Text(&'v str),
-    /// One text in a list of them.
+    /// A list with one text.
     List(&'v str),
 }
 
-/// A message, or a message's body, that is being written: every value stands at a multiple of its own size.
+/// A message or a body that is being encoded: every value is aligned to its own size.
 #[derive(Debug, Default)]
 pub(super) struct Writer(Vec<u8>);
 
@@ -44,7 +43,7 @@ impl Writer {
     }
 
     fn length(&mut self, of: usize) {
-        // What is written here is far below a message's bound.
+        // Far below the bound of a message.
         self.u32(u32::try_from(of).unwrap_or(u32::MAX));
     }
 
@@ -67,7 +66,7 @@ impl Writer {
         self.0.push(0);
     }
 
-    /// An array, whose elements stand at multiples of `align`.
+    /// An array, whose elements are aligned to `align`.
     pub(super) fn array(&mut self, align: usize, elements: &mut dyn FnMut(&mut Self)) {
         self.u32(0);
         let length_at = self.0.len() - 4;
@@ -129,7 +128,7 @@ pub(super) const MANAGER: Object = Object {
 pub(super) const MANAGER_PROPERTIES: Object =
     Object { interface: "org.freedesktop.DBus.Properties", ..MANAGER };
 
-/// A call of that `method`, whose arguments are of these types.
+/// Encodes a call of `method` with arguments of these types.
 pub(super) fn call(serial: u32, to: &Object, method: &str, types: &str, arguments: &Writer) -> Vec<u8> {
     // No flags; version 1 of the protocol.
     let mut message = Writer(vec![ENDIAN, CALL, 0, 1]);
@@ -147,14 +146,14 @@ pub(super) fn call(serial: u32, to: &Object, method: &str, types: &str, argument
     message.0
 }
 
-/// What a message is.
+/// Type of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// The answer to the call with that serial.
+    /// The answer to the call with this serial.
     Return(u32),
-    /// The refusal of the call with that serial, and the error's name.
+    /// The error of the call with this serial, and its name.
     Error(u32, String),
-    /// A signal of that name.
+    /// A signal of this name.
     Signal(String),
     /// Another call.
     Other,
@@ -164,12 +163,12 @@ pub(super) enum Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Message {
     pub(super) kind: Kind,
-    /// The first values of its body that are texts: numbers between them are in `numbers`, and anything else ends both.
+    /// The first texts of its body; numbers among them are in `numbers`, any other type ends both.
     pub(super) texts: Vec<String>,
     pub(super) numbers: Vec<u64>,
 }
 
-/// How many bytes follow the first [`HEAD_BYTES`] of a message. `None`: they begin no message, or one of more than
+/// Number of bytes after the first [`HEAD_BYTES`] of a message. `None`: invalid, or more than
 /// `limits::SYSTEMD_MESSAGE_BYTES_MAX`.
 pub(super) fn rest(head: [u8; HEAD_BYTES]) -> Option<usize> {
     let mut reader = Reader { bytes: &head, at: 4 };
@@ -178,7 +177,7 @@ pub(super) fn rest(head: [u8; HEAD_BYTES]) -> Option<usize> {
     (head[0] == ENDIAN && whole <= SYSTEMD_MESSAGE_BYTES_MAX).then(|| whole - HEAD_BYTES)
 }
 
-/// The whole message, when it is one.
+/// Parses a whole message.
 pub(super) fn parse(whole: &[u8]) -> Option<Message> {
     let mut reader = Reader { bytes: whole, at: HEAD_BYTES - 4 };
     let end = reader.size()?.checked_add(HEAD_BYTES)?;
@@ -210,9 +209,9 @@ pub(super) fn parse(whole: &[u8]) -> Option<Message> {
     }
     reader.align(8);
     let (mut texts, mut numbers) = (Vec::new(), Vec::new());
-    // The body counts from its own begin, which stands at a multiple of 8.
+    // Alignment counts from the body's beginning, which is at a multiple of 8.
     for kind in signature.bytes() {
-        // A variant says itself what it is of.
+        // A variant contains its type.
         let kind = if kind == b'v' { reader.signature()?.bytes().next()? } else { kind };
         match kind {
             b's' | b'o' => texts.push(reader.text()?.to_owned()),
@@ -230,7 +229,7 @@ pub(super) fn parse(whole: &[u8]) -> Option<Message> {
     Some(Message { kind, texts, numbers })
 }
 
-/// Reads values; `None` where there are too few bytes for them.
+/// Decodes values; `None` when the bytes end early.
 struct Reader<'b> {
     bytes: &'b [u8],
     at: usize,
@@ -265,7 +264,7 @@ impl<'b> Reader<'b> {
         usize::try_from(self.u32()?).ok()
     }
 
-    /// Text of that length, and the zero behind it.
+    /// A text of that length, and its terminating zero.
     fn words(&mut self, length: usize) -> Option<&'b str> {
         let words = std::str::from_utf8(self.take(length)?).ok()?;
         (self.u8()? == 0).then_some(words)
@@ -286,7 +285,7 @@ impl<'b> Reader<'b> {
 pub(super) mod tests {
     use super::*;
 
-    /// A message of that kind with these header fields, as systemd sends it.
+    /// A message of that type with these header fields, as systemd sends it.
     fn message(kind: u8, fields: &[(u8, &str, &str)], reply: Option<u32>, body: &Writer) -> Vec<u8> {
         let mut message = Writer(vec![ENDIAN, kind, 1, 1]);
         message.length(body.0.len());
@@ -315,7 +314,7 @@ pub(super) mod tests {
         body
     }
 
-    /// The answer to the call with that serial; a job's path stands in it.
+    /// The answer to the call with that serial, with a job's path.
     pub(in super::super) fn returned(to: u32, job: Option<&str>) -> Vec<u8> {
         match job {
             Some(job) => message(2, &[(SIGNATURE, "g", "o")], Some(to), &texts(&[job])),
@@ -342,7 +341,7 @@ pub(super) mod tests {
         message(2, &[(SIGNATURE, "g", types)], Some(to), &body)
     }
 
-    /// A signal of logind's with these flags.
+    /// A signal of logind with these flags.
     pub(in super::super) fn signal(name: &str, flags: &[u32]) -> Vec<u8> {
         let mut body = Writer::default();
         for flag in flags {
@@ -365,7 +364,7 @@ pub(super) mod tests {
         message(4, &fields, None, &body)
     }
 
-    /// Of a call: its serial, its method and its body.
+    /// A call's serial, method and body.
     pub(in super::super) fn asked(whole: &[u8]) -> (u32, String, Vec<u8>) {
         let mut reader = Reader { bytes: whole, at: 4 };
         let (body, serial, end) = (reader.size().unwrap(), reader.u32().unwrap(), reader.size().unwrap());
@@ -402,7 +401,7 @@ pub(super) mod tests {
         let mut removed = of(Kind::Signal("JobRemoved".to_owned()), &["/job/1", "x.slice", "done"]);
         removed.numbers.push(1);
         assert_eq!(parsed(&ended("/job/1", "x.slice", "done")), removed);
-        // What follows a value that is not read is not read either.
+        // Nothing is read after a value of another type.
         let mut body = texts(&["one"]);
         body.array(8, &mut |list| list.property("x", Value::Bool(true)));
         let signal = message(4, &[(MEMBER, "s", "Changed"), (SIGNATURE, "g", "sa(sv)s")], None, &body);
@@ -410,7 +409,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn numbers_are_read_in_their_order() {
+    fn numbers_are_read_in_order() {
         let numbers = |whole: &[u8]| parse(whole).unwrap().numbers;
         assert_eq!(numbers(&numbered(1, "v", &[5_000_000])), [5_000_000]);
         assert_eq!(numbers(&numbered(1, "h", &[0])), [0]);
@@ -418,7 +417,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn damaged_messages_are_none_or_others() {
+    fn damaged_messages_are_rejected_or_differ() {
         let whole = ended("/job/1", "kubepods.slice", "done");
         for end in HEAD_BYTES..whole.len() {
             assert_eq!(parse(&whole[..end]), None, "cut at {end}");

@@ -17,7 +17,7 @@ fn authority(name: &str) -> (CertificateParams, KeyPair) {
     (params, KeyPair::generate().unwrap())
 }
 
-/// A server's certificate below so many authorities, the lowest of them first; the root is apart.
+/// A server's certificate with so many intermediates, the lowest first, and its root.
 fn chain(intermediates: usize) -> (CertificateDer<'static>, Vec<CertificateDer<'static>>, RootCertStore) {
     let (root, key) = authority("root");
     let mut roots = RootCertStore::empty();
@@ -47,7 +47,7 @@ fn verified(
 }
 
 #[test]
-fn a_chain_is_verified_as_long_as_any_that_is_in_use() {
+fn a_chain_of_the_greatest_usual_length_is_verified() {
     for intermediates in 0..=INTERMEDIATES_MAX {
         let (own, shown, roots) = chain(intermediates);
         assert_eq!(verified(&own, &shown, roots), Ok(()), "{intermediates}");
@@ -58,8 +58,8 @@ fn a_chain_is_verified_as_long_as_any_that_is_in_use() {
 }
 
 #[test]
-fn what_may_be_shown_costs_little_however_it_is_linked() {
-    // Each of them may have signed any other, and the root as well all of them.
+fn verification_is_fast_however_the_certificates_are_linked() {
+    // Each of them may have signed any other, and the root all of them.
     let (root, key) = authority("a");
     let mut roots = RootCertStore::empty();
     roots.add(root.self_signed(&key).unwrap().der().clone()).unwrap();
@@ -76,7 +76,7 @@ fn what_may_be_shown_costs_little_however_it_is_linked() {
         assert!(verified(&own, &shown, roots.clone()).is_err());
         let time = begun.elapsed();
         println!("{number} certificates: {time:?}");
-        // Seconds were minutes before. An emulator, on a busy machine, is given more.
+        // Without the limit it would take minutes. An emulator on a busy machine gets more time.
         let time_max = Duration::from_secs(if cfg!(target_arch = "x86_64") { 1 } else { 20 });
         assert!(time < time_max, "{number} certificates: {time:?}");
     }

@@ -9,14 +9,14 @@ use rustix::mount::{MountFlags, UnmountFlags, mount_bind, unmount};
 
 use super::*;
 
-/// What a pod makes in a second or two; a path of it has ten times the bytes that the kernel takes.
+/// The depth that a pod can create in a second or two; a path of it has ten times the bytes that the kernel accepts.
 const DEPTH: usize = if cfg!(target_arch = "x86_64") { 21_000 } else { 2_100 };
 const WIDTH: usize = if cfg!(target_arch = "x86_64") { 100_000 } else { 10_000 };
-/// Of the stack a blocking thread has (2 MiB) a sixteenth.
+/// A sixteenth of a blocking thread's stack (2 MiB).
 const STACK_BYTES: usize = 128 << 10;
-/// The heap at its peak: a batch, names and descriptors of the levels held, marks.
+/// Peak of the heap: a batch, names and descriptors of the held levels, marks.
 const HEAP_BYTES_MAX: u64 = 160 << 10;
-/// Descriptors of the process, more than it had: the levels', and some of the tests beside this one.
+/// Additional descriptors of the process: the levels', and some of concurrent tests.
 const DESCRIPTORS_MAX: usize = TREE_LEVELS_HELD_MAX + 200;
 
 struct Scratch(PathBuf);
@@ -55,7 +55,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Directories within directories, each with a file beside it; the deepest one.
+/// Nested directories, each with a file; returns the deepest one.
 fn nest(root: &Path, depth: usize) -> OwnedFd {
     let mut dir = openat(CWD, root, DIRECTORY, Mode::empty()).unwrap();
     for _ in 0..depth {
@@ -70,7 +70,7 @@ fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// On a thread with a small stack; the peak of its heap is asserted.
+/// Runs on a thread with a small stack; asserts the peak of the heap.
 fn with_little<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let measured = move || {
         let mut result = None;
@@ -126,7 +126,8 @@ fn a_tree_of_any_depth_is_counted_and_removed() {
     assert!(gone && !root.exists());
 }
 
-/// With subdirectories that are not empty, so that the walk leaves the wide one and comes back, and a deep one in the middle.
+/// With subdirectories that are not empty, so that the walk leaves the wide directory and returns, and a deep one in the
+/// middle.
 #[test]
 fn a_tree_of_any_width_is_counted_and_removed() {
     let scratch = Scratch::new("wide");
@@ -145,7 +146,7 @@ fn a_tree_of_any_width_is_counted_and_removed() {
 }
 
 #[test]
-fn work_goes_on_where_it_was_stopped() {
+fn work_continues_where_it_was_stopped() {
     let scratch = Scratch::new("pieces");
     let root = scratch.root();
     drop(nest(&root, 500));
@@ -161,7 +162,7 @@ fn work_goes_on_where_it_was_stopped() {
         pieces += 1;
     }
     assert_eq!((seen, pieces), (5001, 5001 / 7 + 1));
-    assert_eq!(walk.go_on(|_| ControlFlow::Continue(())), WalkResult::All, "it is over");
+    assert_eq!(walk.go_on(|_| ControlFlow::Continue(())), WalkResult::All, "the walk has ended");
     let mut pieces = 0;
     loop {
         let mut left = 20;
@@ -188,15 +189,18 @@ fn links_are_removed_and_never_followed() {
     fs::hard_link(outside.join("1"), root.join("hard")).unwrap();
     assert_eq!(count(&root), (4, WalkResult::All));
     symlink(&root, scratch.0.join("to-root")).unwrap();
-    assert!(remove(&scratch.0.join("to-root"), || true).unwrap() && root.exists(), "a link goes itself");
+    assert!(
+        remove(&scratch.0.join("to-root"), || true).unwrap() && root.exists(),
+        "the link itself is removed"
+    );
     assert!(Walk::new(&root.join("link"), false).is_err());
     assert!(remove(&root, || true).unwrap() && !root.exists());
     scratch.is_kept_outside();
 }
 
-/// A directory of the way is moved out of the tree while the walk is below it.
+/// A directory of the current path is moved out of the tree while the walk is below it.
 #[test]
-fn a_directory_moved_away_leads_nobody_out() {
+fn a_directory_moved_away_does_not_lead_a_walk_out() {
     for depth in [3, 100, 3 * TREE_MARKS_MAX] {
         let scratch = Scratch::new(&format!("moved-{depth}"));
         let (root, outside) = (scratch.root(), scratch.outside());
@@ -214,10 +218,10 @@ fn a_directory_moved_away_leads_nobody_out() {
             is_seen |= there.st_ino == kept;
             ControlFlow::Continue(())
         });
-        // Few levels are all open: nothing has to be found again.
+        // A few levels are all held: nothing has to be found again.
         let wanted = if depth < TREE_LEVELS_HELD_MAX { WalkResult::All } else { WalkResult::Cut };
         assert!(walked == wanted && !is_seen, "{depth}: {walked:?}");
-        assert_eq!(walk.go_on(|_| ControlFlow::Continue(())), WalkResult::All, "it is over");
+        assert_eq!(walk.go_on(|_| ControlFlow::Continue(())), WalkResult::All, "the walk has ended");
         fs::rename(outside.join("a"), root.join("a")).unwrap();
         let mut asked = 0;
         let gone = remove(&root, || {
@@ -234,7 +238,7 @@ fn a_directory_moved_away_leads_nobody_out() {
 
 /// Another thread swaps a directory and a link to the outside, and moves directories up and down, while trees are removed.
 #[test]
-fn whatever_is_renamed_meanwhile_nothing_outside_is_touched() {
+fn concurrent_renames_lead_no_removal_out_of_the_tree() {
     let scratch = Scratch::new("swapped");
     let (root, outside) = (scratch.root(), scratch.outside());
     let (stop, stopped) = std::sync::mpsc::channel::<()>();
@@ -246,7 +250,7 @@ fn whatever_is_renamed_meanwhile_nothing_outside_is_touched() {
             let _ = fs::remove_file(theirs.join("x"));
             let _ = fs::rename(theirs.join("y"), theirs.join("x"));
             let _ = fs::rename(theirs.join("x/d/d"), theirs.join("z"));
-            // The kernel's lock on the directory would be taken nearly all the time.
+            // Otherwise the kernel's lock on the directory would be held nearly all the time.
             std::thread::sleep(Duration::from_micros(200));
         }
     });
@@ -256,7 +260,7 @@ fn whatever_is_renamed_meanwhile_nothing_outside_is_touched() {
             let _ = fs::create_dir_all(root.join(format!("x/d/d/{number}/{number}")));
         }
         let _ = count(&root);
-        // The other one may have the last word on a name.
+        // The other thread may recreate a name after the last pass.
         for _ in 0..20 {
             let mut asked = 0;
             let _ = remove(&root, || {
@@ -272,10 +276,10 @@ fn whatever_is_renamed_meanwhile_nothing_outside_is_touched() {
     assert!(!root.exists(), "{removed:?}");
 }
 
-/// Of the same file system, which its device does not tell; emulators that have no `openat2` know no more.
+/// Mounts of the same file system, which have the same device; emulators without `openat2` cannot detect them.
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn what_is_mounted_in_a_tree_is_not_entered() {
+fn a_mount_in_a_tree_is_not_entered() {
     let scratch = Scratch::new("mounted");
     let (root, outside) = (scratch.root(), scratch.outside());
     let at = root.join("a/mounted");
@@ -287,7 +291,7 @@ fn what_is_mounted_in_a_tree_is_not_entered() {
     assert!(seen == 2 && walked == WalkResult::All, "{seen}");
     assert!(matches!(error.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::CrossesDevices), "{error}");
     scratch.is_kept_outside();
-    // The directory that is to be removed is one too.
+    // The directory to remove is a mount too.
     rustix::mount::mount("none", &root, "tmpfs", MountFlags::NODEV, None::<&CStr>).unwrap();
     fs::write(root.join("file"), "kept").unwrap();
     let error = remove(&root, || true).unwrap_err();
@@ -299,9 +303,9 @@ fn what_is_mounted_in_a_tree_is_not_entered() {
     assert!(remove(&root, || true).unwrap());
 }
 
-/// A name that a removal would use itself is there already.
+/// A name that a removal would use itself exists already.
 #[test]
-fn a_removal_that_was_cut_off_is_taken_up_by_the_next_one() {
+fn an_interrupted_removal_is_continued_by_the_next_one() {
     let scratch = Scratch::new("cut-off");
     let root = scratch.root();
     fs::create_dir_all(root.join(".deep-0/full")).unwrap();

@@ -229,14 +229,14 @@ mod tests {
     }
 
     #[test]
-    fn files_come_change_and_go_at_once() {
+    fn files_are_added_changed_and_removed_at_once() {
         let scratch = Scratch::new("change");
         let dir = &scratch.0;
         let first = [file("a", 0o644, "1"), file("sub/b", 0o400, "2"), file("sub/deep/c", 0o755, "3")];
         assert!(write(dir, &first, None).unwrap());
         assert_eq!(seen(dir), ["a 644 1", "sub/b 400 2", "sub/deep/c 755 3"]);
         assert_eq!(fs::read_link(dir.join("sub")).unwrap(), Path::new("..data/sub"));
-        assert!(!write(dir, &first, None).unwrap(), "nothing is written twice");
+        assert!(!write(dir, &first, None).unwrap(), "an unchanged volume is not written");
 
         // An open directory, as readers have it, shows the old files until it is opened again.
         let second = [file("a", 0o644, "9"), file("d", 0o600, "4")];
@@ -256,7 +256,7 @@ mod tests {
 
     /// The next write repairs whatever an interrupted one left.
     #[test]
-    fn what_an_interrupted_write_left_is_mended() {
+    fn leftovers_of_an_interrupted_write_are_repaired() {
         let files = [file("a", 0o644, "1"), file("sub/b", 0o644, "2")];
         type Spoil = fn(&Path);
         let spoil: [(&str, Spoil); 7] = [
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_its_users() {
+    fn a_file_belongs_to_its_user() {
         let scratch = Scratch::new("user");
         let own = rustix::process::getuid().as_raw();
         // Only root may change a file's owner.

@@ -153,10 +153,10 @@ mod tests {
         // A database restricts it to its own user.
         std::fs::set_permissions(&data, Permissions::from_mode(0o700)).unwrap();
         make(&step(data.clone(), empty.clone())).unwrap();
-        assert_eq!(mode(&data), 0o700, "it keeps it over a restart");
+        assert_eq!(mode(&data), 0o700, "it keeps the mode after a restart");
         std::fs::set_permissions(&data, Permissions::from_mode(UNREADY)).unwrap();
         make(&step(data.clone(), empty)).unwrap();
-        assert_eq!(mode(&data), 0o777, "its making was cut off");
+        assert_eq!(mode(&data), 0o777, "its creation was interrupted");
         std::os::unix::fs::symlink(&outside, data.join("link")).unwrap();
 
         remove_pod_dir(&pod_dir).unwrap();
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_container_mounted_on_its_volume_is_not_looked_at() {
+    fn a_mount_by_a_container_on_its_volume_is_not_accessed() {
         let root = Scratch::new("dead");
         let pod_dir = root.0.join("pods/u");
         let data = pod_dir.join("volumes/kubernetes.io~empty-dir/data");
@@ -204,7 +204,7 @@ mod tests {
         for _ in 0..2 {
             make(&steps).unwrap();
             assert_eq!((mode(&shared), mode(&secret)), (0o3777, 0o755));
-            assert_eq!(mode(secret.parent().unwrap()), 0o700, "nobody but root comes to it from outside");
+            assert_eq!(mode(secret.parent().unwrap()), 0o700, "only root has access from outside");
             let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
             let own: Vec<&str> =
                 mounts.lines().filter(|line| line.contains(&*root.0.to_string_lossy())).collect();

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{
 };
 
 use crate::model::SortedMap;
-use crate::model::object::{TOKEN_KEY, TokenWish};
+use crate::model::object::{TOKEN_KEY, TokenRequest};
 use crate::model::{DesiredPod, Object, ObjectKind, Objects};
 use crate::render::{NodeSettings, file_field, file_resource};
 use crate::text::quoted;
@@ -167,7 +167,7 @@ impl Files<'_> {
     /// one may read it.
     fn token(&mut self, source: &ServiceAccountTokenProjection) {
         let pod = &self.from.pod.pod;
-        let wish = TokenWish::of(pod, source);
+        let wish = TokenRequest::of(pod, source);
         let known = self.from.objects.find(self.from.pod, ObjectKind::Token, &wish.name());
         let Some(object) = known.cloned() else {
             let account = quoted(&wish.account);
@@ -247,7 +247,7 @@ mod tests {
         shown_to("file", volume, &objects())
     }
 
-    /// What a pod from that source sees in the volume.
+    /// What a pod of that source sees in the volume.
     fn shown_to(source: &str, volume: Value, objects: &Objects) -> String {
         let volume: Volume = serde_json::from_value(volume).unwrap();
         let annotations = json!({"kubernetes.io/config.source": source});
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_its_readers_alone_once_the_pod_says_who_that_is() {
+    fn a_token_is_readable_only_by_the_pods_user_if_it_defines_one() {
         let as_user = |user: i64| json!({"runAsUser": user});
         for (pod, init, app, debugger, wanted) in [
             (json!({}), json!({}), json!({}), None, "644 None"),

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_must_be_what_it_is_said_to_be() {
+    fn a_path_must_have_its_type() {
         let root = std::env::temp_dir().join(format!("smolet-host-path-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&root);
         std::fs::create_dir(&root).unwrap();
@@ -154,7 +154,7 @@ mod tests {
             });
             assert_eq!(found[0].check().err().map(|error| error.0), wanted, "{} as {kind}", path.display());
         }
-        assert_eq!(host_paths(&root, ""), [], "not looked at");
+        assert_eq!(host_paths(&root, ""), [], "not checked");
         std::fs::remove_dir_all(&root).unwrap();
     }
 }

@@ -43,7 +43,7 @@ pub use env_file::{EnvFile, of as env_files};
 pub use host_path::{HostPath, of as host_paths};
 pub use mounts::{ImageVolume, Mounts, VolumeImages, container_mounts, image_volumes, needs_variables};
 pub use nfs::{Nfs, of as nfs_volumes};
-pub use program::Wanted;
+pub use program::KillOnDrop;
 pub use remove::{pod_dir as remove_pod_dir, volumes as remove_volumes};
 
 /// Why a volume could not be set up. Shown in the pod's status and its events.
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_made_of_other_things_is_made_anew() {
+    fn only_volumes_of_objects_are_written_again() {
         let volumes = json!([
             {"name": "conf", "configMap": {"name": "m"}}, {"name": "data", "emptyDir": {}},
             {"name": "dev", "hostPath": {"path": "/dev"}}, {"name": "net", "nfs": {"server": "nas", "path": "/"}}, {"name": "key", "secret": {"secretName": "s"}}]);

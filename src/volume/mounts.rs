@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_out_of_a_volume_or_is_not_known_is_an_error() {
+    fn a_path_out_of_a_volume_or_an_unknown_volume_is_an_error() {
         for (mount, wanted) in [
             (json!({"name": "no"}), "cannot find volume \"no\" to mount into container \"c\""),
             (json!({"name": "gone"}), "cannot find volume \"gone\" to mount into container \"c\""),

@@ -130,9 +130,9 @@ const CLIENTS: [&str; 4] =
 fn outcome(ended: &io::Result<Ended>, seconds: u64) -> String {
     match ended.as_ref().map(|ended| ended.status) {
         Err(error) => error.to_string(),
-        Ok(None) => format!("not over after {seconds} s, and killed"),
+        Ok(None) => format!("not finished after {seconds} s; killed"),
         Ok(Some(status)) => match (status.code(), status.signal()) {
-            (Some(0), _) => "it says that it went well, and nothing is mounted".to_owned(),
+            (Some(0), _) => "it exited successfully, and nothing is mounted".to_owned(),
             (Some(code), _) => format!("exit status {code}"),
             (None, signal) => format!("signal: {}", signal.unwrap_or_default()),
         },
@@ -236,11 +236,7 @@ impl Mounted {
         let _ = write!(why, "\nUnmounting arguments: {arguments}");
         said(&mut why, &ended);
         if ended.is_ok_and(|ended| ended.status.is_none()) {
-            let _ = write!(
-                why,
-                "\nBring back the server {}, or give up what is not written: umount -l",
-                self.server
-            );
+            let _ = write!(why, "\nRestore the server {}, or give up unwritten data: umount -l", self.server);
         }
         Err(self.failed(&why))
     }
@@ -303,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_on_servers_is_unmounted_and_nothing_else() {
+    fn only_mounts_of_servers_are_unmounted() {
         let ours = |lines: &[&str]| {
             let table = format!("9 1 {}\n", lines.join("\n9 1 "));
             let found = ours(&mounts::parse(&table), Path::new("/r x/u"))?;
@@ -343,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn how_programs_fail_is_said_in_the_kubelets_words() {
+    fn failures_of_programs_have_the_kubelets_wording() {
         use std::os::unix::process::ExitStatusExt as _;
         use std::process::ExitStatus;
         let ended = |status, output: &str| Ok(Ended { status, output: output.to_owned() });
@@ -353,8 +349,8 @@ mod tests {
                 "exit status 32\nOutput: mount.nfs: Connection refused",
             ),
             (ended(Some(ExitStatus::from_raw(9)), " \n"), "signal: 9"),
-            (ended(None, ""), "not over after 120 s, and killed"),
-            (ended(Some(ExitStatus::from_raw(0)), ""), "it says that it went well, and nothing is mounted"),
+            (ended(None, ""), "not finished after 120 s; killed"),
+            (ended(Some(ExitStatus::from_raw(0)), ""), "it exited successfully, and nothing is mounted"),
             (Err(io::Error::from(io::ErrorKind::NotFound)), "entity not found"),
         ] {
             let mut why = outcome(&of, 120);

@@ -11,20 +11,20 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::limits::{PROGRAM_LOOK, PROGRAM_OUTPUT_BYTES_MAX};
+use crate::limits::{PROGRAM_OUTPUT_BYTES_MAX, PROGRAM_POLL_PERIOD};
 
 /// Kills the program when dropped: its result is no longer needed.
 #[derive(Debug, Default)]
-pub struct Wanted(Arc<AtomicBool>);
+pub struct KillOnDrop(Arc<AtomicBool>);
 
-impl Wanted {
+impl KillOnDrop {
     /// For the thread that runs the program: true when the result is no longer needed.
     pub fn dropped(&self) -> Arc<AtomicBool> {
         self.0.clone()
     }
 }
 
-impl Drop for Wanted {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -71,12 +71,12 @@ pub(crate) fn run(
             }
         }
         if is_open {
-            let wait = Timespec::try_from(PROGRAM_LOOK).ok();
+            let wait = Timespec::try_from(PROGRAM_POLL_PERIOD).ok();
             // The result does not matter: the next iteration checks the process.
             let _ = poll(&mut [PollFd::new(&reader, PollFlags::IN)], wait.as_ref());
         } else {
             std::thread::sleep(pause);
-            pause = (pause * 2).min(PROGRAM_LOOK);
+            pause = (pause * 2).min(PROGRAM_POLL_PERIOD);
         }
     };
     if is_open {
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_program_says_and_how_it_ends_is_told() {
+    fn output_and_exit_status_are_returned() {
         let ended = sh("echo out; echo err >&2; cat; exit 32", LONG);
         assert_eq!((ended.status.unwrap().code(), &*ended.output), (Some(32), "out\nerr\n"));
         let went_well = |ended: &Ended| ended.status.is_some_and(|status| status.success());
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_leaves_running_is_not_waited_for() {
+    fn a_daemon_that_it_started_is_not_waited_for() {
         let begun = Instant::now();
         let ended = sh("sleep 60 & echo $!", LONG);
         assert!(ended.status.is_some() && begun.elapsed() < Duration::from_secs(30));
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_hangs_is_ended_with_all_that_it_began() {
+    fn a_program_that_hangs_is_killed_with_its_children() {
         let gone = |ended: &Ended| {
             let pid = ended.output.trim().to_owned();
             let begun = Instant::now();
@@ -157,7 +157,7 @@ mod tests {
         assert!(ended.status.is_none());
         gone(&ended);
         assert!(sh("exec >&- 2>&-; sleep 600", Duration::from_millis(300)).status.is_none());
-        let wanted = Wanted::default();
+        let wanted = KillOnDrop::default();
         let dropped = wanted.dropped();
         std::thread::scope(|scope| {
             let line = ["-c".to_owned(), "sleep 600 & echo $!; wait".to_owned()];

@@ -158,11 +158,10 @@ fn name(part: Component<'_>) -> &str {
 mod tests {
     use super::*;
 
-    /// An NFS volume is unmounted elsewhere, with a deadline. Until it is, nothing is removed, and whatever is mounted
-    /// meanwhile, nothing through it.
-    /// between, nothing through it.
+    /// An NFS volume is unmounted elsewhere, with a deadline. Until it is, nothing is removed, and nothing through a mount that
+    /// appears meanwhile.
     #[test]
-    fn nothing_is_removed_through_a_servers_volume() {
+    fn nothing_is_removed_through_an_nfs_volume() {
         use rustix::mount::{MountFlags, mount};
         let root = std::env::temp_dir().join(format!("smolet-remove-nfs-{}", std::process::id()));
         let (own, volume) =
@@ -196,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_smolet_mounts_is_its_own() {
+    fn only_mounts_of_smolet_are_its_own() {
         for (below, kind, ours) in [
             ("volumes/kubernetes.io~secret/s", "tmpfs", Some(true)),
             ("volumes/kubernetes.io~projected/s", "tmpfs", Some(true)),

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_bound_once_and_another_takes_its_place() {
+    fn a_subpath_is_bound_once_and_replaced_by_another() {
         let scratch = Scratch::new("bind");
         let volume = scratch.0.join("volume");
         std::fs::write(volume.join("file"), "text").unwrap();
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_node_mounted_in_a_part_stays_there_when_the_pod_goes() {
+    fn mounts_of_the_node_in_a_subpath_stay_when_the_pod_is_removed() {
         use rustix::mount::{MountFlags, mount};
         let scratch = Scratch::new("shared");
         let volume = scratch.0.join("volume");
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_made_with_the_volumes_mode() {
+    fn missing_directories_are_created_with_the_volumes_mode() {
         let scratch = Scratch::new("make");
         let volume = scratch.0.join("volume");
         std::fs::set_permissions(&volume, std::fs::Permissions::from_mode(0o2777)).unwrap();
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_leads_out_of_the_volume() {
+    fn a_subpath_cannot_leave_the_volume() {
         let scratch = Scratch::new("escape");
         let volume = scratch.0.join("volume");
         let outside = scratch.0.join("outside");
@@ -331,12 +331,12 @@ mod tests {
             assert!(error.starts_with("failed to ") && !error.contains("outside"), "{part}: {error}");
             assert_eq!(scratch.mounts(), 0, "{part}");
         }
-        assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 1, "nothing was made there");
+        assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 1, "nothing was created there");
     }
 
-    /// A container keeps swapping a directory for a symlink: what is bound is never outside.
+    /// A container keeps replacing a directory by a symlink: what is bound is never outside.
     #[test]
-    fn a_link_that_comes_in_between_is_not_followed() {
+    fn a_link_that_appears_meanwhile_is_not_followed() {
         let scratch = Scratch::new("race");
         let (volume, outside) = (scratch.0.join("volume"), scratch.0.join("outside"));
         std::fs::create_dir_all(outside.join("x")).unwrap();

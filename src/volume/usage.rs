@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_empty_dir_takes_on_the_disk_is_held_against_its_limit() {
+    fn an_empty_dirs_disk_usage_is_compared_with_its_limit() {
         let root = std::env::temp_dir().join(format!("smolet-usage-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&root);
         let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [], "volumes": [
@@ -207,13 +207,13 @@ mod tests {
         let found = limited(&pod, root.to_str().unwrap());
         assert_eq!(found.iter().map(|one| &*one.name).collect::<Vec<_>>(), ["a"]);
         let (dir, outgrown) = (&found[0].path, || look_at(&found[0]));
-        assert_eq!(outgrown(), None, "it is not there yet");
+        assert_eq!(outgrown(), None, "it does not exist yet");
         std::fs::create_dir_all(dir.join("deep/er")).unwrap();
         std::fs::write(dir.join("deep/er/x"), vec![1; 600 << 10]).unwrap();
         std::fs::hard_link(dir.join("deep/er/x"), dir.join("again")).unwrap();
         std::os::unix::fs::symlink("/", dir.join("all")).unwrap();
         std::fs::File::create(dir.join("sparse")).unwrap().set_len(1 << 30).unwrap();
-        assert_eq!(outgrown(), None, "two names of one file, a link and a hole take nothing");
+        assert_eq!(outgrown(), None, "a hard link, a symlink and a hole use nothing");
         std::fs::write(dir.join("y"), vec![1; 500 << 10]).unwrap();
         // deep, deep/er, x under one of its names, the link, the sparse file and y.
         let (bytes, inodes) = measured(dir).unwrap();
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_pod_what_it_has_on_the_disk_is_counted() {
+    fn a_pods_files_on_the_disk_are_counted() {
         let root = std::env::temp_dir().join(format!("smolet-usage-pod-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&root);
         assert_eq!(measured_pod(&root), (0, 0));
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_mounted_in_an_empty_dir_is_not_looked_at() {
+    fn a_mount_in_an_empty_dir_is_not_accessed() {
         let root = std::env::temp_dir().join(format!("smolet-usage-away-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&root);
         let path = root.join("a");
@@ -261,13 +261,13 @@ mod tests {
         let is_measured = known.err() != Some(Errno::NOSYS);
         for (at, outgrown) in [(path.join("deep/away"), is_measured), (path, false)] {
             let away = mounts::SilentServer::mount(&at);
-            let (found, told) = std::sync::mpsc::channel();
+            let (found, result) = std::sync::mpsc::channel();
             let theirs = limited.clone();
             std::thread::spawn(move || found.send(look_at(&theirs).is_some()));
-            let told = told.recv_timeout(std::time::Duration::from_mins(1));
+            let result = result.recv_timeout(std::time::Duration::from_mins(1));
             // A hung thread gets an error.
             drop(away);
-            assert_eq!(told, Ok(outgrown), "{}", at.display());
+            assert_eq!(result, Ok(outgrown), "{}", at.display());
         }
         std::fs::remove_dir_all(&root).unwrap();
     }

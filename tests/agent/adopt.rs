@@ -1,4 +1,4 @@
-//! Agents that restart, pods that others made, agents that die at the worst moment.
+//! Agents that restart, pods of other agents, agents that are killed at the worst moment.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ fn map(entries: &[(&str, &str)]) -> BTreeMap<String, String> {
     entries.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
 
-/// A pod as a kubelet, or the smolet of `node`, makes it.
+/// A pod of a kubelet, or of the smolet of `node`.
 pub fn foreign(fake: &Fake, name: &str, uid: &str, node: Option<&str>) {
     let labels = map(&[
         ("io.kubernetes.pod.name", name),
@@ -51,7 +51,7 @@ pub fn foreign(fake: &Fake, name: &str, uid: &str, node: Option<&str>) {
 }
 
 #[test]
-fn a_restarted_agent_takes_its_pods_over_as_they_are() {
+fn a_restarted_agent_adopts_its_pods_unchanged() {
     let world = World::new();
     world.run("web", APP);
     world.run(
@@ -71,7 +71,7 @@ fn a_restarted_agent_takes_its_pods_over_as_they_are() {
 }
 
 #[test]
-fn a_manifest_removed_while_no_agent_ran_ends_its_pod_as_it_asked_to_be_ended() {
+fn a_manifest_removed_while_no_agent_ran_terminates_its_pod_with_its_grace_period() {
     let world = World::new();
     world.run("web", APP);
     world.run("other", APP);
@@ -105,13 +105,13 @@ fn a_manifest_changed_while_no_agent_ran_replaces_its_pod_in_order() {
 }
 
 #[test]
-fn a_pod_that_may_not_be_replaced_yet_keeps_its_name_to_itself() {
+fn a_pod_that_must_not_be_replaced_yet_blocks_its_name() {
     let world = World::new();
     world.run("web", APP);
     let old = world.uid("web");
     world.kill();
     world.put("web", &format!("hostname: other, {APP}"));
-    // As long as this one cannot be read, nothing is ended.
+    // While this one cannot be read, nothing is terminated.
     world.put_text("broken", "kind: [\n");
     world.start();
     world.pass(20);
@@ -139,13 +139,13 @@ fn an_image_changed_while_no_agent_ran_restarts_that_container_alone() {
 }
 
 #[test]
-fn pods_of_others_are_never_touched() {
+fn pods_of_other_agents_are_never_changed() {
     let world = World::without_agent();
     foreign(&world.fake, "theirs", "uid-1", Some("other-node"));
     foreign(&world.fake, "kubelets", "uid-2", None);
     // The same name as a pod of ours, and another UID.
     foreign(&world.fake, &full("lone"), "uid-3", None);
-    // Somebody copied our annotation; by this UID the directory of all pods would be removed.
+    // A copy of our annotation; with this UID the directory of all pods would be removed.
     foreign(&world.fake, "odd", "..", Some(NODE));
     world.start();
     world.run("web", APP);
@@ -165,7 +165,7 @@ fn pods_of_others_are_never_touched() {
 }
 
 #[test]
-fn a_running_pod_with_the_wanted_uid_is_taken_over_and_remembered() {
+fn a_running_pod_with_the_desired_uid_is_adopted_and_recorded() {
     let world = World::without_agent();
     foreign(&world.fake, &full("web"), UID, None);
     let manifest =
@@ -182,13 +182,13 @@ fn a_running_pod_with_the_wanted_uid_is_taken_over_and_remembered() {
     world.remove("web");
     world.start();
     world.until("its end", |world| world.fake.state().sandboxes.is_empty());
-    // What the pod itself says, as its manifest is not there any more.
+    // From the pod's labels, because its manifest is gone.
     assert_eq!(world.actions()[0], "StopContainer web/app#0 grace=5");
     world.wait("the record's end", |_| !remembered());
 }
 
 #[test]
-fn an_agent_that_dies_between_create_and_start_leaves_nothing_doubled() {
+fn an_agent_killed_between_create_and_start_leaves_no_duplicate() {
     let world = World::new();
     world.fake.hang("StartContainer");
     world.put("web", APP);
@@ -200,12 +200,12 @@ fn an_agent_that_dies_between_create_and_start_leaves_nothing_doubled() {
     world.pass(5);
     assert_eq!(world.running().len(), 1);
     assert_eq!(world.count("RunPodSandbox"), 0);
-    // The runtime may yet carry out the call that was cut off.
+    // The runtime may still execute the interrupted call.
     assert!(world.count("StartContainer") <= 1, "{:?}", world.actions());
 }
 
 #[test]
-fn an_agent_that_dies_in_any_call_leaves_nothing_doubled() {
+fn an_agent_killed_during_any_call_leaves_no_duplicate() {
     for method in ["RunPodSandbox", "PodSandboxStatus", "CreateContainer", "StartContainer"] {
         for done in [false, true] {
             let world = World::new();
@@ -237,7 +237,7 @@ fn an_agent_that_dies_in_any_call_leaves_nothing_doubled() {
 }
 
 #[test]
-fn an_agent_that_dies_while_a_pod_ends_goes_on_ending_it() {
+fn an_agent_killed_during_a_termination_continues_it() {
     for method in ["StopContainer", "StopPodSandbox", "RemoveContainer", "RemovePodSandbox"] {
         let world = World::new();
         world.run("web", APP);
@@ -254,7 +254,7 @@ fn an_agent_that_dies_while_a_pod_ends_goes_on_ending_it() {
 }
 
 #[test]
-fn the_files_of_a_wanted_pod_stay_when_the_runtime_forgot_it_while_no_agent_ran() {
+fn the_files_of_a_desired_pod_are_kept_when_the_runtime_lost_it_while_no_agent_ran() {
     let world = World::new();
     world.run("web", APP);
     let kept = world.pod_dir("web").join("kept");
@@ -264,7 +264,7 @@ fn the_files_of_a_wanted_pod_stay_when_the_runtime_forgot_it_while_no_agent_ran(
     world.start();
     world.until("the pod", |world| world.phase("web") == "Running");
     world.pass(3);
-    assert_eq!(std::fs::read_to_string(&kept).ok().as_deref(), Some("data"), "no leftover: it is wanted");
+    assert_eq!(std::fs::read_to_string(&kept).ok().as_deref(), Some("data"), "not a leftover: it is desired");
 }
 
 #[test]
@@ -274,7 +274,7 @@ fn after_a_reboot_every_pod_gets_a_new_sandbox() {
     world.kill();
     world.fake.reboot();
     world.start();
-    // Not its phase: of a pod whose containers have exited and start again that is Running too.
+    // Not its phase, which is Running too for a pod whose exited containers start again.
     world.until("the pod", |world| world.running() == ["web/app#1"]);
     assert_eq!(world.sandbox("web", |sandbox| sandbox.attempt()), 1);
     assert_eq!(world.count("RunPodSandbox"), 1);

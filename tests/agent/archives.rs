@@ -1,4 +1,4 @@
-//! Image archives, and what they bring to pods. That containerd takes their blobs is shown on a real one.
+//! Image archives and their images for pods. Their blobs are tested with a real containerd.
 
 use std::process::Command;
 use std::time::Duration;
@@ -16,7 +16,7 @@ fn world() -> World {
     world
 }
 
-/// Puts an archive as `docker save` writes it, with one image of that content under those names.
+/// Adds an archive in the format of `docker save`, with one image of that content under those names.
 fn archive(world: &World, name: &str, content: &str, names: &[&str]) {
     let dir = world.path("save");
     std::fs::create_dir(&dir).unwrap();
@@ -43,7 +43,7 @@ fn remove(world: &World, name: &str) {
     std::fs::remove_file(world.path("root").join("images").join(name)).unwrap();
 }
 
-/// The archive whose image a name is, and its digest.
+/// The archive and the digest of a named image.
 fn holder(world: &World, image: &str) -> Option<(String, String)> {
     let state = world.fake.state();
     let record = state.store.records.get(image)?;
@@ -55,13 +55,13 @@ fn is_of(world: &World, image: &str, archive: &str) -> bool {
     holder(world, image).is_some_and(|(holder, _)| holder == archive)
 }
 
-/// The calls that wrote a record of that image.
+/// Number of calls that wrote a record of that image.
 fn writes(world: &World, image: &str) -> usize {
     let state = world.fake.state();
     state.calls.iter().filter(|call| call.method.starts_with("Images/") && call.target == image).count()
 }
 
-/// Lets the agent look at all archives: it comes to this one last.
+/// Lets the agent scan all archives: this one is processed last.
 fn look(world: &World, content: &str) {
     archive(world, "0.tar", content, &["last:1"]);
     let before = holder(world, "docker.io/library/last:1");
@@ -89,18 +89,18 @@ fn an_image_of_two_archives_is_that_of_the_last_and_is_not_imported_again() {
 }
 
 #[test]
-fn the_image_goes_to_the_next_archive_when_the_last_has_it_no_more() {
+fn the_image_is_taken_from_the_next_archive_when_the_last_no_longer_has_it() {
     let world = world();
     archive(&world, "a.tar", "a", &["app:1"]);
     archive(&world, "b.tar", "bb", &["app:1", "other:1"]);
     world.start();
     look(&world, "first");
     assert!(is_of(&world, APP, "b.tar"));
-    // It changes, and is without it.
+    // It changes, and no longer has the image.
     archive(&world, "b.tar", "bbb", &["other:1"]);
     world.until("the other's image", |world| is_of(world, APP, "a.tar"));
     assert!(is_of(&world, "docker.io/library/other:1", "b.tar"));
-    // It has it again, and goes.
+    // It has it again, and is removed.
     archive(&world, "b.tar", "bbbb", &["app:1"]);
     world.until("the last one's image", |world| is_of(world, APP, "b.tar"));
     world.until("what it had before is released", |world| {
@@ -108,7 +108,7 @@ fn the_image_goes_to_the_next_archive_when_the_last_has_it_no_more() {
     });
     remove(&world, "b.tar");
     world.until("the other's image again", |world| is_of(world, APP, "a.tar"));
-    // While the agent is away too.
+    // Also while the agent is stopped.
     archive(&world, "c.tar", "c", &["app:1"]);
     world.until("that of a third", |world| is_of(world, APP, "c.tar"));
     world.stop();
@@ -122,7 +122,7 @@ fn the_lease_of_an_import_that_was_killed_ends_with_the_next_start() {
     let world = world();
     let leases = |world: &World| world.fake.state().store.leases.len();
     world.fake.state().store.leases.extend(["smolet-images-gw".to_owned(), "another's".to_owned()]);
-    // The first look fails.
+    // The first scan fails.
     world.fake.fail("Images/List", 1, 14, "not yet");
     world.start();
     world.until("its end", |world| leases(world) == 1);
@@ -137,7 +137,7 @@ fn the_lease_of_an_import_that_was_killed_ends_with_the_next_start() {
 }
 
 #[test]
-fn an_image_that_comes_while_a_pod_ends_does_not_bring_back_its_old_version() {
+fn an_image_imported_during_a_termination_does_not_restart_the_old_pod() {
     let world = world();
     world.fake.program("app", Program::STUBBORN);
     world.start();
@@ -152,14 +152,14 @@ fn an_image_that_comes_while_a_pod_ends_does_not_bring_back_its_old_version() {
     archive(&world, "a.tar", "a", &["busybox:1"]);
     world.until("the import", |world| is_of(world, "docker.io/library/busybox:1", "a.tar"));
     world.leap_for(Duration::from_secs(1));
-    assert_eq!(world.count("RunPodSandbox"), 1, "it still ends");
+    assert_eq!(world.count("RunPodSandbox"), 1, "it is still terminating");
     world.until("the new version", |world| world.count("StartContainer web/app") == 2);
     let image = world.status_of("web", "app").unwrap().image;
     assert!(image.contains("busybox:2"), "{image}");
 }
 
 #[test]
-fn images_are_told_of_whatever_goes_wrong_behind_them_and_the_lease_ends_later() {
+fn images_are_reported_despite_later_errors_and_the_lease_ends_later() {
     for (broken, of) in [("Leases/Delete", ""), ("Images/Create", "zz:1")] {
         let world = world();
         world.fake.missing_image("app:1");

@@ -1,4 +1,4 @@
-//! Manifests that change, go, come back, break or clash.
+//! Manifests that change, are removed, restored, become invalid or conflict.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ fn an_image_changed_while_a_container_starts_waits_for_that_start() {
     world.fake.clear_calls();
     world.put("web", "containers: [{name: app, image: 'busybox:2'}]");
     world.until("the new one", |world| world.running() == ["web/app#1"]);
-    // A start whose caller went away may still take effect: it is waited for, then stopped as any other.
+    // An abandoned start may still take effect: it is waited for, then stopped as any other.
     assert_eq!(
         world.actions(),
         ["StopContainer web/app#0 grace=30", "CreateContainer web/app#1", "StartContainer web/app#1"]
@@ -50,7 +50,7 @@ fn an_image_changed_while_a_container_starts_waits_for_that_start() {
 }
 
 #[test]
-fn a_pod_that_is_to_end_while_a_container_starts_waits_for_that_start() {
+fn a_removed_pod_waits_for_the_start_of_its_container() {
     type End = fn(&World);
     let ends: [End; 2] = [|world| world.remove("web"), |world| world.tell(Stop::Prepare(None))];
     for end in ends {
@@ -65,7 +65,7 @@ fn a_pod_that_is_to_end_while_a_container_starts_waits_for_that_start() {
         world.fake.clear_calls();
         end(&world);
         world.until("its end", |world| world.count("StopPodSandbox") > 0);
-        // The runtime has started it, and nothing else was made meanwhile.
+        // The runtime has started it, and nothing else was created meanwhile.
         let actions = world.actions();
         assert_eq!(actions[0], "StopContainer web/app#0 grace=8", "{actions:?}");
         let state = world.fake.state();
@@ -74,7 +74,7 @@ fn a_pod_that_is_to_end_while_a_container_starts_waits_for_that_start() {
 }
 
 #[test]
-fn what_a_pod_waits_for_does_not_hold_up_its_end() {
+fn operations_of_a_pod_do_not_delay_its_termination() {
     let world = World::new();
     // A hook, and a container that is being stopped for another image.
     world.fake.hang("ExecSync");
@@ -104,7 +104,7 @@ fn what_a_pod_waits_for_does_not_hold_up_its_end() {
 }
 
 #[test]
-fn any_other_change_ends_the_old_pod_before_the_new_one_starts() {
+fn any_other_change_terminates_the_old_pod_before_the_new_one_starts() {
     let init = "initContainers: [{name: one, image: 'busybox:1'}], ";
     let pod = format!("{init}{PAIR}");
     for changed in [pod.replacen("busybox:1", "busybox:2", 1), format!("{init}hostname: other, {PAIR}")] {
@@ -134,7 +134,7 @@ fn any_other_change_ends_the_old_pod_before_the_new_one_starts() {
 }
 
 #[test]
-fn a_removed_manifest_ends_its_pod_with_everything_of_it() {
+fn a_removed_manifest_terminates_its_pod_and_removes_everything() {
     let world = World::new();
     world.run("web", PAIR);
     world.run("other", APP);
@@ -147,7 +147,7 @@ fn a_removed_manifest_ends_its_pod_with_everything_of_it() {
     stops.truncate(2);
     stops.sort();
     assert_eq!(stops, ["StopContainer web/app#0 grace=8", "StopContainer web/more#0 grace=8"]);
-    assert_eq!(world.count("StopPodSandbox web#0"), 2, "once to end it, once to be sure");
+    assert_eq!(world.count("StopPodSandbox web#0"), 2, "once for the termination, once before the removal");
     assert_eq!((world.count("RemoveContainer web/"), world.count("RemovePodSandbox web#0")), (2, 1));
     assert!(!logs.exists() && !pod_dir.exists());
     assert_eq!(names(&world.path("logs")).len(), 1);
@@ -156,13 +156,13 @@ fn a_removed_manifest_ends_its_pod_with_everything_of_it() {
 }
 
 #[test]
-fn a_manifest_restored_while_its_pod_ends_begins_afresh_afterwards() {
+fn a_manifest_restored_during_the_termination_starts_a_new_pod_afterwards() {
     let world = World::without_agent();
     world.fake.program("app", Program::exits(1, Duration::from_secs(1)));
     world.fake.program("more", Program::STUBBORN);
     world.put("web", PAIR);
     world.start();
-    // Deep in the back-off, which is to be forgotten.
+    // Deep in the back-off, which is reset.
     world.until("the fourth start", |world| world.count("StartContainer web/app") == 4);
     world.pass(2);
     world.fake.clear_calls();
@@ -171,17 +171,17 @@ fn a_manifest_restored_while_its_pod_ends_begins_afresh_afterwards() {
     assert!(world.pod("web").unwrap().metadata.deletion_timestamp.is_some());
     world.put("web", PAIR);
     world.pass(3);
-    assert_eq!(world.count("RunPodSandbox"), 0, "it still ends");
+    assert_eq!(world.count("RunPodSandbox"), 0, "it is still terminating");
     world.until("the second life", |world| world.count("StartContainer web/app#0") == 1);
     assert_eq!(world.count("RemovePodSandbox web#0"), 1);
     assert_eq!(world.count("RunPodSandbox web#0"), 1);
     world.pass(4);
-    assert_eq!(world.count("StartContainer web/app#1"), 1, "the first restart waits for nothing");
+    assert_eq!(world.count("StartContainer web/app#1"), 1, "the first restart has no back-off");
     assert!(world.pod("web").unwrap().metadata.deletion_timestamp.is_none());
 }
 
 #[test]
-fn a_manifest_that_becomes_invalid_leaves_its_pod_alone() {
+fn a_manifest_that_becomes_invalid_leaves_its_pod_running() {
     let world = World::new();
     world.run("web", APP);
     world.run("other", APP);
@@ -194,7 +194,7 @@ fn a_manifest_that_becomes_invalid_leaves_its_pod_alone() {
     world.until("the other's change", |world| world.running().contains(&"other/app#1".to_owned()));
     assert!(world.running().contains(&"web/app#0".to_owned()));
     assert!(world.describe("web").contains("InvalidManifest"), "{}", world.describe("web"));
-    // The agent that starts now knows of the pod from the runtime alone.
+    // The agent that starts now knows the pod only from the runtime.
     for ending in [World::stop, World::kill] {
         ending(&world);
         world.start();
@@ -210,7 +210,7 @@ fn a_manifest_that_becomes_invalid_leaves_its_pod_alone() {
 }
 
 #[test]
-fn a_manifest_removed_while_another_is_invalid_is_ended_once_all_are_valid() {
+fn a_manifest_removed_while_another_is_invalid_is_terminated_once_all_are_valid() {
     let world = World::new();
     world.run("web", APP);
     world.put_text("other", "kind: [\n");
@@ -226,7 +226,7 @@ fn a_manifest_removed_while_another_is_invalid_is_ended_once_all_are_valid() {
 }
 
 #[test]
-fn of_two_manifests_of_one_pod_the_running_one_stays_and_both_are_named() {
+fn of_two_manifests_of_one_pod_the_running_one_stays_and_both_are_reported() {
     let world = World::new();
     world.run("web", APP);
     world.pass(3);
@@ -257,7 +257,7 @@ fn of_two_manifests_of_one_pod_the_running_one_stays_and_both_are_named() {
 }
 
 #[test]
-fn a_manifest_edited_twice_while_the_old_pod_ends_runs_as_written_last() {
+fn a_manifest_edited_twice_during_the_termination_runs_in_its_last_version() {
     let world = World::without_agent();
     world.fake.program("app", Program::STUBBORN);
     world.start();

@@ -1,4 +1,4 @@
-//! Everything at random, then an end to all trouble: what is wanted runs, once, and nothing else is left.
+//! Random faults, then none: the desired pods run, once, and nothing else is left.
 //! Other seeds by hand: `SMOLET_TEST_SEEDS=1000..1100`.
 
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ const CALLS: [&str; 12] = [
     "ContainerStatus",
 ];
 
-/// The spec number `version` of pod `name`: versions differ in an image, or in what makes another pod.
+/// Version `version` of the pod's spec: versions differ in an image, or in a field that replaces the pod.
 fn spec(version: usize) -> String {
     let image = version % 3 + 1;
     let host = version / 3 % 2;
@@ -169,7 +169,7 @@ impl Chaos {
         }
     }
 
-    /// What runs when all is as wanted: pod, container, image.
+    /// The desired state: pod, container, image.
     fn goal(&self) -> Vec<(String, String, String)> {
         let mut goal = Vec::new();
         for (name, version) in &self.wanted {
@@ -247,7 +247,7 @@ fn run(seed: u64, events: Option<EventService>) {
             chaos.world.leap_for(Duration::from_millis(millis));
         }
     }
-    // No more trouble. Longer than every back-off.
+    // No more faults. Longer than every back-off.
     chaos.world.fake.event_faults(EventFaults::default());
     for call in CALLS {
         chaos.world.fake.heal(call);
@@ -255,7 +255,7 @@ fn run(seed: u64, events: Option<EventService>) {
     if chaos.broken {
         chaos.world.remove("broken");
     }
-    // What no event told is found by a relist a minute after the last one.
+    // A missed change is found by a relist a minute after the last one.
     let mut seconds = 0;
     while !chaos.reached() {
         chaos.world.step();
@@ -272,7 +272,7 @@ fn run(seed: u64, events: Option<EventService>) {
     assert!(!chaos.world.table().contains("Problems"), "seed {seed}: {}", chaos.world.table());
     for name in ["one", "two", "three"] {
         let phase = if chaos.wanted.contains_key(name) { "Running" } else { "" };
-        // Real time for what the agent has not come to yet; no virtual time.
+        // Real time for the agent's remaining work; no virtual time.
         chaos.world.wait(&format!("seed {seed}: {name} is {phase:?}"), |world| world.phase(name) == phase);
     }
     let violations = chaos.world.fake.state().violations.clone();
@@ -280,16 +280,16 @@ fn run(seed: u64, events: Option<EventService>) {
 }
 
 #[test]
-fn after_any_trouble_exactly_what_is_wanted_runs() {
+fn after_any_faults_exactly_the_desired_pods_run() {
     seeds::to_run(0..6).for_each(|seed| run(seed, None));
 }
 
 #[test]
-fn the_same_with_the_cris_events_and_trouble_with_them() {
+fn the_same_with_the_cris_events_and_faults_of_them() {
     seeds::to_run(0..4).for_each(|seed| run(seed, Some(EventService::Cri)));
 }
 
 #[test]
-fn the_same_with_containerds_events_and_trouble_with_them() {
+fn the_same_with_containerds_events_and_faults_of_them() {
     seeds::to_run(0..4).for_each(|seed| run(seed, Some(EventService::Containerd)));
 }

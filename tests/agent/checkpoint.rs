@@ -1,4 +1,4 @@
-//! What survives the agent's end, a reboot, and a runtime that forgets.
+//! The checkpoint: what survives a restart of the agent, a reboot, and a runtime that loses its state.
 
 use std::time::{Duration, Instant};
 
@@ -18,13 +18,13 @@ pub fn checkpoint(world: &World) -> Option<Checkpoint<'static>> {
     Some(from_bytes(bytes.leak()).expect("what is on the disk is always whole"))
 }
 
-/// When the last checkpoint was written, in seconds since boot.
+/// Time of the last checkpoint, in seconds since boot.
 fn written(world: &World) -> Option<u64> {
     checkpoint(world).map(|kept| kept.written_ms / 1000)
 }
 
-/// Waits until what the agent says of its pods is in the file: the second change within ten seconds waits for them to
-/// pass, and the disk is not as quick as virtual time.
+/// Waits until the agent's state is in the file: the second change within ten seconds waits for them to pass, and the disk is
+/// slower than virtual time.
 pub fn pass_until_saved(world: &World) {
     let is_saved = || {
         let kept = checkpoint(world).unwrap_or_default();
@@ -46,7 +46,7 @@ pub fn pass_until_saved(world: &World) {
     panic!("nothing is saved: {}", world.trace());
 }
 
-/// The power goes, and the runtime forgets everything; the logs were on a disk of RAM.
+/// A power cut: the runtime loses everything; the logs were on a tmpfs.
 pub fn power_cut(world: &World) {
     {
         let mut state = world.fake.state();
@@ -60,7 +60,7 @@ pub fn power_cut(world: &World) {
 }
 
 #[test]
-fn restart_counts_and_last_ends_survive_a_reboot_in_which_the_runtime_forgets_everything() {
+fn restart_counts_and_last_terminations_survive_a_reboot_without_the_runtimes_state() {
     let world = World::without_agent();
     world.fake.program("app", Program::exits(3, SECOND));
     world.put("web", APP);
@@ -88,7 +88,7 @@ fn restart_counts_and_last_ends_survive_a_reboot_in_which_the_runtime_forgets_ev
 }
 
 #[test]
-fn a_container_that_ran_when_the_power_went_counts_on_and_so_does_one_removed_from_outside() {
+fn the_restart_count_continues_after_a_power_cut_and_a_removal_by_others() {
     let world = World::new();
     world.run("web", APP);
     for (restarts, reboot) in [(1, true), (2, false), (3, true)] {
@@ -101,7 +101,7 @@ fn a_container_that_ran_when_the_power_went_counts_on_and_so_does_one_removed_fr
         }
         world.start();
         world.until("it runs", |world| world.running() == [format!("web/app#{restarts}")]);
-        // Until the agent has seen it run, it may have been in vain.
+        // Until the agent has observed it running, it may not have started.
         let runs = |world: &World| world.status_of("web", "app")?.state?.running;
         world.until("its status", |world| runs(world).is_some());
         let status = world.status_of("web", "app").unwrap();
@@ -110,7 +110,7 @@ fn a_container_that_ran_when_the_power_went_counts_on_and_so_does_one_removed_fr
 }
 
 #[test]
-fn a_restart_of_the_agent_alone_counts_nothing() {
+fn a_restart_of_the_agent_does_not_increase_restart_counts() {
     let world = World::new();
     world.run("web", APP);
     let before = world.pod("web").unwrap().status.unwrap();
@@ -131,7 +131,7 @@ fn pass_until_saved_if_needed(world: &World) {
 }
 
 #[test]
-fn a_pod_that_has_ended_does_not_run_again() {
+fn a_terminated_pod_does_not_run_again() {
     for (code, phase) in [(0, "Succeeded"), (7, "Failed")] {
         let world = World::without_agent();
         world.fake.program("app", Program::exits(code, SECOND));
@@ -150,7 +150,7 @@ fn a_pod_that_has_ended_does_not_run_again() {
             assert_eq!(ended.exit_code, code);
             world.stop();
         }
-        // Its manifest comes again after it went: a new pod.
+        // Its manifest is restored after its removal: a new pod.
         world.start();
         world.remove("web");
         world.until("nothing left", |world| world.pods().is_empty());
@@ -160,7 +160,7 @@ fn a_pod_that_has_ended_does_not_run_again() {
 }
 
 #[test]
-fn a_crash_loop_waits_on_across_a_restart_of_the_agent() {
+fn a_crash_loops_back_off_survives_a_restart_of_the_agent() {
     for ending in [World::stop, World::kill] {
         let world = World::without_agent();
         world.fake.program("app", Program::exits(1, SECOND));
@@ -182,7 +182,7 @@ fn a_crash_loop_waits_on_across_a_restart_of_the_agent() {
 }
 
 #[test]
-fn the_active_deadline_counts_on_after_a_reboot() {
+fn the_active_deadline_continues_after_a_reboot() {
     let world = World::new();
     world.run("web", &format!("activeDeadlineSeconds: 60, {APP}"));
     world.pass(40);
@@ -197,12 +197,12 @@ fn the_active_deadline_counts_on_after_a_reboot() {
 }
 
 #[test]
-fn a_power_cut_takes_a_sixteenth_of_an_active_deadline_at_most() {
+fn a_power_cut_loses_at_most_a_sixteenth_of_an_active_deadline() {
     let world = World::new();
     world.run("web", &format!("activeDeadlineSeconds: 3600, {APP}"));
     for _ in 0..60 {
         world.leap(50);
-        // The disk is not as quick as virtual time.
+        // The disk is slower than virtual time.
         let lately = u64::try_from(world.seconds()).unwrap().saturating_sub(3600 / 16 + 50);
         world.wait("the checkpoint", |world| written(world) >= Some(lately));
     }
@@ -219,14 +219,14 @@ fn a_power_cut_takes_a_sixteenth_of_an_active_deadline_at_most() {
 }
 
 #[test]
-fn what_a_power_cut_takes_is_younger_than_ten_seconds() {
+fn a_power_cut_loses_at_most_the_last_ten_seconds() {
     let world = World::without_agent();
     world.fake.program("app", Program::exits(0, 40 * SECOND));
     world.put("job", &format!("restartPolicy: OnFailure, {APP}"));
     world.start();
     world.until("its start", |world| !world.running().is_empty());
     pass_until_saved(&world);
-    // Its end is known for so many seconds when the power goes.
+    // Seconds between its exit and the power cut.
     for (known_for, runs_again) in [(0, true), (12, false)] {
         world.until("its end", |world| world.phase("job") == "Succeeded");
         world.pass(known_for);
@@ -248,7 +248,7 @@ fn what_a_power_cut_takes_is_younger_than_ten_seconds() {
 }
 
 #[test]
-fn a_failed_pull_waits_on_across_a_restart_of_the_agent() {
+fn a_failed_pulls_back_off_survives_a_restart_of_the_agent() {
     let world = World::without_agent();
     world.fake.missing_image("gone:1");
     world.put("web", "containers: [{name: app, image: 'gone:1'}]");
@@ -272,7 +272,7 @@ fn changes_are_gathered_for_ten_seconds_and_nothing_is_written_while_nothing_cha
     }
     world.start();
     let (mut writes, begun) = (Vec::new(), Instant::now());
-    // In sixty seconds, unless the disk takes its time.
+    // In sixty seconds, unless the disk is slow.
     while writes.len() < 4 {
         assert!(begun.elapsed() < PATIENCE, "{writes:?}");
         world.step();
@@ -292,7 +292,7 @@ fn changes_are_gathered_for_ten_seconds_and_nothing_is_written_while_nothing_cha
 }
 
 #[test]
-fn the_agents_end_writes_at_once_and_with_nothing_to_keep_not_at_all() {
+fn the_agents_stop_writes_at_once_and_only_changes() {
     let world = World::new();
     world.stop();
     assert!(checkpoint(&world).is_none());
@@ -308,7 +308,7 @@ fn the_agents_end_writes_at_once_and_with_nothing_to_keep_not_at_all() {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_is_set_aside_and_the_pods_run_on() {
+fn an_unreadable_file_is_set_aside_and_the_pods_keep_running() {
     let world = World::new();
     world.run("web", APP);
     for aside in ["checkpoint.damaged", "checkpoint.newer"] {
@@ -325,7 +325,7 @@ fn a_file_that_cannot_be_read_is_set_aside_and_the_pods_run_on() {
 }
 
 #[test]
-fn pods_that_nobody_knows_any_more_are_forgotten() {
+fn unknown_pods_are_dropped() {
     let world = World::new();
     world.run("web", APP);
     world.run("other", APP);
@@ -340,7 +340,7 @@ fn pods_that_nobody_knows_any_more_are_forgotten() {
 }
 
 #[test]
-fn a_status_of_another_shape_is_not_believed() {
+fn a_status_with_invalid_structure_is_rejected() {
     let world = World::new();
     let manifest = |init: &str| {
         format!(
@@ -361,7 +361,7 @@ fn a_status_of_another_shape_is_not_believed() {
 }
 
 #[test]
-fn a_count_that_nobody_reaches_is_not_believed() {
+fn a_restart_count_out_of_range_is_rejected() {
     let world = World::new();
     world.run("web", APP);
     world.stop();
@@ -378,7 +378,7 @@ fn a_count_that_nobody_reaches_is_not_believed() {
 }
 
 #[test]
-fn a_full_disk_does_not_keep_a_pod_down_whose_sandbox_died() {
+fn a_full_disk_does_not_prevent_a_pods_new_sandbox() {
     let world = World::new();
     world.fake.program("first", Program::exits(0, SECOND));
     world.run(
@@ -391,13 +391,13 @@ fn a_full_disk_does_not_keep_a_pod_down_whose_sandbox_died() {
     let before = std::fs::read(&checkpoint).unwrap();
     world.fake.stop_sandbox("web-gw");
     world.until("it runs again", |world| world.running() == ["web/app#1"]);
-    assert_eq!(std::fs::read(&checkpoint).unwrap(), before, "the disk took nothing");
+    assert_eq!(std::fs::read(&checkpoint).unwrap(), before, "the write failed");
 }
 
 #[test]
-fn the_last_record_of_a_restart_count_goes_when_the_count_is_saved_and_not_before() {
+fn the_last_dead_container_is_removed_only_after_its_restart_count_is_saved() {
     let world = World::new();
-    // As far as the agent sees: a disk that takes nothing.
+    // For the agent this is a full disk.
     let obstacle = world.path("root/checkpoint.new");
     std::fs::create_dir(&obstacle).unwrap();
     let all = "restartPolicy: Never, restartPolicyRules: [{action: RestartAllContainers, exitCodes: {operator: In, values: [42]}}]";
@@ -411,7 +411,7 @@ fn the_last_record_of_a_restart_count_goes_when_the_count_is_saved_and_not_befor
     world.pass(45);
     assert_eq!((world.count("RemoveContainer"), checkpoint(&world)), (0, None), "{}", world.trace());
     assert!(world.describe("web").contains("CheckpointNotWritten"), "{}", world.describe("web"));
-    assert_eq!(world.running(), ["web/other#0"], "the agent goes on otherwise");
+    assert_eq!(world.running(), ["web/other#0"], "the agent continues otherwise");
 
     world.fake.program("app", Program::FOREVER);
     std::fs::remove_dir(&obstacle).unwrap();

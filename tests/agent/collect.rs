@@ -1,4 +1,4 @@
-//! Images that nobody needs go, and all others stay. How much goes for how full a disk is a table of `image::gc`.
+//! Image garbage collection: only unused images are removed. The thresholds are tested in `image::gc`.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::world::World;
 const APP: &str = "containers: [{name: app, image: 'busybox:1'}]";
 const PERIOD: u64 = 300;
 
-/// Whatever the disk has, it is over the threshold.
+/// Over the threshold whatever the disk's usage is.
 const FULL: ImageGcPolicy = ImageGcPolicy {
     high_percent: 0,
     low_percent: 0,
@@ -21,7 +21,7 @@ const FULL: ImageGcPolicy = ImageGcPolicy {
     min_age: Duration::from_secs(120),
     max_age: None,
 };
-/// However full it is, only age counts.
+/// Only the age counts, whatever the disk's usage is.
 const OLD: ImageGcPolicy =
     ImageGcPolicy { high_percent: 100, low_percent: 80, max_age: Some(Duration::from_secs(1000)), ..FULL };
 
@@ -37,7 +37,7 @@ fn start(world: &World, policy: ImageGcPolicy) {
     world.settle();
 }
 
-/// The names of the images that are there.
+/// The names of the present images.
 fn images(world: &World) -> BTreeSet<String> {
     let state = world.fake.state();
     let name = |tag: &str| tag.trim_start_matches("docker.io/library/").to_owned();
@@ -48,8 +48,8 @@ fn set(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
-/// Waits until every look that began has ended, in real time: the disk is measured in a thread, which virtual time does not
-/// wait for and which is given up after ten seconds of it.
+/// Waits until every collection that began has ended, in real time: the disk is measured on a thread, which virtual time does
+/// not wait for and which is abandoned after ten virtual seconds.
 fn await_looks(world: &World) {
     world.settle();
     let ended = |world: &World| {
@@ -61,7 +61,7 @@ fn await_looks(world: &World) {
     world.settle();
 }
 
-/// Lets the next collection begin, and waits for its look.
+/// Lets the next collection begin, and waits for its end.
 fn collect(world: &World) {
     let before = world.fake.count("ImageFsInfo");
     world.leap(PERIOD);
@@ -70,7 +70,7 @@ fn collect(world: &World) {
 }
 
 #[test]
-fn only_what_nobody_uses_names_pins_or_imported_goes() {
+fn only_unused_unreferenced_unpinned_images_are_removed() {
     let world = world();
     let besides = [
         "pinned:1",
@@ -96,7 +96,7 @@ fn only_what_nobody_uses_names_pins_or_imported_goes() {
     }
     let images_dir = world.path("root").join("images");
     std::fs::create_dir_all(&images_dir).unwrap();
-    // It was refused once, so it only has to be there: its label is not released.
+    // It was refused before, so it only has to exist: its label is kept.
     std::fs::write(images_dir.join("a.tar"), "not an archive").unwrap();
     let metadata = cri::PodSandboxMetadata {
         name: "other".into(),
@@ -111,13 +111,13 @@ fn only_what_nobody_uses_names_pins_or_imported_goes() {
     };
     let sandbox = cri::PodSandboxConfig { metadata: Some(metadata), ..Default::default() };
     world.fake.run_pod(sandbox, vec![container]);
-    // Names its image, and never runs: its sandbox is not made.
+    // References its image, and never runs: its sandbox fails.
     world.fake.fail_on("RunPodSandbox", "waits", u32::MAX, 2, "no");
     world.put("waits", "containers: [{name: app, image: 'waits:1'}]");
     start(&world, FULL);
     world.run("web", APP);
     collect(&world);
-    assert_eq!(images(&world).len(), 10, "all were first seen just now");
+    assert_eq!(images(&world).len(), 10, "all were detected just now");
     collect(&world);
     world.until("the removals", |world| world.count("RemoveImage") == 3);
     assert_eq!(images(&world), set(&[&besides[..], &["busybox:1"]].concat()));
@@ -127,7 +127,7 @@ fn only_what_nobody_uses_names_pins_or_imported_goes() {
 }
 
 #[test]
-fn an_image_stays_when_its_manifest_comes_in_the_middle_of_a_collection() {
+fn an_image_is_kept_when_its_manifest_is_added_during_a_collection() {
     let world = world();
     start(&world, FULL);
     collect(&world);
@@ -147,7 +147,7 @@ fn an_image_stays_when_its_manifest_comes_in_the_middle_of_a_collection() {
 }
 
 #[test]
-fn with_room_on_the_disk_images_go_for_their_age_only() {
+fn with_free_space_images_are_removed_only_for_their_age() {
     let world = world();
     start(&world, OLD);
     world.run("web", APP);
@@ -161,7 +161,7 @@ fn with_room_on_the_disk_images_go_for_their_age_only() {
 }
 
 #[test]
-fn a_clock_that_steps_makes_no_image_old() {
+fn a_clock_step_does_not_age_images() {
     let world = world();
     start(&world, OLD);
     let ten_years = 10 * 365 * 86_400;
@@ -191,7 +191,7 @@ fn ages_survive_the_agent() {
 }
 
 #[test]
-fn a_pull_without_room_lets_unused_images_go_at_once_but_not_each_time() {
+fn a_pull_on_a_full_disk_triggers_a_collection_at_a_limited_rate() {
     let world = world();
     let roomy = ImageGcPolicy { min_age: Duration::ZERO, ..OLD };
     start(&world, roomy);
@@ -203,18 +203,18 @@ fn a_pull_without_room_lets_unused_images_go_at_once_but_not_each_time() {
         await_looks(world);
         world.count("RemoveImage") == 3
     });
-    assert!(world.seconds() - began < 60, "not with the next round");
+    assert!(world.seconds() - began < 60, "not with the next period");
     assert_eq!(world.fake.count("ImageFsInfo"), 1);
     world.until("the pull", |world| {
         await_looks(world);
         world.phase("web") == "Running"
     });
-    // After 10, 20 and 40 s; of the two failures within 30 s of the first look, one asks for another.
+    // After 10, 20 and 40 s; of the two failures within 30 s of the first collection, one requests another.
     assert!(world.fake.count("ImageFsInfo") <= 3, "{}", world.trace());
 }
 
 #[test]
-fn a_disk_that_cannot_be_measured_removes_nothing() {
+fn without_a_measurement_nothing_is_removed() {
     let world = world();
     world.fake.state().image_mountpoint = None;
     start(&world, FULL);
@@ -225,7 +225,7 @@ fn a_disk_that_cannot_be_measured_removes_nothing() {
 }
 
 #[test]
-fn an_image_that_cannot_be_removed_holds_up_no_other() {
+fn an_image_that_cannot_be_removed_delays_no_other() {
     let world = world();
     start(&world, FULL);
     collect(&world);

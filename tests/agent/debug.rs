@@ -1,4 +1,4 @@
-//! `smolet debug`: one more container in a pod that is here already.
+//! `smolet debug`: an ephemeral container in an existing pod.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::world::{World, full};
 const SECOND: Duration = Duration::from_secs(1);
 const APP: &str = "containers: [{name: app, image: 'busybox:1'}]";
 
-/// The code and the answer.
+/// The status code and the response.
 fn debug(world: &World, query: &str, words: &[&str]) -> (u16, String) {
     let body: Vec<u8> = words.iter().flat_map(|word| [word.as_bytes(), b"\0"].concat()).collect();
     world.post(&format!("/debug?{query}"), &body)
@@ -30,7 +30,7 @@ fn added(world: &World, pod: &str, name: &str) {
     world.until("its start", |world| world.count(&start) == before + 1);
 }
 
-/// All that run, by name.
+/// All running containers, by name.
 fn running(world: &World) -> Vec<String> {
     let mut running = world.running();
     running.sort();
@@ -79,7 +79,7 @@ fn a_container_is_added_to_a_pod_that_runs_and_starts_once() {
     assert_eq!(end.map(|end| end.exit_code), Some(3));
     assert_eq!((world.count("StartContainer"), world.phase("web")), (1, "Running".to_owned()));
 
-    // The pod takes it along when it ends.
+    // The pod's termination includes it.
     added(&world, "web", "other");
     world.fake.clear_calls();
     world.remove("web");
@@ -111,13 +111,13 @@ fn a_pod_that_waits_for_its_init_container_can_be_debugged() {
     world.until("the first", |world| world.running() == ["web/first#0"]);
     added(&world, "web", "shell");
     assert_eq!(world.running(), ["web/first#0", "web/shell#0"]);
-    // One whose image is not there holds up nobody, and says why.
+    // A missing image delays no other container, and is reported.
     assert_eq!(debug(&world, "pod=web&container=lost", &["nowhere:1"]).0, 200);
     world.until("its reason", |world| !world.waiting("web", "lost").1.is_empty());
     assert!(world.waiting("web", "lost").0.contains("Image"), "{:?}", world.waiting("web", "lost"));
     world.fake.exit("web-gw/first", 0, "Completed", "");
     world.until("the app's turn", |world| world.waiting("web", "app").0.contains("Image"));
-    // Its image comes: it is not waited for any longer than the others.
+    // Its image exists now: it waits no longer than the others.
     world.fake.add_image("nowhere:1");
     world.fake.state().missing.clear();
     world.until("all run", |world| running(world) == ["web/app#0", "web/lost#0", "web/shell#0"]);
@@ -132,7 +132,7 @@ fn it_is_saved_before_it_starts() {
     let begun = world.seconds();
     assert_eq!(debug(&world, "pod=web&container=shell", &["busybox:1"]).0, 200);
     world.wait("the call", |world| world.fake.count("CreateContainer") == 2);
-    assert_eq!(world.seconds(), begun, "nothing but the disk was waited for");
+    assert_eq!(world.seconds(), begun, "only the disk was waited for");
     let kept = checkpoint(&world).unwrap();
     assert_eq!(kept.pods[0].debuggers.as_ref().unwrap()[0].name, "shell");
     world.fake.heal("CreateContainer");
@@ -140,13 +140,13 @@ fn it_is_saved_before_it_starts() {
 }
 
 #[test]
-fn a_disk_that_takes_nothing_does_not_keep_it_from_starting() {
+fn a_full_disk_does_not_prevent_its_start() {
     let world = World::new();
     world.run("web", APP);
     pass_until_saved(&world);
     std::fs::create_dir(world.path("root/checkpoint.new")).unwrap();
     added(&world, "web", "shell");
-    assert_eq!(checkpoint(&world).unwrap().pods[0].debuggers, None, "the disk took nothing");
+    assert_eq!(checkpoint(&world).unwrap().pods[0].debuggers, None, "the write failed");
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn it_outlives_the_agent_but_not_the_boot() {
         assert_eq!((world.actions(), debuggers(&world, "web")), (Vec::new(), before));
         let runs = world.status_of("web", "shell").and_then(|status| status.state?.running);
         assert!(runs.is_some(), "{:?}", world.status_of("web", "shell"));
-        // Another agent's death later it is still there, and an end while none was there is an end.
+        // It is still there after a kill of another agent, and an exit without an agent is an exit.
         ending(&world);
         world.fake.exit("web-gw/shell", 0, "Completed", "");
         world.start();
@@ -178,7 +178,7 @@ fn it_outlives_the_agent_but_not_the_boot() {
 }
 
 #[test]
-fn a_change_in_place_keeps_it_and_another_pod_has_none() {
+fn a_change_in_place_keeps_it_and_a_new_pod_has_none() {
     let world = World::new();
     world.run("web", APP);
     added(&world, "web", "shell");
@@ -190,7 +190,7 @@ fn a_change_in_place_keeps_it_and_another_pod_has_none() {
     world.pass(5);
     assert_eq!((names(&world, "web"), world.running()), (Vec::new(), vec!["web/app#0".to_owned()]));
 
-    // The same manifest, gone for a moment: a new pod of the same UID.
+    // The same manifest, removed for a moment: a new pod of the same UID.
     added(&world, "web", "shell");
     let (manifest, away) = (world.path("manifests/web.yaml"), world.path("web.yaml"));
     world.fake.program("app", Program::STUBBORN);
@@ -205,7 +205,7 @@ fn a_change_in_place_keeps_it_and_another_pod_has_none() {
 }
 
 #[test]
-fn objects_that_change_leave_it_where_it_is() {
+fn a_changed_object_keeps_it() {
     let world = World::new();
     let env = "env: [{name: A, valueFrom: {configMapKeyRef: {name: settings, key: a, optional: true}}}]";
     world.run("web", &format!("containers: [{{name: app, image: 'busybox:1', {env}}}]"));
@@ -216,7 +216,7 @@ fn objects_that_change_leave_it_where_it_is() {
 }
 
 #[test]
-fn the_oldest_that_has_ended_makes_room_and_nothing_of_it_is_left() {
+fn the_oldest_exited_one_is_replaced_completely() {
     let world = World::new();
     world.run("web", APP);
     for index in 0..DEBUGGERS_PER_POD_MAX {
@@ -246,16 +246,16 @@ fn the_oldest_that_has_ended_makes_room_and_nothing_of_it_is_left() {
 }
 
 #[test]
-fn the_command_waits_for_what_it_added_and_shows_the_log_where_nothing_can_be_joined() {
+fn the_command_waits_for_its_container_and_shows_the_log_when_it_cannot_attach() {
     let world = World::new();
     world.run("web", APP);
     world.fake.program("quick", Program::exits(0, Duration::ZERO));
     for (name, input, code, said) in [
-        // It adds, and waits for nothing.
+        // It adds a container and does not wait.
         ("quiet", "-q", 0, ""),
-        // It has ended when it is looked at.
+        // It has exited when it is polled.
         ("quick", "-i", 0, ""),
-        // It runs, and nobody is at the address that the runtime gives.
+        // It runs, and no server listens at the runtime's address.
         ("stays", "-i", 0, "warning: couldn't attach to pod/web-gw, falling back to its logs: "),
         ("quick", "-i", 1, "smolet: spec.ephemeralContainers[3].name: Duplicate value: \"quick\""),
     ] {
@@ -274,9 +274,9 @@ fn the_command_waits_for_what_it_added_and_shows_the_log_where_nothing_can_be_jo
 }
 
 #[test]
-fn what_cannot_be_added_is_refused_with_the_reason() {
+fn invalid_requests_are_refused_with_the_reason() {
     let world = World::new();
-    // It takes its time to end.
+    // It terminates slowly.
     world.fake.program("app", Program::STUBBORN);
     world.run(
         "web",
@@ -339,7 +339,7 @@ fn what_cannot_be_added_is_refused_with_the_reason() {
     world.pass(2);
     assert_eq!((world.actions(), names(&world, "web")), (Vec::new(), vec!["shell".to_owned()]));
     assert_eq!(world.ask("/debug?pod=web"), (405, "only POST\n".to_owned()));
-    // A pod that ends gets nothing either.
+    // A terminating pod gets no container either.
     world.remove("web");
     world.until("its end begins", |world| world.count("StopContainer web/app#0") == 1);
     let (code, said) = debug(&world, "pod=web", &["busybox:1"]);

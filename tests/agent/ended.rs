@@ -1,4 +1,4 @@
-//! What stays of pods that have ended, and what goes (`SyncTerminatedPod`).
+//! Terminated pods: what is kept and what is removed (`SyncTerminatedPod`).
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ const JOB: &str = "restartPolicy: Never, volumes: [{name: memory, emptyDir: {med
                    containers: [{name: app, image: 'busybox:1', \
                    volumeMounts: [{name: memory, mountPath: /memory}, {name: disk, mountPath: /disk}]}]";
 
-/// What is mounted below the agent's root.
+/// Mount points in the agent's directory.
 fn mounted(world: &World) -> Vec<String> {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
     let root = world.path("root").display().to_string();
@@ -18,7 +18,7 @@ fn mounted(world: &World) -> Vec<String> {
 }
 
 #[test]
-fn the_volumes_of_a_pod_that_has_ended_go_and_its_logs_and_status_stay() {
+fn a_terminated_pods_volumes_are_removed_and_its_logs_and_status_kept() {
     let world = World::without_agent();
     world.fake.program("app", Program::exits(3, Duration::from_secs(5)));
     world.start();
@@ -31,13 +31,13 @@ fn the_volumes_of_a_pod_that_has_ended_go_and_its_logs_and_status_stay() {
     let before = world.status_of("job", "app").unwrap();
     assert_eq!(before.state.as_ref().unwrap().terminated.as_ref().unwrap().exit_code, 3);
     let is_as_it_was = |world: &World| {
-        assert_eq!(world.fake.state().dead().len(), 1, "logs are read by the dead container");
+        assert_eq!(world.fake.state().dead().len(), 1, "logs are found by the dead container");
         assert!(world.logs("job").join("app/0.log").is_file());
         assert_eq!(world.status_of("job", "app").as_ref(), Some(&before));
     };
     is_as_it_was(&world);
 
-    // What another agent, or one that was killed, has left of it goes too.
+    // Leftovers of another agent, or of a killed one, are removed too.
     world.kill();
     let left = dir.join("volumes/kubernetes.io~empty-dir/disk");
     std::fs::create_dir_all(&left).unwrap();
@@ -53,7 +53,7 @@ fn the_volumes_of_a_pod_that_has_ended_go_and_its_logs_and_status_stay() {
 }
 
 #[test]
-fn the_range_of_users_of_a_pod_that_has_ended_is_free() {
+fn a_terminated_pods_user_namespace_is_free() {
     let world = World::without_agent();
     world.fake.program("app", Program::exits(0, Duration::from_secs(5)));
     world.fake.state().handlers = vec![(String::new(), true)];

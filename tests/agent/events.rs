@@ -1,4 +1,4 @@
-//! A runtime that tells what happens: what it tells well, badly, twice, late, not at all.
+//! A runtime with an event stream: events that are correct, wrong, duplicate, late or missing.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use crate::common::fake::{EventFaults, Program};
 use crate::world::World;
 
 const APP: &str = "containers: [{name: app, image: 'busybox:1'}]";
-/// containerd 1.6 shows an exit 31 to 83 ms after its event.
+/// containerd 1.6 reports an exit 31 to 83 ms after its event.
 const LAG: Duration = Duration::from_millis(60);
-/// A relist was due about a minute after the one before.
+/// The greatest interval between two relists.
 const MINUTE: u32 = 61;
 
-/// An agent that follows `service` and trusts it.
+/// An agent that follows and trusts `service`.
 fn world(service: EventService) -> World {
     let world = World::without_agent();
     world.fake.tell_events(service);
@@ -27,7 +27,7 @@ fn world(service: EventService) -> World {
     world
 }
 
-/// So many virtual milliseconds, in steps as small as the agent's own.
+/// Advances so many virtual milliseconds, in steps as small as the agent's own.
 fn millis(world: &World, millis: u32) {
     (0..millis).step_by(5).for_each(|_| world.leap_for(Duration::from_millis(5)));
 }
@@ -43,13 +43,13 @@ fn an_exit_is_followed_by_a_restart_at_once_and_without_a_relist() {
         assert_eq!(world.running(), ["web/app#1"], "{service} {:?}", world.fake.calls());
         assert_eq!(world.relists(), before);
         let looks = world.fake.count("ContainerStatus");
-        // Nine until the status does not lag behind any more, for the first nine waits come to 61 ms; three of two reads.
+        // Nine polls until the status shows the exit, because the first nine waits add up to 61 ms; three of two reads.
         assert!(looks <= 12, "{service}: {looks} looks: {:?}", world.fake.calls());
     }
 }
 
 #[test]
-fn an_idle_pod_is_looked_at_once_a_minute() {
+fn an_idle_pod_is_relisted_once_a_minute() {
     for service in [Cri, Containerd] {
         let world = world(service);
         let (before, turns) = (world.relists(), world.turns());
@@ -59,27 +59,27 @@ fn an_idle_pod_is_looked_at_once_a_minute() {
         let relists = world.relists() - before;
         assert!((9..=11).contains(&relists), "{relists} relists in ten minutes");
         let turns = world.turns() - turns;
-        // 30 looks at the manifests and 10 relists; one that looks every second turns 2,000 times and more.
+        // 30 scans of the manifests and 10 relists; an agent that relists every second has 2,000 turns and more.
         assert!(turns < 500, "{turns} turns in ten minutes");
         assert_eq!(world.fake.event_streams(), 1);
     }
 }
 
 #[test]
-fn what_no_event_told_is_found_counted_and_doubts_the_stream() {
+fn a_missed_change_is_found_and_counted_and_the_stream_is_doubted() {
     for service in [Cri, Containerd] {
         let world = world(service);
         world.fake.event_faults(EventFaults { lost: 100, ..EventFaults::default() });
         world.fake.exit("web-gw/app", 1, "", "");
         world.pass(MINUTE);
         assert_eq!(world.running(), ["web/app#1"], "the slow relist finds it");
-        // It may have come with the minute's last second, and what it led to is a change that no event told either.
+        // It may have happened in the minute's last second, and its effect is a change without an event too.
         world.pass(5);
         let before = world.relists();
         world.pass(10);
-        assert!(world.relists() - before >= 9, "looked at every second");
+        assert!(world.relists() - before >= 9, "relisted every second");
         world.fake.event_faults(EventFaults::default());
-        // Only one of the services is there, and asked less and less often until then.
+        // Only one of the services is available, and is retried with back-off until then.
         world.pass(10);
         world.run("other", APP);
         world.pass(2);
@@ -90,7 +90,7 @@ fn what_no_event_told_is_found_counted_and_doubts_the_stream() {
 }
 
 #[test]
-fn events_twice_late_and_out_of_order_lead_to_the_same() {
+fn duplicate_late_and_reordered_events_have_the_same_effect() {
     for service in [Cri, Containerd] {
         for seed in 0..4 {
             let world = world(service);
@@ -120,7 +120,7 @@ fn events_twice_late_and_out_of_order_lead_to_the_same() {
 #[test]
 fn an_exit_before_its_container_was_read_is_not_lost() {
     let world = world(Containerd);
-    // It is told before StartContainer is answered, and shown later.
+    // The event precedes the response to StartContainer, and the status follows later.
     world.fake.program("short", Program::exits(0, Duration::ZERO));
     let before = world.relists();
     world.put("job", "restartPolicy: Never, containers: [{name: short, image: 'busybox:1'}]");
@@ -131,12 +131,12 @@ fn an_exit_before_its_container_was_read_is_not_lost() {
 }
 
 #[test]
-fn a_stream_that_ends_is_opened_again_and_nothing_is_missed_meanwhile() {
+fn a_stream_that_ends_is_reopened_and_no_change_is_missed() {
     for service in [Cri, Containerd] {
         let world = world(service);
         world.fake.event_faults(EventFaults { lost: 100, ..EventFaults::default() });
         world.fake.exit("web-gw/app", 1, "", "");
-        // Whoever looks makes the fake tell: into the void.
+        // A read of the state makes the fake send events: without a subscriber.
         assert_eq!(world.fake.event_streams(), 1);
         world.fake.event_faults(EventFaults::default());
         world.fake.end_event_streams();
@@ -148,7 +148,7 @@ fn a_stream_that_ends_is_opened_again_and_nothing_is_missed_meanwhile() {
 }
 
 #[test]
-fn a_stream_on_which_nothing_ever_comes_costs_less_and_less_until_it_misses_something() {
+fn a_stream_without_events_is_relisted_with_back_off_until_it_misses_a_change() {
     let world = World::without_agent();
     world.fake.tell_events(Cri);
     world.fake.event_faults(EventFaults { hang: true, ..EventFaults::default() });
@@ -157,7 +157,7 @@ fn a_stream_on_which_nothing_ever_comes_costs_less_and_less_until_it_misses_some
     let before = world.relists();
     world.pass(70);
     assert!(world.relists() - before <= 8, "{} relists", world.relists() - before);
-    // What our own job starts shows that nothing comes.
+    // A container that our own job starts shows that no event arrives.
     world.run("web", APP);
     world.pass(2);
     world.fake.exit("web-gw/app", 1, "", "");
@@ -165,11 +165,11 @@ fn a_stream_on_which_nothing_ever_comes_costs_less_and_less_until_it_misses_some
     assert_eq!(world.running(), ["web/app#1"]);
     let before = world.relists();
     world.pass(10);
-    assert!(world.relists() - before >= 9, "looked at every second");
+    assert!(world.relists() - before >= 9, "relisted every second");
 }
 
 #[test]
-fn a_sandbox_and_a_container_that_go_from_outside_are_made_again_at_once() {
+fn a_sandbox_and_a_container_removed_by_others_are_created_again_at_once() {
     for service in [Cri, Containerd] {
         let world = world(service);
         let before = world.relists();
@@ -182,7 +182,7 @@ fn a_sandbox_and_a_container_that_go_from_outside_are_made_again_at_once() {
 }
 
 #[test]
-fn events_of_others_cost_at_most_a_relist_now_and_then() {
+fn events_of_other_clients_cause_few_relists() {
     let world = world(Containerd);
     let before = world.relists();
     world.fake.clear_calls();
@@ -205,7 +205,7 @@ fn events_of_others_cost_at_most_a_relist_now_and_then() {
 }
 
 #[test]
-fn a_flood_of_events_loses_nothing() {
+fn a_flood_of_events_loses_no_change() {
     let world = world(Containerd);
     let foreign: Vec<String> = (0..400).map(|n| format!("foreign-{n}")).collect();
     for uid in &foreign {
@@ -220,7 +220,7 @@ fn a_flood_of_events_loses_nothing() {
         world.fake.run_pod(sandbox, Vec::new());
     }
     world.pass(20);
-    // More ends at once than the loop's queue holds, ours last: it is dropped, and a relist looks.
+    // More exits at once than the loop's queue holds, ours last: it is dropped, and a relist follows.
     world.fake.event_faults(EventFaults { delay: Duration::from_millis(900), ..EventFaults::default() });
     foreign.iter().for_each(|uid| world.fake.stop_sandbox(uid));
     world.fake.exit("web-gw/app", 1, "", "");
@@ -229,12 +229,12 @@ fn a_flood_of_events_loses_nothing() {
 }
 
 #[test]
-fn what_another_made_while_an_image_was_pulled_is_not_made_twice() {
+fn a_container_that_another_client_created_during_a_pull_is_not_created_twice() {
     let world = world(Cri);
     world.fake.hang("PullImage");
     world.put("late", "containers: [{name: app, image: 'far:1'}]");
     world.until("the pull", |world| world.count("PullImage") == 1);
-    // Somebody makes the very container meanwhile.
+    // Another client creates this container meanwhile.
     world.fake.add_image("far:1");
     let uid = world.uid("late");
     let label = |name: &str, value: &str| (format!("io.kubernetes.{name}"), value.to_owned());

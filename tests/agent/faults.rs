@@ -1,4 +1,4 @@
-//! A runtime that fails, forgets, loses and comes back.
+//! A runtime that fails, loses its state, disconnects and returns.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ const APP: &str = "containers: [{name: app, image: 'busybox:1'}]";
 const UNKNOWN: i32 = 2;
 
 #[test]
-fn a_runtime_that_goes_and_comes_back_finds_its_pods_synced_once() {
+fn after_a_restart_of_the_runtime_pods_are_synced_once() {
     let world = World::new();
     world.run("web", APP);
     world.run("other", APP);
@@ -21,7 +21,7 @@ fn a_runtime_that_goes_and_comes_back_finds_its_pods_synced_once() {
     assert_eq!(world.actions(), [""; 0], "a cut connection is no reason to act");
     world.fake.refuse_connections();
     world.pass(3);
-    // While nobody can see it: one container dies, a manifest goes, another comes.
+    // While it is down: one container dies, a manifest is removed, another is added.
     world.fake.exit("web-gw/app", 1, "", "");
     world.remove("other");
     world.put("new", APP);
@@ -42,7 +42,7 @@ fn a_runtime_that_goes_and_comes_back_finds_its_pods_synced_once() {
 }
 
 #[test]
-fn connections_cut_in_the_middle_of_starts_double_nothing() {
+fn connections_closed_during_starts_cause_no_duplicates() {
     for method in ["RunPodSandbox", "CreateContainer", "StartContainer", "PodSandboxStatus", "ListContainers"]
     {
         let world = World::new();
@@ -65,7 +65,7 @@ fn connections_cut_in_the_middle_of_starts_double_nothing() {
 }
 
 #[test]
-fn a_sandbox_that_cannot_be_made_is_tried_again_every_ten_seconds() {
+fn a_failed_sandbox_is_retried_every_ten_seconds() {
     let world = World::new();
     world.fake.fail("RunPodSandbox", 3, UNKNOWN, "failed to set up the network: no bridge");
     world.put("web", APP);
@@ -73,7 +73,7 @@ fn a_sandbox_that_cannot_be_made_is_tried_again_every_ten_seconds() {
     let times = world.times("RunPodSandbox");
     assert_eq!(times.len(), 4);
     let gaps: Vec<i64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
-    // A call that is answered late in real time moves the tries after it.
+    // A call that is answered late in real time delays the later retries.
     assert_eq!(gaps.iter().min(), Some(&10), "{gaps:?}");
     let shown = world.describe("web");
     assert!(shown.contains("FailedCreatePodSandBox") && shown.contains("no bridge"), "{shown}");
@@ -81,7 +81,7 @@ fn a_sandbox_that_cannot_be_made_is_tried_again_every_ten_seconds() {
 }
 
 #[test]
-fn a_container_that_cannot_be_made_or_started_says_why() {
+fn a_failed_create_or_start_is_reported_with_its_cause() {
     for (method, reason) in
         [("CreateContainer", "CreateContainerError"), ("StartContainer", "RunContainerError")]
     {
@@ -97,7 +97,7 @@ fn a_container_that_cannot_be_made_or_started_says_why() {
         world.pass(3);
         assert_eq!(world.running().len(), 1);
         assert_eq!(world.waiting("web", "app").0, "");
-        assert_eq!(world.count("RunPodSandbox"), 1, "the sandbox is good");
+        assert_eq!(world.count("RunPodSandbox"), 1, "the sandbox is kept");
     }
 }
 
@@ -116,7 +116,7 @@ fn a_container_in_unknown_state_is_stopped_before_it_is_replaced() {
 }
 
 #[test]
-fn a_pod_with_a_container_in_unknown_state_can_end() {
+fn a_pod_with_a_container_in_unknown_state_can_be_terminated() {
     let world = World::new();
     world.run("web", APP);
     world.pass(3);
@@ -128,7 +128,7 @@ fn a_pod_with_a_container_in_unknown_state_can_end() {
 }
 
 #[test]
-fn a_container_the_runtime_forgot_is_made_again_with_the_next_attempt() {
+fn a_container_that_the_runtime_lost_is_created_again_with_the_next_attempt() {
     let world = World::new();
     world.run("web", APP);
     std::fs::write(world.logs("web").join("app/0.log"), "").unwrap();
@@ -136,11 +136,11 @@ fn a_container_the_runtime_forgot_is_made_again_with_the_next_attempt() {
     world.until("a new one", |world| world.running() == ["web/app#1"]);
     assert_eq!(world.count("RunPodSandbox"), 1);
     let path = world.fake.state().container("web-gw/app").unwrap().config.log_path.clone();
-    assert_eq!(path, "app/1.log", "the old log is not written over");
+    assert_eq!(path, "app/1.log", "the old log is not overwritten");
 }
 
 #[test]
-fn a_sandbox_the_runtime_forgot_is_made_again() {
+fn a_sandbox_that_the_runtime_lost_is_created_again() {
     let world = World::new();
     world.run("web", APP);
     std::fs::write(world.logs("web").join("app/0.log"), "").unwrap();
@@ -151,7 +151,7 @@ fn a_sandbox_the_runtime_forgot_is_made_again() {
 }
 
 #[test]
-fn a_sandbox_that_died_takes_its_containers_along_and_is_replaced() {
+fn a_dead_sandbox_is_replaced_with_its_containers() {
     let world = World::new();
     world.run("web", APP);
     world.pass(3);
@@ -167,7 +167,7 @@ fn a_sandbox_that_died_takes_its_containers_along_and_is_replaced() {
             "RunPodSandbox web#1",
             "CreateContainer web/app#1",
             "StartContainer web/app#1",
-            // The dead one stays as long as the last record of a dead container lives in it.
+            // The dead one is kept while the newest dead container of a name is in it.
         ]
     );
     world.until("its address", |world| {
@@ -177,7 +177,7 @@ fn a_sandbox_that_died_takes_its_containers_along_and_is_replaced() {
 }
 
 #[test]
-fn an_old_sandbox_keeps_the_last_word_of_what_is_not_to_run_again() {
+fn an_old_sandbox_is_kept_with_the_status_of_completed_containers() {
     let world = World::without_agent();
     world.fake.program("done", Program::exits(0, Duration::from_secs(1)));
     let spec = "restartPolicy: OnFailure, containers: [{name: done, image: 'busybox:1'}, \
@@ -190,7 +190,7 @@ fn an_old_sandbox_keeps_the_last_word_of_what_is_not_to_run_again() {
         world.until("the other runs again", |world| world.running() == [format!("web/app#{attempt}")]);
         world.pass(90);
         assert_eq!(world.times("StartContainer web/done").len(), 1, "{}", world.trace());
-        // The first has the end of the one, the one before the last end of the other.
+        // The first has the exit of the one, the second-to-last the exit of the other.
         assert_eq!(world.fake.state().sandboxes.len(), 2 + usize::from(attempt > 1), "{}", world.trace());
     }
     world.remove("web");
@@ -198,7 +198,7 @@ fn an_old_sandbox_keeps_the_last_word_of_what_is_not_to_run_again() {
 }
 
 #[test]
-fn a_crash_loops_wait_outlives_the_sandbox() {
+fn a_crash_loops_back_off_survives_the_sandbox() {
     let world = World::without_agent();
     world.fake.program("app", Program::exits(1, Duration::ZERO));
     world.put("web", "containers: [{name: app, image: 'busybox:1'}, {name: other, image: 'busybox:1'}]");
@@ -213,7 +213,7 @@ fn a_crash_loops_wait_outlives_the_sandbox() {
 }
 
 #[test]
-fn a_stop_that_fails_is_tried_again_until_the_pod_is_gone() {
+fn a_failed_stop_is_retried_until_the_pod_is_removed() {
     for method in ["StopContainer", "StopPodSandbox", "RemoveContainer", "RemovePodSandbox"] {
         let world = World::new();
         world.run("web", APP);
@@ -223,7 +223,7 @@ fn a_stop_that_fails_is_tried_again_until_the_pod_is_gone() {
         assert!(world.fake.state().sandboxes.is_empty() && names(&world.path("logs")).is_empty(), "{method}");
         let times = world.times(method);
         if method.ends_with("Container") {
-            // Its sandbox is stopped and removed all the same, as the kubelet does it, and takes it along.
+            // Its sandbox is stopped and removed all the same, as by the kubelet, with the container.
             assert_eq!(times.len(), 1);
         } else {
             assert!(times.len() >= 3 && times[1] - times[0] >= 10, "{method}: {times:?}");
@@ -232,7 +232,7 @@ fn a_stop_that_fails_is_tried_again_until_the_pod_is_gone() {
 }
 
 #[test]
-fn a_stop_that_hangs_holds_up_no_other_pod() {
+fn a_stop_that_hangs_delays_no_other_pod() {
     let world = World::new();
     world.run("web", APP);
     world.fake.hang_on("StopContainer", "web-gw");
@@ -287,7 +287,7 @@ fn a_crash_of_one_container_does_not_wait_for_the_back_off_of_another() {
 }
 
 #[test]
-fn a_missing_image_holds_up_no_other_container_of_its_pod() {
+fn a_missing_image_delays_no_other_container_of_its_pod() {
     let world = World::new();
     world.fake.missing_image("nothere:1");
     world.put("web", "containers: [{name: bad, image: 'nothere:1'}, {name: good, image: 'busybox:1'}]");
@@ -311,12 +311,12 @@ fn a_relist_that_hangs_ends_with_its_deadline() {
     world.wait("the relist that hangs", |_| relists() == before + 1);
     world.fake.exit("web-gw/app", 1, "", "");
     world.pass(100);
-    assert_eq!(relists(), before + 1, "it is under way");
+    assert_eq!(relists(), before + 1, "it is in progress");
     let mut seconds = 0;
     while relists() == before + 1 {
         world.step();
         seconds += 1;
-        assert!(seconds < 60, "after two minutes it is given up, and tried again");
+        assert!(seconds < 60, "after two minutes it is cancelled and retried");
     }
     assert_eq!(world.running(), [""; 0]);
     assert_eq!(world.ask("/healthz").0, 200);
@@ -337,11 +337,11 @@ fn a_stubborn_container_is_killed_after_its_grace_period() {
     world.until("its end", |world| world.count("StopPodSandbox web#0") > 0);
     let took = world.times("StopPodSandbox")[0] - world.times(stop)[0];
     assert!((20..=24).contains(&took), "{took}");
-    assert_eq!(world.count(stop), 1, "asked once");
+    assert_eq!(world.count(stop), 1, "stopped once");
 }
 
 #[test]
-fn a_slow_runtime_is_waited_for_not_asked_twice() {
+fn a_slow_call_is_waited_for_and_not_repeated() {
     let world = World::new();
     world.fake.delay("RunPodSandbox", Duration::from_secs(30));
     world.fake.delay("StartContainer", Duration::from_secs(20));

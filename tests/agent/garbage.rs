@@ -1,4 +1,4 @@
-//! Dead containers go as the flags say, and links to logs that are gone. What is decided by is a table of `gc`.
+//! Garbage collection of dead containers and of links to removed logs. The decisions are tested in `gc`.
 
 use std::os::unix::fs::symlink;
 use std::time::Duration;
@@ -13,7 +13,7 @@ const APP: &str = "containers: [{name: app, image: 'busybox:1'}]";
 const INIT: &str =
     "initContainers: [{name: init, image: 'busybox:1'}], containers: [{name: app, image: 'busybox:1'}]";
 
-/// An agent that keeps dead containers as `policy` says.
+/// An agent with that policy for dead containers.
 fn world(policy: GcPolicy) -> World {
     let world = World::without_agent();
     world.spawn(Config { dead_containers: policy, ..world.config() }, false);
@@ -31,7 +31,7 @@ fn dead(world: &World) -> Vec<String> {
 }
 
 #[test]
-fn of_each_container_so_many_dead_ones_stay() {
+fn the_newest_dead_containers_of_each_name_are_kept() {
     let world = world(GcPolicy { per_container_max: Some(2), ..GcPolicy::default() });
     world.fake.program("app", Program::exits(1, Duration::from_secs(1)));
     world.put("web", APP);
@@ -41,7 +41,7 @@ fn of_each_container_so_many_dead_ones_stay() {
 }
 
 #[test]
-fn a_dead_container_stays_for_its_least_age_whatever_the_clock_says() {
+fn a_dead_container_is_kept_for_the_minimum_age_across_clock_steps() {
     let world = world(GcPolicy { min_age: Duration::from_secs(60), ..GcPolicy::default() });
     world.fake.program("app", Program::exits(1, Duration::from_secs(1)));
     world.put("web", APP);
@@ -59,21 +59,21 @@ fn a_dead_container_stays_for_its_least_age_whatever_the_clock_says() {
 }
 
 #[test]
-fn of_all_pods_so_many_dead_containers_stay_and_nothing_is_started_for_it() {
+fn the_total_of_dead_containers_is_limited_without_a_restart() {
     let world = world(GcPolicy { containers_max: Some(1), ..GcPolicy::default() });
     world.fake.program("init", Program::exits(0, Duration::from_secs(1)));
     for name in ["a", "b", "c"] {
         world.run(name, INIT);
     }
     world.until("the removals", |world| world.count("RemoveContainer") == 2);
-    assert_eq!(dead(&world), ["c/init#0"], "the one that ended last");
+    assert_eq!(dead(&world), ["c/init#0"], "the one that exited last");
     world.pass(30);
     assert_eq!((world.count("RemoveContainer"), world.count("StartContainer")), (2, 6), "{}", world.trace());
     assert_eq!(world.running().len(), 3);
 }
 
 #[test]
-fn links_to_logs_of_pods_that_are_gone_go_and_no_others() {
+fn only_links_to_logs_of_removed_pods_are_removed() {
     let world = World::without_agent();
     let link = |name: &str, to: &std::path::Path| symlink(to, world.path("links").join(name)).unwrap();
     std::fs::create_dir(world.path("logs/default_here_u1")).unwrap();

@@ -1,4 +1,4 @@
-//! A node that a kubelet ran before: its pods go on, are replaced, are left, or end.
+//! A node that a kubelet ran before: its pods are adopted, replaced, ignored, or terminated.
 
 use smolet::config::Config;
 use smolet::model::container_hash;
@@ -14,7 +14,7 @@ fn map<const N: usize>(entries: [(&str, &str); N]) -> std::collections::BTreeMap
     entries.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
 }
 
-/// A pod as a kubelet makes it of a manifest, or (`api`) of an API server's pod.
+/// A kubelet's static pod, or (`api`) its pod of an API server.
 pub fn of_kubelet(fake: &Fake, name: &str, uid: &str, image: &str, source: &str) {
     let labels = map([
         ("io.kubernetes.pod.name", name),
@@ -62,7 +62,7 @@ pub fn remembered(world: &World, uid: &str) -> bool {
 }
 
 #[test]
-fn a_kubelets_static_pod_goes_on_with_its_uid() {
+fn a_kubelets_static_pod_is_adopted_with_its_uid() {
     let world = World::without_agent();
     of_kubelet(&world.fake, &full("web"), UID, "busybox:1", "file");
     let kept = world.path("root").join("pods").join(UID).join("volumes/kubernetes.io~empty-dir/data/kept");
@@ -75,7 +75,7 @@ fn a_kubelets_static_pod_goes_on_with_its_uid() {
     assert_eq!((world.phase("web"), world.uid("web")), ("Running".into(), UID.into()));
     assert_eq!(world.status_of("web", "app").unwrap().restart_count, 0);
     world.wait("the record", |world| remembered(world, UID));
-    // However the agent is started anew, and whatever the runtime has forgotten by then.
+    // After any restart of the agent, and after the runtime has lost it.
     for ending in [World::stop, World::kill] {
         ending(&world);
         world.start();
@@ -89,7 +89,7 @@ fn a_kubelets_static_pod_goes_on_with_its_uid() {
     world.until("the pod", |world| world.phase("web") == "Running");
     assert_eq!(world.uid("web"), UID);
     assert_eq!(std::fs::read_to_string(&kept).unwrap(), "data");
-    // It is ours by now: a new image restarts its container, anything else replaces it.
+    // It is ours by now: a new image restarts its container, any other change replaces it.
     world.put("web", &APP.replace("busybox:1", "busybox:2"));
     world.until("the new image", |world| world.count("CreateContainer web/app#1") == 1);
     assert_eq!(world.uid("web"), UID);
@@ -105,12 +105,12 @@ fn a_kubelets_static_pod_goes_on_with_its_uid() {
 fn a_kubelets_pod_of_another_manifest_is_replaced_as_by_the_kubelet() {
     let world = World::without_agent();
     of_kubelet(&world.fake, &full("web"), UID, "busybox:2", "file");
-    // Nothing is ended while this one cannot be read.
+    // Nothing is terminated while this one cannot be read.
     world.put_text("broken", "kind: [\n");
     world.put("web", APP);
     world.start();
     world.pass(20);
-    assert_eq!(world.actions(), [""; 0], "the two would have one name");
+    assert_eq!(world.actions(), [""; 0], "the two would have the same name");
     world.remove("broken");
     world.until("the new pod", |world| {
         !["", UID].contains(&&*world.uid("web")) && world.phase("web") == "Running"
@@ -123,7 +123,7 @@ fn a_kubelets_pod_of_another_manifest_is_replaced_as_by_the_kubelet() {
 }
 
 #[test]
-fn what_no_source_names_is_left_alone() {
+fn pods_without_a_source_are_ignored() {
     let world = World::without_agent();
     of_kubelet(&world.fake, &full("old"), UID, "busybox:1", "file");
     of_kubelet(&world.fake, "served", "uid-2", "busybox:1", "api");
@@ -138,12 +138,12 @@ fn what_no_source_names_is_left_alone() {
 }
 
 #[test]
-fn taking_over_ends_what_no_source_names_once_all_are_known() {
+fn taking_over_terminates_pods_without_a_source_once_all_sources_were_read() {
     let world = World::without_agent();
     of_kubelet(&world.fake, &full("web"), UID, "busybox:1", "file");
     of_kubelet(&world.fake, &full("old"), "uid-1", "busybox:1", "file");
     of_kubelet(&world.fake, "served", "uid-2", "busybox:1", "api");
-    // Another smolet's, and one of somebody who knows nothing of pods.
+    // One of another smolet, and one without pod labels.
     crate::adopt::foreign(&world.fake, "theirs", "uid-3", Some("other-node"));
     let metadata = cri::PodSandboxMetadata {
         name: "bare".into(),
@@ -156,7 +156,7 @@ fn taking_over_ends_what_no_source_names_once_all_are_known() {
     world.put_text("broken", "kind: [\n");
     world.start_with(taking_over(&world));
     world.pass(20);
-    assert_eq!(world.actions(), [""; 0], "a manifest that cannot be read may name them");
+    assert_eq!(world.actions(), [""; 0], "a manifest that cannot be read may have them");
     world.remove("broken");
     world.until("their end", |world| world.fake.state().sandboxes.len() == 3);
     world.pass(5);
@@ -168,5 +168,5 @@ fn taking_over_ends_what_no_source_names_once_all_are_known() {
     let touched = |name: &str| world.fake.calls().iter().any(|call| call.contains(name));
     assert!(!touched("theirs") && !touched("bare"), "{:?}", world.fake.calls());
     assert_eq!((world.phase("web"), world.uid("web")), ("Running".into(), UID.into()));
-    assert_eq!(world.sandbox("web", |sandbox| sandbox.attempt()), 0, "it ran on");
+    assert_eq!(world.sandbox("web", |sandbox| sandbox.attempt()), 0, "it kept running");
 }

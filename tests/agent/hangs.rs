@@ -21,12 +21,12 @@ const OWN: &str = "terminationGracePeriodSeconds: 2, volumes: [{name: own, empty
                    containers: [{name: app, image: 'busybox:1', volumeMounts: [{name: own, mountPath: /own}]}]";
 
 #[test]
-fn paths_that_hang_hold_up_no_other_pod() {
+fn paths_that_hang_delay_no_other_pod() {
     let world = World::new();
     world.run("before", OWN);
     let (dir, before) = (world.path("away"), world.pod_dir("before"));
     let mut away = Away::mount(&dir);
-    // More than there are turns.
+    // More than there are permits.
     let typed: Vec<String> = (0..=OUTSIDE_JOBS_MAX).map(|n| format!("typed{n}")).collect();
     for name in &typed {
         world.put(name, &pod(&dir.join(name), "DirectoryOrCreate", ""));
@@ -43,8 +43,7 @@ fn paths_that_hang_hold_up_no_other_pod() {
     world.remove("before");
     world.until("the removal of another", |_| !before.exists());
 
-    let mend =
-        "does not answer within 10 s: bring back what it lies on (a network mount, a disk?) or unmount it";
+    let mend = "does not answer within 10 s: restore the network mount or disk it is on, or unmount it";
     for name in &typed {
         let path = dir.join(name);
         let why = format!(
@@ -58,13 +57,13 @@ fn paths_that_hang_hold_up_no_other_pod() {
     world.until("the part is told", |world| world.waiting("part", "app").1 == why);
     assert_eq!(world.waiting("part", "app").0, "CreateContainerConfigError");
 
-    // Each is tried again, and the mount has one thread all the same.
+    // Each is retried, and the mount has one thread all the same.
     world.pass(30);
     let held = "smolet_bounded_entries{structure=\"outside_paths\"} 1\n";
     let (_, page) = world.ask("/metrics");
     assert!(page.contains(held), "{page}");
 
-    // A pod whose check hangs goes as any other, and its name is free.
+    // A pod whose check hangs is removed as any other, and its name is free.
     let dirs = || names(&world.path("root").join("pods")).len();
     let others = dirs();
     world.remove("part");
@@ -82,12 +81,12 @@ fn paths_that_hang_hold_up_no_other_pod() {
     world.until("the other is told what is wrong now", |world| world.describe("typed0").contains(&missing));
     create_dir_all(dir.join("typed0")).unwrap();
     world.until("it runs too", |world| world.phase("typed0") == "Running");
-    assert!(!dir.join("whole").exists(), "of the pod that is gone nothing is made");
+    assert!(!dir.join("whole").exists(), "nothing is created for the removed pod");
 }
 
-/// More calls hang than there are turns, of every kind, and each of their pods waits for its own.
+/// More calls of every kind hang than there are permits, and their pods wait.
 #[test]
-fn starts_that_hang_hold_up_no_other_pod() {
+fn starts_that_hang_delay_no_other_pod() {
     for call in ["RunPodSandbox", "CreateContainer", "StartContainer"] {
         let world = World::new();
         world.run("before", OWN);
@@ -96,7 +95,7 @@ fn starts_that_hang_hold_up_no_other_pod() {
             world.put(&format!("stuck{n}"), OWN);
         }
         world.until("all to hang", |world| world.count(&format!("{call} stuck")) > STARTS_AT_ONCE_MAX);
-        // A new one, and the restart of one that ran.
+        // A new pod, and the restart of a running one.
         let began = world.seconds();
         world.run("after", OWN);
         world.fake.exit("before-gw/app", 1, "Error", "");
@@ -109,7 +108,7 @@ fn starts_that_hang_hold_up_no_other_pod() {
 }
 
 #[test]
-fn parts_that_hang_hold_no_turn_of_the_starts() {
+fn subpaths_that_hang_hold_no_permit_of_the_starts() {
     let world = World::new();
     let dir = world.path("away");
     let _away = Away::mount(&dir);
@@ -120,13 +119,14 @@ fn parts_that_hang_hold_no_turn_of_the_starts() {
     let began = world.seconds();
     world.run("after", OWN);
     let took = u64::try_from(world.seconds() - began).unwrap();
-    // A turn that is held is held so long.
+    // How long a permit is held.
     assert!(took < OUTSIDE_PATIENCE.as_secs(), "{took} s");
 }
 
-/// More pods than there are turns have the file for their last words on a server that is away: one thread waits for all of them.
+/// More pods than there are permits have their termination message file on an unreachable server: one thread waits for all of
+/// them.
 #[test]
-fn last_words_that_hang_hold_one_thread_and_no_other_pod() {
+fn termination_messages_that_hang_hold_one_thread_and_delay_no_other_pod() {
     let world = World::new();
     let dir = world.path("away");
     let mut away = Away::mount(&dir);
@@ -164,9 +164,9 @@ fn last_words_that_hang_hold_one_thread_and_no_other_pod() {
     away.end();
 }
 
-/// Log collectors hold the directories of logs, and may lead them anywhere. More pods' hang than smolet has turns for work of its own.
+/// Log collectors may redirect the directories of logs. Those of more pods hang than there are permits for smolet's own paths.
 #[test]
-fn directories_of_logs_that_hang_hold_up_no_other_pod_and_no_other_log() {
+fn log_directories_that_hang_delay_no_other_pod_and_no_other_log() {
     let world = World::new();
     let names: Vec<String> = (0..=BLOCKING_JOBS_MAX).map(|n| format!("stuck{n}")).collect();
     let mut away = Vec::new();
@@ -179,7 +179,7 @@ fn directories_of_logs_that_hang_hold_up_no_other_pod_and_no_other_log() {
         create_dir_all(&logs).unwrap();
         std::os::unix::fs::symlink(world.path(name).join("logs"), logs.join("app")).unwrap();
     }
-    // The same pods: how often they were started before is read from their logs.
+    // The same pods: their restart counts are read from their logs.
     for name in &names {
         world.put(name, OWN);
     }

@@ -24,7 +24,7 @@ fn a_container_whose_post_start_hook_fails_is_killed_and_says_why_but_no_event_d
     world.put("web", &app("postStart: {exec: {command: [warm-up]}}, preStop: {exec: {command: [bye]}}"));
     world.until("it to end", |world| !stops(world).is_empty());
     assert_eq!(stops(&world), ["StopContainer web/app#0 grace=30"]);
-    // A killed container's own preStop hook runs too.
+    // The preStop hook of a killed container runs too.
     assert_eq!((world.count("ExecSync web/app#0 warm-up"), world.count("ExecSync web/app#0 bye")), (1, 1));
     let (reason, message) = world.waiting("web", "app");
     assert_eq!(reason, "PostStartHookError");
@@ -42,7 +42,7 @@ fn a_container_whose_post_start_hook_fails_is_killed_and_says_why_but_no_event_d
 }
 
 #[test]
-fn the_next_container_waits_for_a_post_start_hook_and_other_pods_do_not() {
+fn a_post_start_hook_delays_the_next_container_and_no_other_pod() {
     let world = World::new();
     world.fake.hang("ExecSync");
     world.put(
@@ -61,7 +61,7 @@ fn the_next_container_waits_for_a_post_start_hook_and_other_pods_do_not() {
     assert_eq!(world.count("StopContainer"), 0);
     world.fake.heal("ExecSync");
     world.until("the second", |world| world.running().contains(&"web/second#0".to_owned()));
-    // The end of the pod waits for no hook.
+    // The pod's termination waits for no hook.
     world.fake.hang("ExecSync");
     world.put("late", &app("postStart: {exec: {command: [x]}}"));
     world.until("its hook", |world| world.count("ExecSync late/app#0 x") == 1);
@@ -82,7 +82,7 @@ fn a_pre_stop_hook_is_part_of_the_grace_period() {
         world.remove(pod);
     }
     world.until("their end", |world| world.pods().is_empty());
-    // Of 30 s each. On a busy machine a second or two pass between a hook's end and the word of it.
+    // Of 30 s each. On a busy machine a second or two pass between a hook's end and its result.
     for (pod, left) in [("exec", 20), ("fails", 20), ("sleep", 18)] {
         let stop = |grace: i64| format!("StopContainer {pod}/app#0 grace={grace}");
         let stopped = (left - 2..=left).any(|grace| world.count(&stop(grace)) == 1);
@@ -92,7 +92,7 @@ fn a_pre_stop_hook_is_part_of_the_grace_period() {
 }
 
 #[test]
-fn a_pre_stop_hook_that_hangs_leaves_the_least_grace() {
+fn a_pre_stop_hook_that_hangs_leaves_the_minimum_grace_period() {
     let world = World::new();
     world.fake.hang("ExecSync");
     world.run(
@@ -109,7 +109,7 @@ fn a_pre_stop_hook_that_hangs_leaves_the_least_grace() {
 }
 
 #[test]
-fn what_lost_its_manifest_while_the_agent_was_down_ends_with_its_own_hook_and_grace() {
+fn a_pod_removed_while_the_agent_was_stopped_is_terminated_with_its_hook_and_grace_period() {
     let world = World::new();
     world.run(
         "web",
@@ -125,7 +125,7 @@ fn what_lost_its_manifest_while_the_agent_was_down_ends_with_its_own_hook_and_gr
 }
 
 #[test]
-fn a_hook_asks_by_http_and_takes_any_answer_and_one_that_nobody_takes_fails() {
+fn an_http_hook_accepts_any_response_and_fails_without_a_server() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let server = std::thread::spawn(move || {
@@ -145,7 +145,7 @@ fn a_hook_asks_by_http_and_takes_any_answer_and_one_that_nobody_takes_fails() {
         assert!(head.iter().any(|sent| sent.eq_ignore_ascii_case(line)), "{head:?}");
     }
     assert_eq!(stops(&world), [""; 0]);
-    // Nobody listens there any more.
+    // No server listens there any more.
     world.put("tcp", &app(&format!("postStart: {{tcpSocket: {{host: 127.0.0.1, port: {port}}}}}")));
     world.until("its failure", |world| world.waiting("tcp", "app").0 == "PostStartHookError");
     assert_eq!(stops(&world), ["StopContainer tcp/app#0 grace=30"]);
@@ -153,7 +153,7 @@ fn a_hook_asks_by_http_and_takes_any_answer_and_one_that_nobody_takes_fails() {
 
 #[cfg(feature = "tls")]
 #[test]
-fn a_hook_by_https_that_meets_http_is_asked_by_http() {
+fn an_https_hook_falls_back_to_http() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let server = std::thread::spawn(move || {

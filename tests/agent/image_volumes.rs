@@ -1,10 +1,10 @@
-//! Volumes that are images: pulled as a container's image is, mounted by the runtime, and refused where it would not.
+//! Image volumes: pulled as a container's image is, mounted by the runtime, and refused for a runtime without support.
 
 use smolet::proto::runtime::v1 as cri;
 
 use crate::world::{World, full};
 
-/// A pod that mounts the volume with these fields, as `more` says.
+/// A pod that mounts a volume with these fields and `more`.
 fn pod(image: &str, more: &str) -> String {
     format!(
         "volumes: [{{name: model, image: {{{image}}}}}], containers: [{{name: app, image: 'busybox:1', \
@@ -53,7 +53,7 @@ fn an_image_volume_is_pulled_before_its_container_and_mounted_by_the_runtime() {
         ..cri::Mount::default()
     };
     assert_eq!(mount(&world), wanted);
-    assert!(!world.pod_dir("web").join("volumes").exists(), "nothing stands on the node for it");
+    assert!(!world.pod_dir("web").join("volumes").exists(), "it has no directory on the node");
     let described = world.describe("web-gw");
     assert!(described.contains("Image (a container image or OCI artifact)"), "{described}");
     assert!(described.contains("Successfully pulled image \"model:1\""), "{described}");
@@ -77,7 +77,7 @@ fn an_image_volume_is_pulled_by_its_own_policy() {
 }
 
 #[test]
-fn a_missing_image_of_a_volume_is_pulled_again_and_again_and_the_others_meanwhile() {
+fn a_missing_image_of_a_volume_is_retried_and_the_others_are_pulled_meanwhile() {
     let world = World::new();
     world.fake.missing_image("model:1");
     let spec = pod(MODEL, "")
@@ -86,7 +86,7 @@ fn a_missing_image_of_a_volume_is_pulled_again_and_again_and_the_others_meanwhil
     world.put("web", &spec);
     world.until("the error", |world| world.waiting("web", "app").0 == "ErrImagePull");
     assert!(world.waiting("web", "app").1.contains("model:1"));
-    assert_eq!(world.count("PullImage other:1"), 1, "the other volume's image is there already");
+    assert_eq!(world.count("PullImage other:1"), 1, "the other volume's image is present");
     world.until("the back-off", |world| world.waiting("web", "app").0 == "ImagePullBackOff");
     let message = world.waiting("web", "app").1;
     assert!(message.starts_with("Back-off pulling image \"model:1\": ErrImagePull: "), "{message}");
@@ -111,7 +111,7 @@ fn an_image_that_no_container_mounts_is_not_pulled() {
 }
 
 #[test]
-fn another_login_ends_the_back_off_of_a_volumes_image() {
+fn other_credentials_reset_the_back_off_of_a_volumes_image() {
     let world = World::new();
     world.fake.state().private.insert("r.io/model:1".into(), ("me".into(), "hunter2hunter2".into()));
     let spec = format!("imagePullSecrets: [{{name: a}}], {}", pod("reference: 'r.io/model:1'", ""));
@@ -125,7 +125,7 @@ fn another_login_ends_the_back_off_of_a_volumes_image() {
          {.dockerconfigjson: '{\"auths\": {\"r.io\": {\"username\": \"me\", \"password\": \"hunter2hunter2\"}}}'}\n",
     );
     world.until("the pod", |world| world.running() == ["web/app#0"]);
-    assert!(world.seconds() - before < 5, "no wait for what the pull without a login failed with");
+    assert!(world.seconds() - before < 5, "no back-off from the anonymous pull");
     assert_eq!(world.count("PullImage r.io/model:1 as me"), 1);
 }
 
@@ -155,14 +155,14 @@ fn a_pod_waits_for_a_runtime_that_mounts_images() {
         (0, 0),
         "nothing is fetched for it"
     );
-    // An upgrade needs no new agent.
+    // An upgrade of the runtime needs no restart of the agent.
     runtime("containerd", "v2.2.0");
     world.until("the pod", |world| world.running() == ["web/app#0"]);
     assert_eq!(mount(&world).image_sub_path, "a");
 }
 
 #[test]
-fn a_runtime_that_nobody_knows_answers_for_itself() {
+fn an_unknown_runtime_reports_its_support() {
     let world = World::new();
     let words = "ImageVolumeMountFailed: no such thing here";
     world.fake.fail("CreateContainer", 2, 2, words);

@@ -1,4 +1,4 @@
-//! Images: missing, hanging, mended.
+//! Images: missing, slow, corrected.
 
 use smolet::config::Config;
 use smolet::limits::Rate;
@@ -9,7 +9,7 @@ const SLOW: &str = "containers: [{name: app, image: 'slow:1'}]";
 const LOCAL: &str = "containers: [{name: app, image: 'busybox:1'}]";
 
 #[test]
-fn a_missing_image_is_pulled_again_after_ten_seconds_and_twice_as_long_each_time() {
+fn a_missing_image_is_retried_after_ten_seconds_with_doubling_back_off() {
     let world = World::new();
     world.fake.missing_image("docker.io/library/nothere:1");
     world.fake.missing_image("nothere:1");
@@ -28,13 +28,13 @@ fn a_missing_image_is_pulled_again_after_ten_seconds_and_twice_as_long_each_time
     let shown = world.describe("web");
     assert!(shown.contains("Failed to pull image"), "{shown}");
     assert_eq!(world.count("CreateContainer"), 0);
-    // It comes up by itself once the registry has it.
+    // The pod starts by itself once the registry has the image.
     world.fake.state().missing.clear();
     world.until("the pod", |world| world.phase("web") == "Running");
 }
 
 #[test]
-fn a_pull_that_hangs_holds_up_no_pod_whose_image_is_there() {
+fn a_pull_that_hangs_delays_no_pod_whose_image_is_present() {
     let world = World::new();
     world.fake.hang_on("PullImage", "slow");
     world.put("web", SLOW);
@@ -50,12 +50,12 @@ fn a_pull_that_hangs_holds_up_no_pod_whose_image_is_there() {
 }
 
 #[test]
-fn a_pull_that_hangs_is_given_up_with_its_manifest() {
+fn a_pull_that_hangs_is_cancelled_with_its_manifest() {
     let world = World::new();
     world.fake.hang_on("PullImage", "slow");
     world.put("web", SLOW);
     world.until("the pull", |world| world.count("PullImage") == 1);
-    // Waits for its turn behind the one that hangs.
+    // Waits for a permit behind the one that hangs.
     world.put("next", "containers: [{name: app, image: 'fast:1'}]");
     world.until("its sandbox", |world| world.count("RunPodSandbox next#0") == 1);
     world.pass(3);
@@ -68,7 +68,7 @@ fn a_pull_that_hangs_is_given_up_with_its_manifest() {
 }
 
 #[test]
-fn a_pull_that_comes_too_soon_after_others_says_so_and_is_tried_again() {
+fn a_pull_beyond_the_rate_is_reported_and_retried() {
     let world = World::without_agent();
     let config = Config { pull_rate: Some(Rate { per_second: 1, burst: 1 }), ..world.config() };
     world.put("a", SLOW);
@@ -81,11 +81,11 @@ fn a_pull_that_comes_too_soon_after_others_says_so_and_is_tried_again() {
     assert_eq!(world.waiting(late, "app").1, "pull QPS exceeded");
     assert!(world.describe(late).contains("pull QPS exceeded"));
     world.until("both run", |world| world.running().len() == 2);
-    assert_eq!(world.count("PullImage"), 2, "the runtime was not asked for it");
+    assert_eq!(world.count("PullImage"), 2, "the runtime was not called");
 }
 
 #[test]
-fn a_pull_that_hangs_is_given_up_when_the_image_is_mended() {
+fn a_pull_that_hangs_is_cancelled_when_the_image_is_corrected() {
     let world = World::new();
     world.fake.hang_on("PullImage", "slow");
     world.put("web", SLOW);
@@ -93,11 +93,11 @@ fn a_pull_that_hangs_is_given_up_when_the_image_is_mended() {
     world.put("web", LOCAL);
     world.until("the pod", |world| world.phase("web") == "Running");
     assert_eq!(world.running(), ["web/app#0"]);
-    assert_eq!(world.count("RunPodSandbox"), 1, "the sandbox stays");
+    assert_eq!(world.count("RunPodSandbox"), 1, "the sandbox is kept");
 }
 
 #[test]
-fn a_mended_image_is_tried_at_once_whatever_the_back_off_of_the_old_one() {
+fn a_corrected_image_is_pulled_at_once_despite_the_old_ones_back_off() {
     let world = World::new();
     world.fake.missing_image("nothere:1");
     world.put("web", "containers: [{name: app, image: 'nothere:1'}]");
@@ -109,7 +109,7 @@ fn a_mended_image_is_tried_at_once_whatever_the_back_off_of_the_old_one() {
 }
 
 #[test]
-fn an_image_that_may_not_be_pulled_is_named() {
+fn an_image_that_must_not_be_pulled_is_reported() {
     let world = World::new();
     world.put("web", "containers: [{name: app, image: 'slow:1', imagePullPolicy: Never}]");
     world.until("the reason", |world| world.waiting("web", "app").0 == "ErrImageNeverPull");
@@ -142,11 +142,11 @@ fn a_pull_that_hangs_keeps_other_pulls_waiting_for_a_minute_only() {
     assert!((50..=65).contains(&waited), "{waited} s");
     world.fake.heal("PullImage");
     world.until("the slow one", |world| world.phase("web") == "Running");
-    assert_eq!(world.count("PullImage"), 2, "the first pull went on beside the second");
+    assert_eq!(world.count("PullImage"), 2, "the first pull continued beside the second");
 }
 
 #[test]
-fn a_pod_restored_while_it_ends_pulls_at_once_whatever_its_back_off_was() {
+fn a_pod_restored_during_its_termination_pulls_at_once() {
     let of_volume = "volumes: [{name: v, image: {reference: 'slow:1'}}], \
                      containers: [{name: app, image: 'busybox:1', volumeMounts: [{name: v, mountPath: /v}]}]";
     for spec in [SLOW, of_volume] {
@@ -165,7 +165,7 @@ fn restored_while_it_ends(spec: &str) {
     world.fake.hang("StopPodSandbox");
     world.remove("web");
     world.until("its end begins", |world| world.count("StopPodSandbox") > 0);
-    // It is in the registry now, not on the machine.
+    // It is in the registry now, not on the node.
     world.fake.state().missing.clear();
     world.put("web", spec);
     world.pass(2);
@@ -176,7 +176,7 @@ fn restored_while_it_ends(spec: &str) {
     assert_eq!(world.count("PullImage"), pulls + 1);
 }
 
-/// The pulls so far: which image, and as whom.
+/// The pulls so far: image and user.
 fn pulls(world: &World) -> Vec<String> {
     let pulls =
         world.actions().into_iter().filter_map(|call| Some(call.strip_prefix("PullImage ")?.to_owned()));
@@ -206,7 +206,7 @@ fn private_image() -> World {
     world
 }
 
-/// Nothing that is shown or kept has the text.
+/// The text is in no output and no file.
 fn nowhere(world: &World, text: &str) {
     for path in ["/pods", "/pods?output=yaml", "/pods?output=table", "/describe?pod=web-gw", "/metrics"] {
         let (_, body) = world.ask(path);
@@ -227,7 +227,7 @@ fn nowhere(world: &World, text: &str) {
 }
 
 #[test]
-fn a_pull_secret_opens_a_private_image_as_soon_as_it_is_right() {
+fn a_corrected_pull_secret_gives_access_at_once() {
     let world = private_image();
     world.put("web", WITH_SECRETS);
     world.until("the error", |world| world.waiting("web", "app").0 == "ErrImagePull");
@@ -235,11 +235,11 @@ fn a_pull_secret_opens_a_private_image_as_soon_as_it_is_right() {
         "Unable to retrieve some image pull secrets (a, b); attempting to pull the image may not succeed.";
     let shown = world.describe("web");
     assert!(shown.contains("FailedToRetrieveImagePullSecret") && shown.contains(missing), "{shown}");
-    assert_eq!(pulls(&world), [PRIVATE], "without a login");
+    assert_eq!(pulls(&world), [PRIVATE], "anonymous");
 
     world.put_text("b", &pull_secret("b", "r.io", "me", "wrong-word"));
     world.until("the wrong login is tried", |world| pulls(world).len() == 2);
-    // Until then it may be that of the pull before.
+    // Until then it may be that of the previous pull.
     world.until("the back-off", |world| {
         let (reason, message) = world.waiting("web", "app");
         reason == "ImagePullBackOff" && message.contains("pull access denied, \"[a login]\" may not")
@@ -248,7 +248,7 @@ fn a_pull_secret_opens_a_private_image_as_soon_as_it_is_right() {
     let before = world.seconds();
     world.put_text("a", &pull_secret("a", "r.io/team", "me", "hunter2hunter2"));
     world.until("the pod", |world| world.running() == ["web/app#0"]);
-    assert!(world.seconds() - before < 5, "no wait for what another login failed with");
+    assert!(world.seconds() - before < 5, "no back-off from other credentials");
     let me = format!("{PRIVATE} as me");
     assert_eq!(pulls(&world), [PRIVATE, &me, &me], "the longer path first");
     nowhere(&world, "hunter2hunter2");
@@ -256,7 +256,7 @@ fn a_pull_secret_opens_a_private_image_as_soon_as_it_is_right() {
 }
 
 #[test]
-fn the_nodes_logins_come_after_the_pods() {
+fn the_nodes_credentials_come_after_the_pods() {
     let world = private_image();
     std::fs::write(world.path("root").join("config.json"), logins("*.io", "me", "hunter2hunter2")).unwrap();
     world.put_text("a", &pull_secret("a", "r.io", "other", "word"));
@@ -264,12 +264,12 @@ fn the_nodes_logins_come_after_the_pods() {
     world.run("web", WITH_SECRETS);
     assert_eq!(pulls(&world), [format!("{PRIVATE} as other"), format!("{PRIVATE} as me")]);
     world.run("next", "containers: [{name: app, image: 'docker.org/app:1'}]");
-    assert_eq!(pulls(&world).last().unwrap(), "docker.org/app:1", "no login fits");
+    assert_eq!(pulls(&world).last().unwrap(), "docker.org/app:1", "no credentials match");
     nowhere(&world, "hunter2hunter2");
 }
 
 #[test]
-fn every_login_that_failed_is_told_of() {
+fn all_credentials_that_failed_are_reported() {
     let world = private_image();
     std::fs::write(world.path("root").join("config.json"), logins("r.io", "me", "second")).unwrap();
     world.put_text("a", &pull_secret("a", "r.io", "me", "ab"));
@@ -289,9 +289,9 @@ fn with_secret(name: &str) -> String {
 
 const WITHOUT_SECRET: &str = "containers: [{name: app, image: 'r.io/team/app:1'}]";
 
-/// KEP-2535: that the image is here is no reason to let everybody have it.
+/// KEP-2535: a present image is not available to every pod.
 #[test]
-fn a_private_image_that_is_here_is_for_those_who_may_pull_it() {
+fn a_present_private_image_is_only_for_pods_that_may_pull_it() {
     let world = private_image();
     world.put_text("a", &pull_secret("a", "r.io", "me", "hunter2hunter2"));
     world.put_text("same", &pull_secret("same", "r.io", "me", "hunter2hunter2"));
@@ -307,13 +307,13 @@ fn a_private_image_that_is_here_is_for_those_who_may_pull_it() {
         world.until(name, |world| world.waiting(name, "app").0 == "ErrImagePull");
     }
     world.until("never", |world| world.waiting("never", "app").0 == "ErrImageNeverPull");
-    assert_eq!(pulls(&world)[1..].len(), 2, "each is asked of the registry once");
-    assert!(world.waiting("never", "app").1.contains("is not present"), "nobody learns that it is here");
+    assert_eq!(pulls(&world)[1..].len(), 2, "each is pulled once");
+    assert!(world.waiting("never", "app").1.contains("is not present"), "its presence is not disclosed");
     for name in ["none", "wrong-one", "never"] {
         world.remove(name);
     }
 
-    // The same login from another Secret, and the same Secret after a restart of the agent: nothing is pulled.
+    // The same credentials from another Secret, and the same Secret after a restart of the agent: no pull.
     world.run("friend", &with_secret("same"));
     world.kill();
     world.start();
@@ -327,7 +327,7 @@ fn a_private_image_that_is_here_is_for_those_who_may_pull_it() {
 }
 
 #[test]
-fn what_was_not_pulled_here_is_for_all_unless_the_policy_says_otherwise() {
+fn a_preloaded_image_is_for_all_pods_unless_the_policy_verifies_it() {
     use smolet::image::pulled::policy::{Allowlist, VerificationPolicy};
     let listed = Allowlist::parse(&["r.io/team/*".to_owned()]).unwrap();
     let elsewhere = Allowlist::parse(&["r.io/other/*".to_owned()]).unwrap();
@@ -352,9 +352,9 @@ fn what_was_not_pulled_here_is_for_all_unless_the_policy_says_otherwise() {
     }
 }
 
-/// Without a login anybody may pull it, and with one of the node's own every pod of the node may.
+/// An image that was pulled anonymously, or with the node's own credentials, is available to every pod.
 #[test]
-fn an_image_that_needed_no_pods_login_is_for_all() {
+fn an_image_pulled_without_a_pods_credentials_is_for_all() {
     let world = private_image();
     std::fs::write(world.path("root").join("config.json"), logins("r.io", "me", "hunter2hunter2")).unwrap();
     world.run("web", WITHOUT_SECRET);
@@ -366,9 +366,9 @@ fn an_image_that_needed_no_pods_login_is_for_all() {
     assert_eq!(world.count("PullImage"), 2, "{}", world.trace());
 }
 
-/// The agent is killed while the image comes, and it comes all the same: it counts as pulled, with nobody knows what.
+/// The agent is killed during a pull that completes: the image counts as pulled with unknown credentials.
 #[test]
-fn an_image_that_came_while_the_agent_was_killed_is_verified() {
+fn an_image_whose_pull_outlived_the_agent_is_verified() {
     for name in ["r.io/team/app:1", "app:1"] {
         let world = World::new();
         world.fake.state().private.insert(name.into(), ("me".into(), "hunter2hunter2".into()));
@@ -390,9 +390,9 @@ fn an_image_that_came_while_the_agent_was_killed_is_verified() {
     }
 }
 
-/// A failed pull, and one that nobody waits for any more, leave nothing: what an owner brings afterwards is preloaded.
+/// A failed or cancelled pull leaves no record: an image that is imported afterwards is preloaded.
 #[test]
-fn a_pull_that_failed_leaves_nothing_behind() {
+fn a_failed_pull_leaves_no_record() {
     let world = private_image();
     world.put("web", WITHOUT_SECRET);
     world.until("the error", |world| world.waiting("web", "app").0 == "ErrImagePull");

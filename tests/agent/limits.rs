@@ -1,5 +1,5 @@
-//! Limits of a pod's own on the node's disk: `ephemeral-storage`, and the `sizeLimit` of an emptyDir. What is held against
-//! which is a table of `eviction`.
+//! A pod's own limits on the node's disk: `ephemeral-storage`, and the `sizeLimit` of an emptyDir. The decisions are tested in
+//! `eviction`.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use crate::world::World;
 
 const MIB: i64 = 1 << 20;
 
-/// A container that may take so much disk; `""` = as much as there is.
+/// A container with this limit on disk usage; `""` = none.
 fn container(name: &str, limit: &str) -> String {
     let limits =
         if limit.is_empty() { String::new() } else { format!("limits: {{ephemeral-storage: {limit}}}") };
@@ -21,24 +21,24 @@ fn run(world: &World, name: &str, spec: &str, containers: &[String]) {
     world.run(name, &format!("{spec}containers: [{}]", containers.join(", ")));
 }
 
-/// Containers of that name have written so much to their root.
+/// Sets the size of the writable layers of containers of that name.
 fn write(world: &World, container: &str, mib: i64) {
     world.fake.state().written.insert(container.to_owned(), mib * MIB);
 }
 
-/// Lets time pass until the runtime has been asked twice what containers use.
+/// Advances time until the runtime has been asked twice for usage.
 fn look(world: &World) {
     let before = world.fake.count("ListContainerStats");
     world.until("two looks", |world| world.fake.count("ListContainerStats") >= before + 2);
 }
 
-/// The message of a pod that has failed for a limit of its own.
+/// The message of a pod that failed because of its own limit.
 fn why(world: &World, name: &str) -> String {
     world.until(name, |world| world.phase(name) == "Failed");
     let status = world.pod(name).and_then(|pod| pod.status).expect("a status");
     assert_eq!(status.reason.as_deref(), Some("Evicted"));
     let target = status.conditions.iter().flatten().find(|condition| condition.type_ == "DisruptionTarget");
-    assert_eq!(target, None, "nothing was wrong with the node");
+    assert_eq!(target, None, "no condition of the node");
     status.message.unwrap_or_default()
 }
 
@@ -47,14 +47,14 @@ fn of_sum(limit: &str) -> String {
 }
 
 #[test]
-fn a_pod_that_takes_more_disk_than_it_may_fails_for_good() {
+fn a_pod_above_its_disk_limit_fails_for_good() {
     let world = World::new();
     write(&world, "app", 4);
     run(&world, "greedy", "restartPolicy: OnFailure, ", &[container("app", "5Mi")]);
     run(&world, "free", "", &[container("free", "")]);
     write(&world, "free", 1 << 20);
     look(&world);
-    assert_eq!(world.phase("greedy"), "Running", "4 MiB are not 5");
+    assert_eq!(world.phase("greedy"), "Running", "4 of 5 MiB");
     write(&world, "app", 6);
     assert_eq!(why(&world, "greedy"), of_sum("5Mi"));
     let page = world.ask("/metrics").1;
@@ -65,7 +65,7 @@ fn a_pod_that_takes_more_disk_than_it_may_fails_for_good() {
     pass_until_saved(&world);
     let asked = world.fake.count("ListContainerStats");
     world.pass(60);
-    assert_eq!(world.fake.count("ListContainerStats"), asked, "no pod is left that has a limit");
+    assert_eq!(world.fake.count("ListContainerStats"), asked, "no pod with a limit is left");
     world.kill();
     world.start();
     world.pass(60);
@@ -74,7 +74,7 @@ fn a_pod_that_takes_more_disk_than_it_may_fails_for_good() {
 }
 
 #[test]
-fn logs_and_volumes_on_disk_count_and_what_lies_in_memory_does_not() {
+fn logs_and_volumes_on_disk_count_and_a_tmpfs_does_not() {
     let world = World::new();
     let volumes = "volumes: [{name: data, emptyDir: {}}], ";
     for name in ["logs", "data", "little"] {
@@ -85,7 +85,7 @@ fn logs_and_volumes_on_disk_count_and_what_lies_in_memory_does_not() {
     let log = world.logs("logs").join("logs/0.log.20260102-030405");
     fs::write(log, &lots).unwrap();
     fs::write(world.pod_dir("data").join("volumes/kubernetes.io~empty-dir/data/x"), &lots).unwrap();
-    // A secret's files are in memory, where the test may mount.
+    // A secret's files are on a tmpfs, where the test may mount.
     let secret = world.pod_dir("little").join("volumes/kubernetes.io~secret");
     fs::create_dir_all(&secret).unwrap();
     fs::write(secret.join("x"), &lots).unwrap();
@@ -97,7 +97,7 @@ fn logs_and_volumes_on_disk_count_and_what_lies_in_memory_does_not() {
 }
 
 #[test]
-fn an_empty_dir_that_outgrows_its_limit_is_told_before_its_pod() {
+fn an_empty_dir_above_its_limit_is_reported_before_its_pod() {
     let world = World::new();
     let volumes = "volumes: [{name: data, emptyDir: {sizeLimit: 4Mi}}], ";
     run(&world, "both", volumes, &[container("both", "5Mi")]);
@@ -113,10 +113,10 @@ fn an_empty_dir_that_outgrows_its_limit_is_told_before_its_pod() {
 }
 
 #[test]
-fn a_container_is_held_to_its_own_limit_where_images_share_the_disk() {
+fn a_containers_own_limit_applies_where_images_share_the_disk() {
     for (images, ends) in [("root", true), ("/proc", false)] {
         let world = World::without_agent();
-        // What is told of has to be there.
+        // The reported directory has to exist.
         fs::create_dir_all(world.path("root")).unwrap();
         world.fake.state().image_mountpoint = Some(world.path(images).to_string_lossy().into_owned());
         world.start();
@@ -130,20 +130,20 @@ fn a_container_is_held_to_its_own_limit_where_images_share_the_disk() {
             assert!(page.contains("kubelet_evictions{eviction_signal=\"ephemeralcontainerfs.limit\"} 1"));
         } else {
             look(&world);
-            assert_eq!(world.phase("two"), "Running", "its root is on another disk");
+            assert_eq!(world.phase("two"), "Running", "its writable layer is on another disk");
         }
-        assert_eq!(world.fake.count("ImageFsInfo"), 1, "what disks there are is asked once");
+        assert_eq!(world.fake.count("ImageFsInfo"), 1, "the images' disk is queried once");
     }
 }
 
 #[test]
-fn a_critical_pod_stays_and_a_runtime_that_does_not_tell_ends_none() {
+fn a_critical_pod_is_not_evicted_nor_any_without_reported_usage() {
     let world = World::new();
     write(&world, "app", 6);
     let critical = format!("priority: {SYSTEM_CRITICAL_PRIORITY}, ");
     run(&world, "critical", &critical, &[container("app", "5Mi")]);
     world.pass(60);
-    assert_eq!(world.fake.count("ListContainerStats"), 0, "nothing would follow");
+    assert_eq!(world.fake.count("ListContainerStats"), 0, "the result would have no effect");
     world.fake.fail("ListContainerStats", u32::MAX, 2, "broken");
     run(&world, "greedy", "", &[container("app", "5Mi")]);
     look(&world);
@@ -154,7 +154,7 @@ fn a_critical_pod_stays_and_a_runtime_that_does_not_tell_ends_none() {
 }
 
 #[test]
-fn containers_know_what_disk_they_may_take() {
+fn containers_have_their_disk_limits_in_variables() {
     let world = World::new();
     let field = |name: &str| {
         format!(
@@ -175,7 +175,7 @@ fn containers_know_what_disk_they_may_take() {
         String::from_utf8_lossy(&found.value).parse::<u64>().unwrap()
     };
     assert_eq!((of("some", "LIMITS"), of("some", "REQUESTS")), (5 << 20, 5 << 20));
-    // Nothing is kept free here.
+    // Nothing is reserved here.
     let disk = smolet::filesystem::Filesystem::of(&world.path("root")).unwrap().bytes;
     assert_eq!((of("all", "LIMITS"), of("all", "REQUESTS")), (disk, 0));
 }

@@ -1,4 +1,4 @@
-//! Container logs: when they are rotated, what is left of them, and what `smolet logs` shows.
+//! Container logs: rotation, removal, and `smolet logs`.
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
@@ -15,7 +15,7 @@ use crate::world::{World, names};
 const APP: &str = "containers: [{name: app, image: 'busybox:1'}]";
 const LIMIT: usize = 8192;
 
-/// An agent with small logs, three files of each, that has a pod `web`.
+/// An agent with small logs, three files of each, and a pod `web`.
 fn world(rotation: Option<Rotation>) -> World {
     let world = World::without_agent();
     restart(&world, rotation);
@@ -25,7 +25,7 @@ fn world(rotation: Option<Rotation>) -> World {
 }
 
 fn small() -> Option<Rotation> {
-    Some(Rotation { size_max: LIMIT as u64, files_max: 3, look_max: Duration::from_secs(10) })
+    Some(Rotation { size_max: LIMIT as u64, files_max: 3, check_max: Duration::from_secs(10) })
 }
 
 fn restart(world: &World, rotation: Option<Rotation>) {
@@ -44,7 +44,7 @@ fn log(world: &World) -> PathBuf {
 fn write(world: &World, byte: u8, bytes: usize) {
     let mut file = std::fs::File::options().append(true).open(log(world)).unwrap();
     file.write_all(&vec![byte; bytes]).unwrap();
-    // The rotator has heard of it.
+    // The rotator has been notified.
     world.settle();
 }
 
@@ -66,7 +66,7 @@ fn rotated(world: &World) -> Vec<Vec<u8>> {
 #[test]
 fn a_log_that_reaches_its_limit_is_rotated_and_a_smaller_one_is_not() {
     let world = world(small());
-    assert_eq!(reopened(&world), 0, "nothing is to be done at its start");
+    assert_eq!(reopened(&world), 0, "no rotation at its start");
     write(&world, b'a', LIMIT - 1);
     world.pass(20);
     assert_eq!(files(&world), ["0.log"]);
@@ -86,7 +86,7 @@ fn a_log_that_reaches_its_limit_is_rotated_and_a_smaller_one_is_not() {
     });
     assert_eq!(files(&world)[0], "0.log");
     assert_eq!(rotated(&world), [vec![b'h'; LIMIT]], "the newest is not compressed");
-    // All of it goes with the pod.
+    // All files are removed with the pod.
     let logs = world.logs("web");
     world.remove("web");
     world.until("its end", |world| world.fake.state().sandboxes.is_empty());
@@ -94,7 +94,7 @@ fn a_log_that_reaches_its_limit_is_rotated_and_a_smaller_one_is_not() {
 }
 
 #[test]
-fn a_log_that_is_full_at_the_start_is_rotated_then() {
+fn a_log_that_is_full_at_the_agents_start_is_rotated() {
     let world = world(None);
     write(&world, b'a', 3 * LIMIT);
     world.pass(60);
@@ -106,7 +106,7 @@ fn a_log_that_is_full_at_the_start_is_rotated_then() {
 }
 
 #[test]
-fn a_log_keeps_its_name_while_the_runtime_does_not_open_another() {
+fn a_log_keeps_its_name_while_the_runtime_does_not_reopen_it() {
     let world = world(small());
     world.fake.fail("ReopenContainerLog", 2, 2, "no");
     write(&world, b'a', LIMIT);
@@ -131,7 +131,7 @@ fn an_agent_killed_in_the_middle_of_a_rotation_loses_nothing() {
     restart(&world, small());
     world.until("a log", |world| log(world).exists());
     assert_eq!(rotated(&world), [vec![b'a'; LIMIT]]);
-    // It is watched as any other. The runtime may have opened it for the agent that was killed.
+    // It is watched as any other. The runtime may have reopened it for the killed agent.
     world.settle();
     let opened = reopened(&world);
     write(&world, b'b', LIMIT);
@@ -140,7 +140,7 @@ fn an_agent_killed_in_the_middle_of_a_rotation_loses_nothing() {
 }
 
 #[test]
-fn what_is_no_file_is_left_alone() {
+fn a_log_that_is_not_a_regular_file_is_ignored() {
     let world = world(small());
     std::fs::write(world.path("precious"), vec![b'p'; 2 * LIMIT]).unwrap();
     std::os::unix::fs::symlink(world.path("precious"), world.path("link")).unwrap();
@@ -151,7 +151,7 @@ fn what_is_no_file_is_left_alone() {
 }
 
 #[test]
-fn the_log_of_a_container_that_has_ended_stays_and_goes_with_its_record() {
+fn a_dead_containers_log_is_kept_and_removed_with_it() {
     let world = world(small());
     write(&world, b'a', LIMIT);
     world.until("the rotation", |world| reopened(world) == 1);
@@ -160,23 +160,23 @@ fn the_log_of_a_container_that_has_ended_stays_and_goes_with_its_record() {
     world.until("the next life", |world| world.running() == ["web/app#1"]);
     write(&world, b'c', LIMIT);
     world.pass(30);
-    assert_eq!(reopened(&world), 1, "nobody writes to it any more");
+    assert_eq!(reopened(&world), 1, "it is no longer written");
     assert_eq!(files(&world).iter().filter(|name| name.starts_with("0.log")).count(), 2);
-    // Its record goes when there is a newer dead one, and all its files with it.
+    // The container is removed when there is a newer dead one, with all its files.
     world.fake.exit("web-gw/app", 1, "", "");
     world.until("the life after", |world| world.running() == ["web/app#2"]);
     world.until("its files gone", |world| files(world) == ["1.log", "2.log"]);
 }
 
 #[test]
-fn nothing_wakes_up_for_a_log_that_nobody_writes_to() {
+fn a_quiet_log_causes_no_wakeups() {
     let world = World::without_agent();
     world.fake.tell_events(smolet::cri::EventService::Cri);
     world.seldom(true);
     restart(&world, small());
     world.run("web", APP);
     world.pass(122);
-    // The instants at which somebody wants to be woken within a minute. Questions on the socket have timers too.
+    // The wakeups within a minute. Requests on the socket have timers too.
     let timers = || {
         world.silent(true);
         world.leap_for(Duration::from_secs(40));
@@ -189,7 +189,7 @@ fn nothing_wakes_up_for_a_log_that_nobody_writes_to() {
         seen.len()
     };
     let before = timers();
-    // The manifests are looked at every 20 s, the runtime every minute.
+    // The manifests are scanned every 20 s, the runtime is relisted every minute.
     assert!(before <= 6, "{before} in a minute");
     for _ in 0..5 {
         write(&world, b'a', 10);
@@ -220,7 +220,7 @@ fn line(second: u32, text: &str) -> String {
 }
 
 #[test]
-fn the_command_shows_what_containers_wrote_in_each_of_their_lives() {
+fn the_command_shows_the_logs_of_current_and_previous_containers() {
     let world = World::new();
     world.fake.program("setup", Program::exits(0, Duration::ZERO));
     world.run(
@@ -281,7 +281,7 @@ fn the_command_follows_until_the_container_has_ended() {
     std::fs::write(log(&world), line(1, "first")).unwrap();
     let mut child =
         smolet_logs(&world, &["web", "-f"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // It follows this life, and no later one.
+    // It follows this container, and no later one.
     let mut begun = [0; 6];
     child.stdout.as_mut().unwrap().read_exact(&mut begun).unwrap();
     let mut file = std::fs::File::options().append(true).open(log(&world)).unwrap();
@@ -289,7 +289,7 @@ fn the_command_follows_until_the_container_has_ended() {
         file.write_all(line(second, "more").as_bytes()).unwrap();
     }
     drop(file);
-    // It asks when the log is let go of, and now and then; the agent says no until then.
+    // It asks when the log is closed, and periodically; the agent denies the end until then.
     world.fake.exit("web-gw/app", 0, "", "");
     world.until("the next life", |world| world.running() == ["web/app#1"]);
     let Output { status, stdout, stderr } = child.wait_with_output().unwrap();

@@ -1,6 +1,6 @@
-//! The whole agent against the fake runtime: manifests in a real directory, gRPC on a real socket, virtual time.
+//! The whole agent with the fake runtime: manifests in a real directory, gRPC on a real socket, virtual time.
 //!
-//! No container ever runs twice: the fake looks after each call, and every test fails on what it saw.
+//! No container ever runs twice: the fake checks this after each call, and every test fails on a violation.
 
 #![allow(missing_docs, unreachable_pub, clippy::expect_used, clippy::unwrap_used, clippy::pedantic)]
 

@@ -1,4 +1,4 @@
-//! Manifests behind a URL (`staticPodURL`): a server with real HTTP/1.1, whose answers the test sets.
+//! Manifests from a URL (`staticPodURL`): a server with real HTTP/1.1, whose responses the test sets.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener};
@@ -12,7 +12,7 @@ use smolet::net::http::HttpGet;
 use crate::handover::{of_kubelet, remembered};
 use crate::world::{World, full};
 
-/// A server of one answer. Its thread ends with the process.
+/// A server with one response. Its thread ends with the process.
 struct Site {
     address: SocketAddr,
     shared: Arc<Mutex<Shared>>,
@@ -20,7 +20,7 @@ struct Site {
 
 #[derive(Default)]
 struct Shared {
-    /// Empty: it says nothing at all.
+    /// Empty: it never responds.
     answer: String,
     heads: Vec<String>,
 }
@@ -76,7 +76,7 @@ impl Site {
     }
 }
 
-/// The settings with that URL.
+/// The configuration with that URL.
 fn config(world: &World, site: &Site) -> Config {
     let mut key = HeaderValue::from_static("hunter2");
     key.set_sensitive(true);
@@ -85,7 +85,7 @@ fn config(world: &World, site: &Site) -> Config {
     Config { static_pods: Some(StaticPodUrl { get, period: Duration::from_secs(20) }), ..world.config() }
 }
 
-/// Lets the time pass until the next fetch, and waits for it.
+/// Advances time to the next fetch, and waits for it.
 fn fetched(world: &World, site: &Site) {
     let before = site.requests();
     world.until("a fetch", |_| site.requests() > before);
@@ -108,7 +108,7 @@ fn pod(name: &str) -> String {
 const PLAIN: &str = "containers: [{name: app, image: 'busybox:1'}]";
 
 #[test]
-fn the_pods_behind_a_url_run_as_long_as_they_stand_there() {
+fn the_pods_of_a_url_run_while_it_has_them() {
     let world = World::without_agent();
     let site = Site::start();
     site.serves(&pod("web"));
@@ -124,13 +124,13 @@ fn the_pods_behind_a_url_run_as_long_as_they_stand_there() {
     let annotations = web.metadata.annotations.unwrap();
     assert_eq!(annotations["kubernetes.io/config.source"], "http");
     assert_eq!(annotations["kubernetes.io/config.hash"].len(), 32);
-    // Of the pods of files alone.
+    // Only of static pods from files.
     assert_eq!(web.spec.unwrap().tolerations, None);
     let described = world.describe("web");
     assert!(described.contains(&format!("http://{}/pods.yaml", site.address)), "{described}");
     assert!(!described.contains("hunter2"), "{described}");
 
-    // The same again, and what cannot be had, change nothing; a pod of a file ends all the same.
+    // The same response and a failed fetch change nothing; a pod of a file is still terminated.
     let before = world.actions();
     fetched(&world, &site);
     site.says("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 5\r\n\r\nnever");
@@ -143,7 +143,7 @@ fn the_pods_behind_a_url_run_as_long_as_they_stand_there() {
     world.remove("file");
     world.until("the file's is gone", |world| running(world) == ["web/app#0"]);
 
-    // Nor does an agent that begins without the server end what runs.
+    // An agent that starts without the server does not terminate running pods either.
     world.kill();
     let before = world.actions().len();
     world.start_with(config(&world, &site));
@@ -152,14 +152,14 @@ fn the_pods_behind_a_url_run_as_long_as_they_stand_there() {
     assert_eq!(running(&world), ["web/app#0"]);
     assert!(world.actions().len() <= before, "{:?}", world.actions());
 
-    // A list, in YAML; what is not in it ends.
+    // A list, in YAML; pods that it does not have are terminated.
     site.serves(&format!("apiVersion: v1\nkind: PodList\nitems:\n- {}\n- {}\n", pod("web"), pod("other")));
     world.until("both", |world| running(world) == ["other/app#0", "web/app#0"]);
     world.until("nothing is wrong", |world| !world.table().contains("answers 503"));
     site.serves(&format!("{{\"kind\": \"PodList\", \"apiVersion\": \"v1\", \"items\": [{}]}}", pod("other")));
     world.until("one", |world| running(world) == ["other/app#0"]);
 
-    // What is no pod leaves them; no word at all is no pod, as with the kubelet.
+    // An invalid response keeps the pods; an empty one is invalid, as in the kubelet.
     site.serves("kind: Pot\n");
     world.until("it is told", |world| world.table().contains("Pot"));
     assert_eq!(running(&world), ["other/app#0"]);
@@ -171,7 +171,7 @@ fn the_pods_behind_a_url_run_as_long_as_they_stand_there() {
 }
 
 #[test]
-fn a_server_that_hangs_or_says_too_much_holds_up_nobody() {
+fn a_server_that_hangs_or_sends_too_much_delays_no_other_source() {
     let world = World::without_agent();
     let site = Site::start();
     world.put("file", PLAIN);
@@ -211,7 +211,7 @@ fn redirects_are_followed_without_the_headers_of_another_site() {
 }
 
 #[test]
-fn a_kubelets_pod_of_the_url_goes_on_with_its_uid() {
+fn a_kubelets_pod_of_the_url_keeps_its_uid() {
     const UID: &str = "6b1fb6a5e19e3c4f2c6a8d0a5f0c1e77";
     let world = World::without_agent();
     let site = Site::start();

@@ -1,4 +1,4 @@
-//! `/metrics` and what `smolet top --self` shows: what happened is counted, and what is held stays below its limit.
+//! `/metrics` and `smolet top --self`: counters count, and usage is within its limits.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::adopt::foreign;
 use crate::common::fake::Program;
 use crate::world::{NODE, World};
 
-/// A value of the page.
+/// A value on the page.
 fn value(page: &str, name: &str) -> f64 {
     let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("{name} is not there:\n{page}")).parse().unwrap()
@@ -32,7 +32,7 @@ pub fn entries(world: &World, structure: &str) -> usize {
     count(world, &format!("smolet_bounded_entries{{structure=\"{structure}\"}}"))
 }
 
-/// Nothing holds more than it may, and both pages say the same limits as the code.
+/// No usage exceeds its limit, and both pages show the limits of the code.
 fn within_bounds(world: &World) {
     let page = page(world);
     let (_, top) = world.ask("/top");
@@ -53,7 +53,7 @@ fn within_bounds(world: &World) {
 }
 
 #[test]
-fn what_happened_is_counted_under_the_kubelets_names() {
+fn counters_have_the_kubelets_names() {
     let world = World::new();
     world.fake.program("first", Program::exits(0, Duration::ZERO));
     world.fake.missing_image("nothere:1");
@@ -66,7 +66,7 @@ fn what_happened_is_counted_under_the_kubelets_names() {
     foreign(&world.fake, "other", "uid-of-another", Some("another-node"));
     world.pass(2);
     let page = page(&world);
-    // What never failed has no line.
+    // An operation that never failed has no line.
     assert!(!page.contains("errors_total{operation_type=\"run_podsandbox\"}"), "{page}");
     assert!(!page.contains("errors_total{container_type=\"init_container\""), "{page}");
     for (name, wanted) in [
@@ -116,7 +116,7 @@ fn what_happened_is_counted_under_the_kubelets_names() {
 }
 
 #[test]
-fn a_running_pod_that_is_found_has_not_been_started() {
+fn an_adopted_pod_does_not_count_as_started() {
     let world = World::new();
     world.run("web", "containers: [{name: app, image: 'busybox:1'}]");
     world.kill();
@@ -128,10 +128,10 @@ fn a_running_pod_that_is_found_has_not_been_started() {
     assert_eq!(value(&page, "kubelet_started_containers_total{container_type=\"container\"}") as usize, 0);
 }
 
-/// More than fits: pods until their memory is full, with images that cannot be pulled for reasons four KiB long, and
-/// manifests with thousands of faults.
+/// More than the limits: pods until their memory is full, with images whose pulls fail with messages of four KiB, and manifests
+/// with thousands of errors.
 #[test]
-fn what_is_full_stays_within_its_limit() {
+fn full_structures_stay_within_their_limits() {
     let world = World::without_agent();
     world.fake.fail("PullImage", u32::MAX, 2, &"é".repeat(2 * KIB));
     let containers: Vec<String> =
@@ -153,13 +153,13 @@ fn what_is_full_stays_within_its_limit() {
     world.pass(20);
     within_bounds(&world);
     let bytes = count(&world, "smolet_bounded_bytes{structure=\"manifests\"}");
-    assert!(PODS_BYTES_MAX - bytes < PODS_BYTES_MAX / pods, "no room for another: {bytes}");
+    assert!(PODS_BYTES_MAX - bytes < PODS_BYTES_MAX / pods, "full for another pod: {bytes}");
     assert_eq!(entries(&world, "image_backoff"), 11 * pods);
     assert_eq!(entries(&world, "pull_messages"), PULL_MESSAGES_MAX);
     assert_eq!(entries(&world, "events"), EVENTS_MAX);
     let problems = entries(&world, "manifest_problems");
     assert!((3 * PROBLEMS_MAX..3 * PROBLEMS_MAX + MANIFEST_FILES_MAX).contains(&problems), "{problems}");
-    // Those that are not kept are counted all the same.
+    // Dropped ones are counted too.
     let (_, table) = world.ask("/pods?output=table");
     let more: usize = table
         .lines()
@@ -169,7 +169,7 @@ fn what_is_full_stays_within_its_limit() {
 }
 
 #[test]
-fn orphans_that_a_relist_has_no_room_for_end_after_the_others() {
+fn orphans_beyond_the_limit_of_a_relist_are_terminated_after_the_others() {
     let world = World::without_agent();
     let orphans = RELIST_ORPHANS_MAX + 20;
     for n in 0..orphans {
@@ -180,7 +180,7 @@ fn orphans_that_a_relist_has_no_room_for_end_after_the_others() {
     world.pass(2);
     assert_eq!(entries(&world, "relist"), RELIST_ORPHANS_MAX);
     within_bounds(&world);
-    assert_eq!(count(&world, "smolet_foreign_sandboxes"), 0, "they are ours all the same");
+    assert_eq!(count(&world, "smolet_foreign_sandboxes"), 0, "they are ours too");
     world.kill();
     world.fake.heal("StopContainer");
     world.start();

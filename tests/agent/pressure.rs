@@ -1,5 +1,4 @@
-//! The node is short of memory, disk or process IDs: who goes, who waits, and who comes again. How they are ranked is a table of
-//! `eviction`.
+//! Node pressure on memory, disk or process IDs: evictions, refusals, and later starts. The ranking is tested in `eviction`.
 
 use std::time::Duration;
 
@@ -17,9 +16,9 @@ fn threshold(signal: Signal, quantity: u64, grace: u64) -> Threshold {
     Threshold { signal, at: Amount::Quantity(quantity), grace: Duration::from_secs(grace), min_reclaim: None }
 }
 
-/// Hard at 100 MiB; a condition lasts for five minutes.
+/// Hard at 100 MiB; a condition holds for five minutes.
 ///
-/// Memory and disks are looked at in a thread, for which virtual time does not wait: on a busy machine all of it may come
+/// Memory and disks are measured on a thread, which virtual time does not wait for: on a busy machine everything may happen
 /// many seconds later.
 fn hard() -> EvictionPolicy {
     EvictionPolicy {
@@ -29,7 +28,7 @@ fn hard() -> EvictionPolicy {
     }
 }
 
-/// So much memory can be had of a GiB.
+/// So much memory of a GiB is available.
 fn memory(world: &World, mib: u64) {
     let text = format!("MemTotal: {} kB\nMemFree: 1 kB\nMemAvailable: {} kB\n", 1 << 20, mib << 10);
     std::fs::write(world.path("meminfo.new"), text).unwrap();
@@ -51,7 +50,7 @@ fn world(eviction: EvictionPolicy) -> World {
     world
 }
 
-/// A container `c-NAME` that uses so much memory, and more of the spec.
+/// A container `c-NAME` with this memory usage, and more of the spec.
 fn run(world: &World, name: &str, uses: u64, spec: &str) {
     world.fake.state().memory.insert(format!("c-{name}"), i64::try_from(uses * MIB).unwrap());
     world.run(name, &app(name, "", spec));
@@ -63,8 +62,8 @@ fn app(name: &str, requests: &str, spec: &str) -> String {
     )
 }
 
-/// Lets time pass until memory was looked at that is as it is now: the runtime is asked for its disk after that each time,
-/// for what it tells of is not there.
+/// Advances time until the current memory was measured: the runtime is asked for its images' file system after each
+/// measurement, because the reported one does not exist.
 fn look(world: &World) {
     let before = world.fake.count("ImageFsInfo");
     world.until("two looks", |world| world.fake.count("ImageFsInfo") >= before + 2);
@@ -81,7 +80,7 @@ fn gone(world: &World, names: &[&str]) -> bool {
 }
 
 #[test]
-fn the_ranked_pod_goes_alone_and_comes_again_when_the_node_is_well() {
+fn only_the_first_ranked_pod_is_evicted_and_starts_again_without_pressure() {
     let world = world(hard());
     // Nothing counts twice.
     world.fake.state().repeats_stats = true;
@@ -89,7 +88,7 @@ fn the_ranked_pod_goes_alone_and_comes_again_when_the_node_is_well() {
     run(&world, "much", 60, "");
     run(&world, "system", 500, "priorityClassName: system-node-critical, ");
     world.pass(40);
-    assert_eq!(world.running().len(), 3, "there is enough");
+    assert_eq!(world.running().len(), 3, "above the threshold");
     memory(&world, 50);
     world.until("the end of one", |world| gone(world, &["much"]));
     memory(&world, 900);
@@ -110,7 +109,7 @@ fn the_ranked_pod_goes_alone_and_comes_again_when_the_node_is_well() {
     assert!(world.table().contains("The node has MemoryPressure"));
     world.until("its end", |world| world.fake.state().sandbox("much-gw").is_none());
     world.pass(30);
-    assert_eq!(world.phase("much"), "Failed", "the condition lasts");
+    assert_eq!(world.phase("much"), "Failed", "the condition still holds");
     world.leap(300);
     world.until("its return", |world| world.phase("much") == "Running");
     assert_eq!(world.count("StopContainer"), 1, "{}", world.trace());
@@ -118,7 +117,7 @@ fn the_ranked_pod_goes_alone_and_comes_again_when_the_node_is_well() {
 }
 
 #[test]
-fn short_of_process_ids_the_lowest_priority_goes() {
+fn under_pid_pressure_the_lowest_priority_is_evicted() {
     let world = World::without_agent();
     memory(&world, 900);
     std::fs::create_dir_all(world.path("sys/kernel")).unwrap();
@@ -145,7 +144,7 @@ fn short_of_process_ids_the_lowest_priority_goes() {
 }
 
 #[test]
-fn one_goes_after_the_other_while_it_is_not_enough_and_critical_ones_stay() {
+fn pods_are_evicted_one_by_one_and_critical_ones_never() {
     let world = world(hard());
     world.fake.state().memory.insert("c-modest".to_owned(), 50 << 20);
     world.run("modest", &app("modest", "memory: 100Mi", ""));
@@ -160,7 +159,7 @@ fn one_goes_after_the_other_while_it_is_not_enough_and_critical_ones_stay() {
     let names = ["much", "little", "urgent", "modest"];
     let order = names.map(|name| world.times(&format!("StopContainer {name}/"))[0]);
     assert!(order.is_sorted(), "{order:?}");
-    // On a machine that is busy a call may count in the second after the decision.
+    // On a busy machine a call may count in the second after the decision.
     let decided = names.map(|name| {
         let status = world.pod(name).unwrap().status.unwrap();
         let target =
@@ -173,7 +172,7 @@ fn one_goes_after_the_other_while_it_is_not_enough_and_critical_ones_stay() {
 }
 
 #[test]
-fn a_soft_threshold_acts_after_its_grace_whatever_the_clock_says() {
+fn a_soft_threshold_acts_after_its_grace_period_across_clock_steps() {
     let soft = EvictionPolicy {
         thresholds: vec![threshold(Signal::MemoryAvailable, 100 * MIB, 90)],
         max_pod_grace: 7,
@@ -189,7 +188,7 @@ fn a_soft_threshold_acts_after_its_grace_whatever_the_clock_says() {
         world.clock.step_wall(step * 10 * 365 * 86_400);
     }
     world.pass(30);
-    assert_eq!(world.phase("web"), "Running", "70 s are not 90");
+    assert_eq!(world.phase("web"), "Running", "70 of 90 s");
     world.until("the end", |world| gone(world, &["web"]));
     let after = world.times("StopContainer web/")[0] - met;
     assert!(after >= 80, "{after} s after it was told");
@@ -197,7 +196,7 @@ fn a_soft_threshold_acts_after_its_grace_whatever_the_clock_says() {
 }
 
 #[test]
-fn a_soft_threshold_that_is_not_met_all_the_time_begins_anew() {
+fn a_soft_threshold_that_is_interrupted_starts_again() {
     let soft =
         EvictionPolicy { thresholds: vec![threshold(Signal::MemoryAvailable, 100 * MIB, 150)], ..hard() };
     let world = world(soft);
@@ -213,7 +212,7 @@ fn a_soft_threshold_that_is_not_met_all_the_time_begins_anew() {
 }
 
 #[test]
-fn a_pod_that_comes_while_memory_is_short_waits_when_it_asks_for_none() {
+fn a_new_pod_without_a_memory_request_waits_under_memory_pressure() {
     let world = world(hard());
     memory(&world, 50);
     world.until("the condition", |world| world.table().contains("MemoryPressure"));
@@ -232,7 +231,7 @@ fn a_pod_that_comes_while_memory_is_short_waits_when_it_asks_for_none() {
 }
 
 #[test]
-fn an_eviction_outlives_the_agent_until_the_node_is_well() {
+fn an_eviction_survives_a_restart_while_the_condition_holds() {
     let world = world(hard());
     run(&world, "web", 60, "");
     memory(&world, 50);
@@ -250,7 +249,7 @@ fn an_eviction_outlives_the_agent_until_the_node_is_well() {
 }
 
 #[test]
-fn a_manifest_that_goes_takes_its_evicted_pod_along() {
+fn a_removed_manifest_removes_its_evicted_pod() {
     let world = world(hard());
     run(&world, "web", 60, "");
     memory(&world, 50);
@@ -265,7 +264,7 @@ fn a_manifest_that_goes_takes_its_evicted_pod_along() {
 }
 
 #[test]
-fn short_of_disk_what_has_ended_goes_first_then_unused_images_then_who_has_written_most() {
+fn under_disk_pressure_dead_containers_are_removed_then_images_then_the_largest_pod() {
     // More than any disk has.
     let disk = EvictionPolicy { thresholds: vec![threshold(Signal::NodeFsAvailable, 1 << 60, 0)], ..hard() };
     let world = World::without_agent();
@@ -300,7 +299,7 @@ fn short_of_disk_what_has_ended_goes_first_then_unused_images_then_who_has_writt
     let (dir, logs) = (world.pod_dir("much"), world.logs("much"));
     assert!(dir.exists() && logs.exists());
     world.until("the first end", |world| {
-        // What is measured in a thread is given up after ten seconds, which are to be more than a moment.
+        // A measurement on a thread is abandoned after ten seconds, which should be more than a moment.
         std::thread::sleep(Duration::from_millis(100));
         world.count("StopContainer") > 0
     });
@@ -317,7 +316,7 @@ fn short_of_disk_what_has_ended_goes_first_then_unused_images_then_who_has_writt
 }
 
 #[test]
-fn a_runtime_that_does_not_tell_what_pods_use_ends_none() {
+fn without_reported_usage_no_pod_is_evicted() {
     let world = world(hard());
     run(&world, "web", 60, "");
     world.fake.fail("ListContainerStats", u32::MAX, 2, "broken");
@@ -330,7 +329,7 @@ fn a_runtime_that_does_not_tell_what_pods_use_ends_none() {
 }
 
 #[test]
-fn a_pod_that_goes_at_once_has_a_second_for_its_hook() {
+fn a_hard_eviction_leaves_a_second_for_the_hook() {
     let world = world(hard());
     world.fake.state().memory.insert("c-web".to_owned(), i64::try_from(500 * MIB).unwrap());
     let hook = "lifecycle: {preStop: {exec: {command: [bye]}}}";
@@ -341,13 +340,13 @@ fn a_pod_that_goes_at_once_has_a_second_for_its_hook() {
 }
 
 #[test]
-fn a_kill_that_takes_longer_than_its_grace_is_told_of() {
+fn a_kill_that_takes_longer_than_its_grace_period_is_reported() {
     let world = world(hard());
     run(&world, "web", 500, "");
     world.fake.delay("StopContainer", Duration::from_secs(12));
     memory(&world, 50);
     let is_told = |world: &World| world.ask("/events").1.contains("ExceededGracePeriod");
     world.until("its end", |world| world.count("StopContainer") == 1);
-    assert!(!is_told(&world), "it has not ended yet");
+    assert!(!is_told(&world), "it is still terminating");
     world.until("the words for it", is_told);
 }

@@ -1,4 +1,4 @@
-//! Probes: what their answers come to, and when they run.
+//! Probes: effects of their results, and their schedule.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -62,7 +62,7 @@ fn a_readiness_probe_decides_whether_the_pod_is_ready_and_nothing_else() {
 }
 
 #[test]
-fn a_container_whose_liveness_probe_fails_is_replaced_with_the_probes_grace() {
+fn a_container_whose_liveness_probe_fails_is_replaced_after_the_probes_grace_period() {
     let world = World::new();
     let liveness =
         exec("liveness", ", periodSeconds: 2, failureThreshold: 3, terminationGracePeriodSeconds: 7");
@@ -80,14 +80,14 @@ fn a_container_whose_liveness_probe_fails_is_replaced_with_the_probes_grace() {
     let shown = world.describe("web");
     assert!(shown.contains("Liveness probe failed: not yet"), "{shown}");
     assert!(shown.contains("Container app failed liveness probe, will be restarted"), "{shown}");
-    assert_eq!(asked(&world, "web/app#1 readiness").len(), 1, "the next one is asked at once");
-    // It fails as well: soon it waits for its back-off, as after every crash.
+    assert_eq!(asked(&world, "web/app#1 readiness").len(), 1, "the next one is probed at once");
+    // It fails as well: soon it is in back-off, as after every crash.
     world.until("a wait", |world| world.waiting("web", "app").0 == "CrashLoopBackOff");
     assert!(world.status_of("web", "app").unwrap().restart_count >= 1);
 }
 
 #[test]
-fn a_failed_probe_waits_for_nothing_else_of_the_pod() {
+fn a_failed_probe_does_not_wait_for_the_pods_image_pull() {
     let world = World::new();
     world.fake.missing_image("nothere:1");
     let probe = exec("liveness", ", periodSeconds: 1, failureThreshold: 1");
@@ -105,7 +105,7 @@ fn a_failed_probe_waits_for_nothing_else_of_the_pod() {
 }
 
 #[test]
-fn a_container_that_may_not_restart_is_only_killed() {
+fn a_container_that_must_not_restart_is_only_killed() {
     let world = World::new();
     world.fake.exec("liveness", failing());
     let probe = exec("liveness", ", periodSeconds: 1");
@@ -169,7 +169,7 @@ fn a_sidecars_startup_probe_gates_the_next_init_container() {
     world.until("the sidecar to be asked", |world| asked(world, "web/side").len() == 4);
     assert_eq!(world.running(), ["web/side#0"]);
     assert_eq!(world.count("CreateContainer"), 1);
-    // Its word from before the agent's restart counts on; one that has not come is waited for.
+    // Its result from before the agent's restart still counts; a missing one is waited for.
     world.kill();
     world.start();
     world.pass(3);
@@ -186,7 +186,7 @@ fn a_sidecars_startup_probe_gates_the_next_init_container() {
 }
 
 #[test]
-fn a_restart_of_the_agent_keeps_what_was_ready_until_a_probe_says_otherwise() {
+fn a_restart_of_the_agent_keeps_readiness_until_a_probe_fails() {
     for clock_steps in [0, YEARS, -YEARS] {
         let world = World::new();
         world.fake.exec("down-gw/app", failing());
@@ -214,7 +214,7 @@ fn a_restart_of_the_agent_keeps_what_was_ready_until_a_probe_says_otherwise() {
 }
 
 #[test]
-fn a_step_of_the_wall_clock_moves_no_probe() {
+fn a_step_of_the_wall_clock_delays_no_probe() {
     for step in [YEARS, -YEARS] {
         let world = World::new();
         let delayed = exec("liveness", ", initialDelaySeconds: 30, periodSeconds: 10, failureThreshold: 2");
@@ -224,7 +224,7 @@ fn a_step_of_the_wall_clock_moves_no_probe() {
         world.until("the first probe", |world| asked(world, "web/app#0 startup").len() == 1);
         let start = asked(&world, "web/app#0 startup")[0];
         world.clock.step_wall(step);
-        // Only from here on the liveness probe has a time, and that counts from the start.
+        // Only from here on the liveness probe is scheduled, from the container's start.
         world.fake.exec("startup", Exec::default());
         world.pass(35);
         world.clock.step_wall(-step);
@@ -236,7 +236,7 @@ fn a_step_of_the_wall_clock_moves_no_probe() {
 }
 
 #[test]
-fn a_probe_that_hangs_holds_up_no_other_until_too_many_do_and_then_lateness_is_counted() {
+fn probes_that_hang_delay_others_only_at_the_limit_and_late_ones_are_counted() {
     let world = World::new();
     world.fake.hang_on("ExecSync", "stuck");
     let readiness = exec("readiness", ", periodSeconds: 5");
@@ -249,7 +249,7 @@ fn a_probe_that_hangs_holds_up_no_other_until_too_many_do_and_then_lateness_is_c
     world.pass(20);
     assert_eq!(asked(&world, "good/app").len(), begun + 4);
     assert_eq!(count(&world, "smolet_probes_late_total"), 0);
-    // With one more there is no room for any other, and nothing turns round and round for it.
+    // With one more there is no permit for another probe, and no busy loop.
     world.run("stuck-too", &app(&readiness));
     world.until("all to hang", |world| entries(world, "probes_running") == PROBES_AT_ONCE_MAX);
     world.pass(10);
@@ -261,7 +261,7 @@ fn a_probe_that_hangs_holds_up_no_other_until_too_many_do_and_then_lateness_is_c
     world.fake.heal("ExecSync");
     world.until("its probe", |world| asked(world, "good/app").len() > begun);
     assert!(count(&world, "smolet_probes_late_total") >= 1);
-    // A pod that goes takes its probes with it.
+    // A removed pod cancels its probes.
     world.fake.hang_on("ExecSync", "stuck");
     world.until("some to hang", |world| entries(world, "probes_running") > 3);
     for n in 0..PROBES_AT_ONCE_MAX - 1 {
@@ -273,13 +273,13 @@ fn a_probe_that_hangs_holds_up_no_other_until_too_many_do_and_then_lateness_is_c
 }
 
 #[test]
-fn probes_of_one_pod_that_hang_hold_up_no_other_pod() {
+fn probes_of_one_pod_that_hang_delay_no_other_pod() {
     let world = World::new();
     world.fake.hang_on("ExecSync", "stuck");
     let readiness = exec("readiness", ", periodSeconds: 5");
     let many: Vec<String> =
         (0..16).map(|n| format!("{{name: app{n}, image: 'busybox:1', {readiness}}}")).collect();
-    // Of each pod one whatever the others do, and of the common ones no more than are left free.
+    // One of each pod in any case, and a share of the common permits.
     for (name, running) in
         [("stuck0", 4), ("stuck1", 6), ("stuck2", 8), ("stuck3", 9), ("stuck4", 10), ("stuck5", 11)]
     {
@@ -297,7 +297,7 @@ fn probes_of_one_pod_that_hang_hold_up_no_other_pod() {
 }
 
 #[test]
-fn a_probe_that_cannot_be_run_counts_for_nothing() {
+fn a_probe_that_cannot_be_run_has_no_effect() {
     let world = World::new();
     world.run(
         "web",
@@ -317,7 +317,7 @@ fn a_probe_that_cannot_be_run_counts_for_nothing() {
     let shown = world.describe("web");
     assert!(shown.contains("Liveness probe errored and resulted in unknown state: no runc here"), "{shown}");
     assert_eq!(count(&world, "prober_probe_total{probe_type=\"Liveness\",result=\"unknown\"}"), 5);
-    // The runtime's word that a command took too long is an answer.
+    // The runtime's report of a command's timeout is a result.
     world.fake.heal("ExecSync");
     world.fake.fail_on("ExecSync", "liveness", 3, 4, "timeout 1s exceeded");
     world.until("another one", |world| world.running() == ["web/app#1"]);
@@ -330,7 +330,7 @@ fn a_probe_that_cannot_be_run_counts_for_nothing() {
 }
 
 #[test]
-fn an_answer_of_a_container_that_is_gone_says_nothing_of_the_next() {
+fn a_result_of_a_removed_container_does_not_count_for_the_next() {
     let world = World::new();
     world.run("web", &app(&exec("readiness", ", periodSeconds: 3")));
     world.until("it to be ready", |world| ready(world, "web"));
@@ -346,7 +346,7 @@ fn an_answer_of_a_container_that_is_gone_says_nothing_of_the_next() {
 }
 
 #[test]
-fn a_pod_that_ends_is_asked_for_its_readiness_only() {
+fn a_terminating_pod_has_only_readiness_probes() {
     let world = World::new();
     world.fake.program("app", Program::STUBBORN);
     let probes = [exec("liveness", ", periodSeconds: 1"), exec("readiness", ", periodSeconds: 1")];
@@ -362,7 +362,7 @@ fn a_pod_that_ends_is_asked_for_its_readiness_only() {
 }
 
 #[test]
-fn many_probes_wake_the_agent_up_as_often_as_one() {
+fn many_probes_cause_as_many_wakeups_as_one() {
     const PODS: usize = 110;
     let world = World::without_agent();
     let probes = [exec("startup", ""), exec("liveness", ""), exec("readiness", "")];

@@ -9,20 +9,20 @@ const SECOND: Duration = Duration::from_secs(1);
 const APP: &str = "containers: [{name: app, image: 'busybox:1'}]";
 const STARTED: &str = "StartContainer web/app";
 
-/// Seconds from each end to the next start, for an app that runs for a second each time.
+/// Seconds from each exit to the next start, for an app that runs for a second each time.
 fn waits(world: &World) -> Vec<i64> {
     let starts = world.times(STARTED);
     starts.windows(2).map(|pair| pair[1] - (pair[0] + 1)).collect()
 }
 
-/// Each wait is as long as it has to be, and at most what a relist takes longer.
+/// Each wait is at least the back-off, and at most a relist longer.
 fn assert_waits(waits: &[i64], wanted: &[i64]) {
     let fits = |(wait, wanted): (&i64, &i64)| (*wanted..=wanted + 3).contains(wait);
     assert!(waits.len() == wanted.len() && waits.iter().zip(wanted).all(fits), "{waits:?}, not {wanted:?}");
 }
 
 #[test]
-fn restart_policies_decide_who_starts_again() {
+fn restart_policies_decide_which_containers_restart() {
     for (policy, good_again, bad_again) in
         [("Always", true, true), ("OnFailure", false, true), ("Never", false, false)]
     {
@@ -50,7 +50,7 @@ fn restart_policies_decide_who_starts_again() {
 }
 
 #[test]
-fn a_crash_loop_waits_twice_as_long_each_time_up_to_five_minutes() {
+fn a_crash_loops_back_off_doubles_up_to_five_minutes() {
     let world = World::without_agent();
     world.fake.program("app", Program::exits(1, SECOND));
     world.put("web", APP);
@@ -82,7 +82,7 @@ fn a_crash_loop_waits_twice_as_long_each_time_up_to_five_minutes() {
 }
 
 #[test]
-fn a_container_that_ran_for_ten_minutes_starts_its_back_off_anew() {
+fn a_container_that_ran_for_ten_minutes_resets_its_back_off() {
     let world = World::without_agent();
     world.fake.program("app", Program::exits(1, SECOND));
     world.put("web", APP);
@@ -119,7 +119,7 @@ fn a_step_of_the_wall_clock_changes_no_back_off() {
 }
 
 #[test]
-fn a_wait_goes_on_across_a_restart_of_the_agent_no_longer_than_before() {
+fn a_back_off_continues_after_a_restart_of_the_agent() {
     let world = World::without_agent();
     world.fake.program("app", Program::exits(1, SECOND));
     world.put("web", APP);
@@ -192,7 +192,7 @@ fn a_pod_past_its_active_deadline_fails_and_stays_stopped() {
 }
 
 #[test]
-fn a_crash_looping_pod_meets_its_active_deadline_in_its_back_off() {
+fn a_crash_looping_pod_reaches_its_active_deadline_during_its_back_off() {
     let world = World::without_agent();
     world.fake.program("app", Program::exits(1, SECOND));
     world.put("web", &format!("activeDeadlineSeconds: 60, {APP}"));

@@ -1,4 +1,4 @@
-//! Room for pods of manifests on a node that is alone: what has none waits, says so, and begins when there is some.
+//! Admission of static pods on a standalone node: a pod without capacity waits, reports it, and starts when there is some.
 
 use smolet::config::Config;
 
@@ -8,7 +8,7 @@ const PORT: &str =
     "containers: [{name: app, image: 'busybox:1', ports: [{containerPort: 80, hostPort: 8080}]}]";
 const PLAIN: &str = "containers: [{name: app, image: 'busybox:1'}]";
 
-/// Waits until the pod waits for that reason, and answers the message.
+/// Waits until the pod is pending for that reason; returns the message.
 fn waits(world: &World, name: &str, reason: &str) -> String {
     world.until(reason, |world| world.waiting(name, "app").0 == reason);
     let message = world.waiting(name, "app").1;
@@ -19,7 +19,7 @@ fn waits(world: &World, name: &str, reason: &str) -> String {
 }
 
 #[test]
-fn a_pod_without_room_waits_and_begins_when_another_goes() {
+fn a_pod_without_capacity_starts_when_another_is_removed() {
     let world = World::new();
     world.run("first", PORT);
     world.put("second", PORT);
@@ -36,7 +36,7 @@ fn a_pod_without_room_waits_and_begins_when_another_goes() {
         "{message}"
     );
     assert_eq!((world.phase("second").as_str(), world.phase("large").as_str()), ("Pending", "Pending"));
-    // What runs is not asked about again.
+    // A running pod is not admitted again.
     world.kill();
     world.start();
     waits(&world, "second", "NodePorts");
@@ -48,7 +48,7 @@ fn a_pod_without_room_waits_and_begins_when_another_goes() {
 }
 
 #[test]
-fn one_pod_too_many_waits_for_a_place() {
+fn a_pod_beyond_the_maximum_waits() {
     let world = World::without_agent();
     world.start_with(Config { max_pods: 2, ..world.config() });
     world.run("a", PLAIN);
@@ -57,13 +57,13 @@ fn one_pod_too_many_waits_for_a_place() {
     world.put("c", PLAIN);
     let message = waits(&world, "c", "OutOfpods");
     assert!(message.contains("pods, requested: 1, used: 2, capacity: 2"), "{message}");
-    // One that has ended takes no place.
+    // A terminated pod does not count.
     world.fake.exit("b-gw/job", 0, "Completed", "");
     world.until("it has a place", |world| world.phase("c") == "Running");
 }
 
 #[test]
-fn a_node_has_places_for_each_of_its_processors() {
+fn pods_per_core_limits_the_number_of_pods() {
     let world = World::without_agent();
     let config = Config { pods_per_core: Some(1), ..world.config() };
     let places = smolet::facts::pods_max(&config, &smolet::facts::node_settings(&config, "gw"));

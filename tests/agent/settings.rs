@@ -1,5 +1,5 @@
-//! Runtime settings that a machine for tests may not have (SELinux, user namespaces, handlers, CDI …): to the CRI request;
-//! and what becomes of pods that this node cannot run. tests/real/settings.rs shows the others from inside.
+//! Runtime settings that a test machine may not have (SELinux, user namespaces, handlers, CDI …): checked in the CRI request;
+//! and pods that this node cannot run. tests/real/settings.rs checks the others inside containers.
 
 use smolet::proto::runtime::v1 as cri;
 
@@ -23,7 +23,7 @@ fn sandbox_security(world: &World) -> cri::LinuxSandboxSecurityContext {
 fn waits(world: &World, spec: &str, reason: &str, message: &str) {
     world.put("web", spec);
     world.until(reason, |world| world.waiting("web", "app") == (reason.to_owned(), message.to_owned()));
-    assert_eq!(world.actions(), [""; 0], "nothing of it is made");
+    assert_eq!(world.actions(), [""; 0], "nothing of it is created");
     let described = world.describe("web-gw");
     assert!(described.contains(reason) && described.contains(message), "{described}");
 }
@@ -61,7 +61,7 @@ fn an_init_container_waits_with_the_reason_and_the_others_for_it() {
 }
 
 #[test]
-fn a_pod_starts_when_the_runtime_has_what_it_wants() {
+fn a_pod_starts_when_the_runtime_supports_it() {
     let world = World::new();
     let handlers = |names: &[(&str, bool)]| {
         world.fake.state().handlers =
@@ -95,13 +95,13 @@ fn a_pod_starts_when_the_runtime_has_what_it_wants() {
 }
 
 #[test]
-fn a_class_is_passed_on_to_a_runtime_that_lists_no_handlers() {
+fn a_class_is_passed_to_a_runtime_that_lists_no_handlers() {
     let world = World::new();
     world.run("web", &format!("runtimeClassName: crun, {APP}"));
     assert_eq!(world.sandbox("web", |sandbox| sandbox.handler.clone()), "crun");
 }
 
-/// The range of users that a pod's containers, its sandbox and its directory agree on.
+/// The range of user ids that a pod's containers, its sandbox and its directory have in common.
 fn users(world: &World, name: &str) -> u32 {
     let of = |options: cri::NamespaceOption| {
         let users = options.userns_options.expect("users of its own");
@@ -129,7 +129,7 @@ fn users(world: &World, name: &str) -> u32 {
 }
 
 #[test]
-fn each_pod_with_users_of_its_own_has_others() {
+fn each_pod_with_a_user_namespace_has_its_own_range() {
     let world = World::new();
     world.fake.state().handlers = vec![(String::new(), true)];
     let spec = format!("hostUsers: false, {APP}");
@@ -142,7 +142,7 @@ fn each_pod_with_users_of_its_own_has_others() {
     ranges.sort_unstable();
     assert_eq!(ranges, [65_536, 131_072, 196_608]);
 
-    // Kept across another sandbox and another agent.
+    // Kept by another sandbox and another agent.
     world.fake.stop_sandbox("web-gw");
     world.until("another sandbox", |world| {
         world.count("RunPodSandbox web#1") == 1 && world.running().len() == 3
@@ -154,7 +154,7 @@ fn each_pod_with_users_of_its_own_has_others() {
     world.until("the container again", |world| world.running().contains(&"web/app#2".to_owned()));
     assert_eq!(users(&world, "web"), of_web);
 
-    // Free when the pod is gone.
+    // Free when the pod is removed.
     world.remove("web");
     world.until("its end", |world| world.pod("web").is_none());
     world.run("next", &spec);
@@ -190,7 +190,7 @@ fn settings_reach_the_request() {
     };
     assert_eq!(sandbox_security(&world).selinux_options, label("u", "r", "t", "s0:c1"));
     let (app, side) = (security(&world, "app"), security(&world, "side"));
-    assert_eq!(app.selinux_options, label("", "", "spc_t", ""), "the container's own, whole");
+    assert_eq!(app.selinux_options, label("", "", "spc_t", ""), "only the container's own");
     assert_eq!(side.selinux_options, label("u", "r", "t", "s0:c1"));
     for context in [&app, &side] {
         let profile = context.apparmor.clone().unwrap().profile_type;
@@ -210,7 +210,7 @@ fn settings_reach_the_request() {
 }
 
 #[test]
-fn a_stop_signal_that_the_runtime_passes_over_is_told() {
+fn a_stop_signal_that_the_runtime_ignores_is_reported() {
     let world = World::new();
     world.run(
         "web",
@@ -220,7 +220,7 @@ fn a_stop_signal_that_the_runtime_passes_over_is_told() {
 }
 
 #[test]
-fn what_a_resolver_would_not_take_is_left_out_and_told() {
+fn invalid_resolver_settings_are_left_out_and_reported() {
     let world = World::new();
     std::fs::write(world.path("resolv.conf"), "nameserver 9.9.9.9\nnameserver 8.8.8.8\n").unwrap();
     let mut config = world.config();
@@ -242,7 +242,7 @@ fn what_a_resolver_would_not_take_is_left_out_and_told() {
     assert!(described.contains("DNSConfigForming") && described.contains(told), "{described}");
     assert!(!described.contains("Search Line"), "{described}");
 
-    // The network came up in another way: the next sandbox knows.
+    // The node's resolver configuration has changed: the next sandbox has the new one.
     std::fs::write(world.path("resolv.conf"), "nameserver 7.7.7.7\n").unwrap();
     world.fake.stop_sandbox("web-gw");
     world.until("another sandbox", |world| world.count("RunPodSandbox web#1") == 1);
@@ -251,7 +251,7 @@ fn what_a_resolver_would_not_take_is_left_out_and_told() {
 }
 
 #[test]
-fn mounts_are_read_only_all_the_way_down_where_the_runtime_can() {
+fn mounts_are_recursively_read_only_if_the_runtime_supports_it() {
     let world = World::new();
     let spec = |mode: &str| {
         format!(
@@ -270,7 +270,7 @@ fn mounts_are_read_only_all_the_way_down_where_the_runtime_can() {
                    but it is not supported by the runtime";
     let refused = ("CreateContainerConfigError".to_owned(), message.to_owned());
     world.until("the refusal", |world| world.waiting("web", "app") == refused);
-    // A newer runtime is known to the next agent.
+    // A newer runtime is detected by the next agent.
     world.kill();
     world.fake.state().handlers = vec![(String::new(), true)];
     world.start();

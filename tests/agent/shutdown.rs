@@ -1,4 +1,4 @@
-//! The node shuts down: pods end by priority within their time, and come back with the next agent.
+//! Node shutdown: pods are terminated by priority within their time, and started again by the next agent.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn groups(of: &[(i32, i64)]) -> ShutdownGroups {
     ShutdownGroups::of_priorities(of.iter().map(group).collect()).unwrap()
 }
 
-/// An agent that gives its pods so long.
+/// Starts an agent with this time for its pods.
 fn start(world: &World, of: &[(i32, i64)]) {
     let mut config = world.config();
     config.shutdown = groups(of);
@@ -33,9 +33,9 @@ fn condition(world: &World, pod: &str, kind: &str) -> String {
     conditions.into_iter().find(|of| of.type_ == kind).map(|of| of.status).unwrap_or_default()
 }
 
-/// Virtual time goes by until the agent has ended.
+/// Advances virtual time until the agent has ended.
 fn pass_until_stopped(world: &World) {
-    // Without an agent no relist can be waited for.
+    // Without an agent there is no relist to wait for.
     world.silent(true);
     for _ in 0..60 {
         world.settle();
@@ -49,7 +49,7 @@ fn pass_until_stopped(world: &World) {
 }
 
 #[test]
-fn pods_end_group_by_group_and_the_agent_with_them() {
+fn pods_are_terminated_group_by_group_and_then_the_agent_ends() {
     let world = World::without_agent();
     start(&world, &[(0, 20), (2_000_000_000, 10)]);
     world.fake.program("slow", Program::STUBBORN);
@@ -62,7 +62,7 @@ fn pods_end_group_by_group_and_the_agent_with_them() {
     let begun = world.seconds();
     world.tell(Stop::Pods);
     world.until("the stops", |world| world.count("StopContainer") == 2);
-    // Each as long as it asks for, and no longer than its group has.
+    // Each for its grace period, limited by its group.
     let stops = |world: &World| {
         let mut stops: Vec<String> =
             world.actions().into_iter().filter(|call| call.starts_with("StopContainer")).collect();
@@ -78,18 +78,18 @@ fn pods_end_group_by_group_and_the_agent_with_them() {
         assert_eq!(condition(&world, pod, "Ready"), "False", "{pod}");
     }
     assert_eq!((world.phase("node"), condition(&world, "node", "Ready")), ("Running".into(), "True".into()));
-    // What comes now is refused.
+    // A new pod is rejected.
     world.put("late", APP);
     world.until("its refusal", |world| world.phase("late") == "Failed");
     assert_eq!(reason(&world, "late"), ("NodeShutdown".to_owned(), REFUSED_MESSAGE.to_owned()));
-    // The next group is not kept waiting by the first one for longer than that one's time.
+    // The next group waits no longer than the first one's time.
     world.until("the critical pods' turn", |world| world.count("StopContainer node/slow#0 grace=10") == 1);
     assert!((20..=22).contains(&(world.seconds() - begun)), "{} s", world.seconds() - begun);
     pass_until_stopped(&world);
     assert!((30..=33).contains(&(world.seconds() - begun)), "{} s", world.seconds() - begun);
     assert_eq!((world.running(), world.count("RunPodSandbox")), (Vec::new(), 0));
 
-    // With the next agent all of them are kept again.
+    // The next agent starts all of them again.
     world.start();
     world.until("all run", |world| {
         let again = world.status_of("quick", "app").is_some_and(|app| app.restart_count == 1);
@@ -99,7 +99,7 @@ fn pods_end_group_by_group_and_the_agent_with_them() {
 }
 
 #[test]
-fn a_group_without_pods_is_not_waited_for_and_a_quick_one_not_longer_than_it_takes() {
+fn groups_end_as_soon_as_their_pods_have_terminated() {
     let world = World::without_agent();
     start(&world, &[(-10, 300), (0, 300), (1000, 300)]);
     world.run("web", APP);
@@ -111,7 +111,7 @@ fn a_group_without_pods_is_not_waited_for_and_a_quick_one_not_longer_than_it_tak
 }
 
 #[test]
-fn without_a_time_for_them_and_at_the_agents_own_end_pods_run_on() {
+fn pods_keep_running_without_a_grace_period_and_when_only_the_agent_stops() {
     let world = World::new();
     world.run("web", APP);
     world.tell(Stop::Pods);
@@ -122,7 +122,7 @@ fn without_a_time_for_them_and_at_the_agents_own_end_pods_run_on() {
     world.stop();
     assert_eq!((world.running(), world.actions()), (vec!["web/app#0".to_owned()], Vec::new()));
 
-    // The agent's own end goes before that of pods that take their time.
+    // The agent's own stop takes precedence over pods that are terminating.
     start(&world, &[(0, 300)]);
     world.fake.program("app", Program::STUBBORN);
     world.run("slow", APP);
@@ -134,7 +134,7 @@ fn without_a_time_for_them_and_at_the_agents_own_end_pods_run_on() {
 }
 
 #[test]
-fn a_shutdown_that_is_called_off_brings_the_pods_back() {
+fn a_cancelled_shutdown_starts_the_pods_again() {
     let world = World::without_agent();
     start(&world, &[(0, 20)]);
     world.run("web", APP);
@@ -150,7 +150,7 @@ fn a_shutdown_that_is_called_off_brings_the_pods_back() {
         ["web", "once", "late"].iter().all(|pod| world.phase(pod) == "Running") && world.running().len() == 3
     });
     assert_eq!(reason(&world, "web"), Default::default());
-    // And another one, in earnest.
+    // And another one, which is not cancelled.
     world.tell(Stop::Prepare(None));
     world.tell(Stop::Pods);
     pass_until_stopped(&world);
@@ -158,7 +158,7 @@ fn a_shutdown_that_is_called_off_brings_the_pods_back() {
 }
 
 #[test]
-fn a_pull_that_hangs_does_not_hold_up_the_end() {
+fn a_pull_that_hangs_does_not_delay_the_shutdown() {
     let world = World::without_agent();
     world.fake.state().missing.insert("nowhere:1".to_owned());
     world.fake.hang("PullImage");

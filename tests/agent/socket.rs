@@ -1,4 +1,4 @@
-//! The local socket, `--once`, and two agents in one place.
+//! The local socket, `--once`, and two agents in one directory.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
@@ -44,7 +44,7 @@ fn pods_are_a_pod_list_with_their_status() {
 }
 
 #[test]
-fn the_socket_is_roots_alone_and_goes_with_the_agent() {
+fn the_socket_is_accessible_only_to_root_and_removed_with_the_agent() {
     use std::os::unix::fs::MetadataExt as _;
     let world = World::new();
     let meta = std::fs::metadata(world.path("sock")).unwrap();
@@ -53,7 +53,7 @@ fn the_socket_is_roots_alone_and_goes_with_the_agent() {
     assert_eq!(meta.uid(), std::fs::metadata(world.path("root")).unwrap().uid());
     world.stop();
     assert!(!world.path("sock").exists());
-    // A file that a dead agent left is replaced.
+    // A file left by a dead agent is replaced.
     drop(std::os::unix::net::UnixListener::bind(world.path("sock")).unwrap());
     assert!(world.path("sock").exists());
     world.start();
@@ -61,15 +61,15 @@ fn the_socket_is_roots_alone_and_goes_with_the_agent() {
 }
 
 #[test]
-fn connections_that_say_nothing_are_bounded_in_number_and_time() {
+fn silent_connections_are_bounded_in_number_and_time() {
     let world = World::new();
     let connect = || UnixStream::connect(world.path("sock")).unwrap();
-    // With all places taken nobody else is answered.
+    // With all connections in use no other client is answered.
     world.silent(true);
     let mut idle: Vec<UnixStream> = (0..SERVER_CONNECTIONS_MAX).map(|_| connect()).collect();
     idle[0].write_all(b"GET /pods HTT").unwrap();
     world.settle();
-    // One more waits in the kernel's queue, and is served when the idle ones' time is over.
+    // One more waits in the kernel's queue, and is served when the idle ones have timed out.
     let late = connect();
     let asked = std::thread::spawn(move || ask(late, "/healthz"));
     world.pass(5);
@@ -139,7 +139,7 @@ fn a_second_agent_in_the_same_state_directory_is_refused() {
     config.socket = world.path("sock2");
     let why = world.second(config).unwrap_err();
     assert!(why.contains("another smolet uses it"), "{why}");
-    // The same socket with a directory of its own.
+    // The same socket with another directory.
     let mut config = world.config();
     config.root_dir = world.path("root2");
     let why = world.second(config).unwrap_err();
@@ -149,7 +149,7 @@ fn a_second_agent_in_the_same_state_directory_is_refused() {
 }
 
 #[test]
-fn once_says_what_became_of_every_pod() {
+fn once_reports_the_result_of_every_pod() {
     let world = World::without_agent();
     world.fake.program("job", Program::exits(0, Duration::from_secs(3)));
     world.put("web", APP);
@@ -159,7 +159,7 @@ fn once_says_what_became_of_every_pod() {
     assert_eq!(lines.len(), 2);
     assert!(lines[0].starts_with("pod default/batch-gw: ") || lines[0].contains("batch-gw"), "{lines:?}");
     assert!(lines[1].ends_with(": Running"), "{lines:?}");
-    assert!(world.running().contains(&"web/app#0".to_owned()), "containers run on");
+    assert!(world.running().contains(&"web/app#0".to_owned()), "containers keep running");
     assert!(!world.path("sock").exists());
 }
 
@@ -177,7 +177,7 @@ fn once_fails_with_the_reason_of_a_pod_that_crashes() {
     let (lines, all_well) = world.once();
     assert!(!all_well && lines[0].contains("ErrImagePull") && lines[0].contains("nothere:1"), "{lines:?}");
 
-    // It runs for a moment first, which is not what was asked for.
+    // It runs for a moment first, which is not enough.
     for after in [Duration::ZERO, Duration::from_millis(900)] {
         let world = World::without_agent();
         world.fake.program("app", Program::exits(2, after));
@@ -199,7 +199,7 @@ fn once_fails_on_an_invalid_manifest_and_runs_the_others() {
 }
 
 #[test]
-fn once_says_that_a_pod_is_set_aside() {
+fn once_reports_a_pod_that_is_set_aside() {
     let world = World::new();
     world.run("web", APP);
     let annotations = world.pod("web").unwrap().metadata.annotations.unwrap();
@@ -212,7 +212,7 @@ fn once_says_that_a_pod_is_set_aside() {
 }
 
 #[test]
-fn once_gives_up_on_what_does_not_come() {
+fn once_times_out_for_a_pod_that_does_not_run() {
     let world = World::without_agent();
     world.fake.hang("RunPodSandbox");
     world.put("web", APP);
@@ -223,7 +223,7 @@ fn once_gives_up_on_what_does_not_come() {
 }
 
 #[test]
-fn without_a_runtime_the_commands_are_told_why_there_are_no_pods() {
+fn without_a_runtime_the_commands_report_why_there_are_no_pods() {
     let world = World::without_agent();
     world.put("web", APP);
     world.fake.refuse_connections();

@@ -1,4 +1,4 @@
-//! How a pod starts: order and arguments of the calls.
+//! Starts of pods: order and arguments of the calls.
 
 use std::time::Duration;
 
@@ -46,25 +46,25 @@ fn a_pod_starts_with_the_kubelets_arguments() {
     assert!(world.describe("web").contains("Started container app"), "{}", world.describe("web"));
 }
 
-/// Virtual time stands still: whatever waited for a time would wait for ever.
+/// Virtual time stands still: a wait for a timer would never end.
 #[test]
-fn from_a_manifests_rename_to_its_sandbox_no_time_is_waited_for() {
+fn from_a_manifests_rename_to_its_sandbox_no_timer_is_awaited() {
     let world = World::new();
     let spec = "terminationGracePeriodSeconds: 2, containers: [{name: app, image: 'busybox:1'}]";
-    // What the agent does once after its start is over.
+    // The agent's work after its start.
     world.run("before", spec);
     world.put("renamed", spec);
     world.wait("its container", |world| world.running().contains(&"renamed/app#0".to_owned()));
     std::fs::write(world.path("manifests").join("closed.yaml"), manifest("closed", spec)).unwrap();
     world.wait("its container", |world| world.running().contains(&"closed/app#0".to_owned()));
-    // Later: what changes again within a moment waits.
+    // Later, changes are debounced.
     world.step();
     world.put("renamed", &spec.replace("busybox:1", "busybox:2"));
     world.wait("another container", |world| world.count("StopContainer renamed/app#0") == 1);
 }
 
 #[test]
-fn the_runtimes_cgroup_driver_counts() {
+fn the_runtimes_cgroup_driver_is_used() {
     let world = World::without_agent();
     world.fake.state().cgroup_driver = Some(cri::CgroupDriver::Cgroupfs);
     world.start_with(Config { cgroup_driver: CgroupDriver::Systemd, ..world.config() });
@@ -104,7 +104,7 @@ fn init_containers_run_one_after_the_other() {
 }
 
 #[test]
-fn a_failing_init_container_is_tried_again_before_anything_else() {
+fn a_failing_init_container_is_retried_before_the_next_one() {
     let world = World::new();
     world.fake.program("one", Program::exits(1, Duration::from_secs(1)));
     world.put(
@@ -161,7 +161,7 @@ fn thirty_pods_at_once_each_run_once() {
 }
 
 #[test]
-fn times_after_2038_are_shown_and_counted_as_before() {
+fn times_after_2038_are_shown_and_counted() {
     let world = World::without_agent();
     // 2040-01-01T00:00:00Z: more seconds than 31 bits hold.
     world.clock.step_wall(2_208_988_800 - START.0 / 1_000_000_000);
@@ -176,7 +176,7 @@ fn times_after_2038_are_shown_and_counted_as_before() {
     world.until("two restarts", |world| world.status_of("bad", "crash").is_some_and(|s| s.restart_count > 1));
     let starts = world.times("StartContainer bad/crash");
     // The first restart comes at once, the second waits.
-    assert!(starts[2] - starts[1] >= 10, "back-off counts as ever: {starts:?}");
+    assert!(starts[2] - starts[1] >= 10, "the back-off applies: {starts:?}");
     assert_eq!(world.running(), ["web/app#0"]);
 }
 
@@ -199,7 +199,7 @@ fn an_idle_agent_changes_nothing() {
 }
 
 #[test]
-fn volumes_are_made_for_the_pod_and_go_with_it() {
+fn volumes_are_created_for_the_pod_and_removed_with_it() {
     let world = World::new();
     let host = world.path("host");
     world.run(
@@ -221,7 +221,7 @@ fn volumes_are_made_for_the_pod_and_go_with_it() {
     std::fs::write(scratch.join("data"), "of the pod").unwrap();
     std::fs::write(host.join("data"), "of the node").unwrap();
     let pod_dir = world.pod_dir("web");
-    // A new container of the pod finds what the old one wrote.
+    // A new container of the pod sees the files of the old one.
     world.fake.exit("web-gw/app", 1, "", "");
     world.until("its restart", |world| world.running() == ["web/app#1"]);
     assert!(scratch.join("data").is_file());
@@ -232,7 +232,7 @@ fn volumes_are_made_for_the_pod_and_go_with_it() {
 }
 
 #[test]
-fn sandboxes_are_made_eight_at_a_time() {
+fn sandboxes_are_created_eight_at_a_time() {
     let world = World::without_agent();
     world.fake.hang("RunPodSandbox");
     for number in 0..30 {

@@ -1,5 +1,4 @@
-//! Where the agent sends `exec`, `attach` and `port-forward`: to the right container of the right pod, or nowhere, with a
-//! sentence that says why.
+//! Targets of `exec`, `attach` and `port-forward`: the selected container and pod, or an error.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -24,14 +23,14 @@ fn several() -> World {
     world
 }
 
-/// The calls for streams that the runtime saw.
+/// The runtime's streaming calls.
 fn streams(world: &World) -> Vec<String> {
     let of = |call: &String| ["Exec ", "Attach ", "PortForward "].iter().any(|name| call.starts_with(name));
     world.fake.calls().into_iter().filter(of).map(|call| call.replace("-gw", "")).collect()
 }
 
 #[test]
-fn a_command_goes_to_the_container_that_is_named_or_meant() {
+fn a_command_runs_in_the_named_or_default_container() {
     let world = several();
     let all = "app, shell, first (init)";
     for (query, call, facts) in [
@@ -57,7 +56,7 @@ fn a_command_goes_to_the_container_that_is_named_or_meant() {
         assert_eq!((code, body), (200, format!("{url}{facts}")), "{query}");
         assert_eq!(streams(&world), [call]);
     }
-    // The annotation names another one, or none that there is.
+    // The annotation names another container, or a missing one.
     let noted = |name: &str, container: &str| {
         let text = format!(
             "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\n  annotations: \
@@ -79,7 +78,7 @@ fn a_command_goes_to_the_container_that_is_named_or_meant() {
 }
 
 #[test]
-fn a_container_is_attached_to_as_it_was_made() {
+fn an_attach_uses_the_containers_stdin_and_tty() {
     let world = several();
     for (query, call, tty) in [
         ("pod=several&container=shell&stdin=1", "Attach several/shell#0 -i -t", 1),
@@ -118,7 +117,7 @@ fn ports_are_those_of_the_ready_sandbox_by_number_or_name() {
 }
 
 #[test]
-fn what_does_not_run_is_not_streamed_and_the_reason_said() {
+fn a_stream_to_a_container_that_does_not_run_is_refused_with_the_reason() {
     let world = several();
     world.fake.program("ends", Program::exits(0, SOON));
     world.fake.program("fails", Program::exits(3, SOON));
@@ -176,7 +175,7 @@ fn what_does_not_run_is_not_streamed_and_the_reason_said() {
 }
 
 #[test]
-fn a_runtime_that_takes_its_time_holds_up_nobody_else() {
+fn a_slow_runtime_delays_no_other_request() {
     let world = several();
     world.fake.hang("Exec");
     let mut waits = UnixStream::connect(world.path("sock")).unwrap();

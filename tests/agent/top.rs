@@ -1,4 +1,4 @@
-//! `/top/pods`: what `smolet top` shows of pods.
+//! `/top/pods`: the output of `smolet top`.
 
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
@@ -11,7 +11,7 @@ use crate::world::{World, ask};
 const APP: &str = "containers: [{name: app, image: 'busybox:1'}]";
 const TWO: &str = "containers: [{name: app, image: 'busybox:1'}, {name: more, image: 'busybox:1'}]";
 
-/// The answer, after the time between two looks.
+/// The response, after the time between two samples.
 fn measured(world: &World, path: &'static str) -> (u16, String) {
     let stream = UnixStream::connect(world.path("sock")).unwrap();
     let asked = std::thread::spawn(move || ask(stream, path));
@@ -30,7 +30,7 @@ fn await_looks(world: &World, number: usize) {
 }
 
 #[test]
-fn pods_are_measured_when_somebody_asks_and_only_then() {
+fn pods_are_measured_only_on_request() {
     let world = World::new();
     world.run("web", TWO);
     world.run("db", APP);
@@ -55,11 +55,11 @@ fn pods_are_measured_when_somebody_asks_and_only_then() {
         let (code, said) = world.ask(path);
         assert!(code == 404 && said.starts_with("there is no pod "), "{path}: {said}");
     }
-    assert_eq!(looks(&world), before, "there is nothing to measure");
+    assert_eq!(looks(&world), before, "no pod to measure");
 }
 
 #[test]
-fn what_is_not_known_is_shown_as_that() {
+fn unknown_usage_is_shown_as_unknown() {
     let world = World::new();
     world.run("web", APP);
     world.run("done", &format!("restartPolicy: Never, {APP}"));
@@ -84,7 +84,7 @@ fn what_is_not_known_is_shown_as_that() {
 }
 
 #[test]
-fn who_waits_for_a_measurement_holds_up_nobody_but_the_next_one() {
+fn a_measurement_delays_only_the_next_measurement() {
     let world = World::new();
     world.run("web", APP);
     world.fake.hang("ListContainerStats");
@@ -109,7 +109,7 @@ fn who_waits_for_a_measurement_holds_up_nobody_but_the_next_one() {
 }
 
 #[test]
-fn the_command_shows_the_table_and_says_what_is_wrong() {
+fn the_command_shows_the_table_and_errors() {
     let world = World::new();
     world.run("web", APP);
     let top = |args: &[&str]| {

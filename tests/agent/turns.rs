@@ -1,17 +1,17 @@
-//! What hangs for one pod takes no turn from another.
+//! Operations of one pod that hang do not use up another pod's permits.
 
 use crate::world::World;
 
 const APP: &str = "containers: [{name: app, image: 'busybox:1'}]";
 
-/// A pod whose containers all are like this.
+/// A pod with this number of equal containers.
 fn many(containers: usize, more: &str) -> String {
     let containers: Vec<String> =
         (0..containers).map(|n| format!("{{name: app{n}, image: 'busybox:1'{more}}}")).collect();
     format!("terminationGracePeriodSeconds: 3600, containers: [{}]", containers.join(", "))
 }
 
-/// Three pods with more containers than there are turns, and more pods than halves of them.
+/// Three pods with more containers than there are permits, and more pods than halves of them.
 const STUCK: [usize; 11] = [40, 40, 40, 2, 2, 2, 2, 2, 2, 2, 2];
 
 fn run_stuck(world: &World, more: &str) {
@@ -28,7 +28,7 @@ fn remove_stuck(world: &World, call: &str) {
 }
 
 #[test]
-fn containers_that_ignore_their_stop_hold_up_no_other_pod() {
+fn containers_that_ignore_their_stop_delay_no_other_pod() {
     let world = World::new();
     world.run("deleted", APP);
     run_stuck(&world, "");
@@ -45,7 +45,7 @@ fn containers_that_ignore_their_stop_hold_up_no_other_pod() {
 }
 
 #[test]
-fn hooks_that_hang_hold_up_no_other_pod() {
+fn hooks_that_hang_delay_no_other_pod() {
     let world = World::new();
     let hooks = |hook: &str| format!(", lifecycle: {{{hook}: {{exec: {{command: [x]}}}}}}");
     world.run("deleted", &many(2, &hooks("preStop")));

@@ -1,4 +1,4 @@
-//! `/events`: what `smolet events` shows, and how it is followed.
+//! `/events`: the output of `smolet events`, and following it.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
@@ -13,7 +13,7 @@ use crate::world::{World, answer};
 
 const APP: &str = "containers: [{name: app, image: 'busybox:1'}]";
 
-/// The revision that an answer begins with, and its rows.
+/// The revision at the beginning of a response, and its rows.
 fn followed(world: &World, since: u64, filter: &str) -> (u64, Vec<String>) {
     let (code, said) = world.ask(&format!("/events?since={since}{filter}"));
     assert_eq!(code, 200, "{said}");
@@ -37,7 +37,7 @@ fn wait_for_event(world: &World, after: u64) -> JoinHandle<(u16, String)> {
 #[test]
 fn events_are_listed_with_kubectls_columns() {
     let world = World::new();
-    assert_eq!(world.ask("/events"), (200, String::new()), "nothing has happened");
+    assert_eq!(world.ask("/events"), (200, String::new()), "no events");
     world.run("web", APP);
     let (_, table) = world.ask("/events?columns=0");
     assert_eq!(table.lines().next(), Some("NAMESPACE\tLAST SEEN\tTYPE\tREASON\tOBJECT\tMESSAGE"));
@@ -53,7 +53,7 @@ fn events_are_listed_with_kubectls_columns() {
         assert!(rows(&of_db).len() >= 3 && rows(&of_db).iter().all(|row| row[3] == "Pod/db-gw"), "{of_db}");
     }
     assert_eq!(world.ask("/events?namespace=prod").1, "");
-    // What happened to a pod outlasts it.
+    // A pod's events outlive it.
     world.remove("db");
     world.until("the end", |world| world.pod("db").is_none());
     assert!(world.ask("/events?pod=db").1.contains("Killing"));
@@ -66,7 +66,7 @@ fn ages_count_on_the_monotonic_clock_here_and_in_describe() {
     world.fake.exit("web-gw/app", 1, "", "");
     world.until("the next life", |world| world.running() == ["web/app#1"]);
     world.pass(60);
-    // By the wall clock ten years pass, or have not passed yet.
+    // By the wall clock ten years have passed, or are in the future.
     for step in [10 * 365 * 24 * 3600, -20 * 365 * 24 * 3600] {
         world.clock.step_wall(step);
         let (_, table) = world.ask("/events?pod=web&columns=0");
@@ -82,7 +82,7 @@ fn ages_count_on_the_monotonic_clock_here_and_in_describe() {
 }
 
 #[test]
-fn who_follows_is_woken_by_what_happens_and_gets_it_once() {
+fn a_follower_is_woken_by_each_event_and_gets_it_once() {
     let world = World::new();
     world.run("web", APP);
     world.pass(2);
@@ -92,7 +92,7 @@ fn who_follows_is_woken_by_what_happens_and_gets_it_once() {
 
     let waiting = wait_for_event(&world, revision);
     world.settle();
-    assert!(!waiting.is_finished(), "nothing has happened");
+    assert!(!waiting.is_finished(), "no event yet");
     let before = world.seconds();
     world.put("db", APP);
     world.until("an event", |world| !world.ask("/events?pod=db").1.is_empty());
@@ -104,7 +104,7 @@ fn who_follows_is_woken_by_what_happens_and_gets_it_once() {
     assert!(later > revision && !rows.is_empty());
     assert!(rows.iter().all(|row| row.contains("Pod/db-gw")), "{rows:?}");
 
-    // Another agent's ring begins anew.
+    // Another agent's ring starts at revision 0.
     world.stop();
     world.start();
     world.run("more", APP);
@@ -113,7 +113,7 @@ fn who_follows_is_woken_by_what_happens_and_gets_it_once() {
 }
 
 #[test]
-fn waiting_for_what_happens_has_an_end_and_a_bound() {
+fn waits_for_events_are_bounded_in_time_and_number() {
     let world = World::new();
     world.run("web", APP);
     world.pass(2);
@@ -128,7 +128,7 @@ fn waiting_for_what_happens_has_an_end_and_a_bound() {
     for one in waiting {
         assert_eq!(one.join().unwrap(), (200, String::new()));
     }
-    // Who has hung up counts no more.
+    // A client that disconnected does not count.
     for _ in 0..2 * EVENTS_WAITING_MAX {
         drop(wait_and_hang_up(&world, revision));
         world.settle();
@@ -140,7 +140,7 @@ fn waiting_for_what_happens_has_an_end_and_a_bound() {
     assert_eq!(waiting.join().unwrap(), (200, String::new()));
 }
 
-/// Asks, and leaves when the agent has heard it.
+/// Sends a request, and disconnects when the agent has received it.
 fn wait_and_hang_up(world: &World, after: u64) -> UnixStream {
     let mut stream = UnixStream::connect(world.path("sock")).unwrap();
     write!(stream, "GET /events/next?after={after} HTTP/1.0\r\n\r\n").unwrap();
@@ -149,7 +149,7 @@ fn wait_and_hang_up(world: &World, after: u64) -> UnixStream {
 }
 
 #[test]
-fn a_pod_that_says_something_else_each_time_pushes_nobody_out() {
+fn a_pod_with_many_different_events_displaces_no_other() {
     let world = World::new();
     world.run("quiet", APP);
     let probe = "readinessProbe: {exec: {command: [check]}, periodSeconds: 1}";

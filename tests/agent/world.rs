@@ -1,7 +1,7 @@
-//! The world of one test: a fake runtime, an agent in a thread of its own, and virtual time for both.
+//! The world of a test: a fake runtime, an agent on its own thread, and virtual time for both.
 //!
-//! Time moves only in [`World::step`]: a second, then the agent's next relist and all that it starts are waited for
-//! (in real time), so that every call to the runtime carries the second it belongs to.
+//! Time advances only in [`World::step`]: by a second, then the agent's next relist and everything it starts are waited for (in
+//! real time), so that every call to the runtime has the second it belongs to.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -26,11 +26,11 @@ use crate::common::gauge::Gauge;
 use crate::common::show_log;
 
 pub const START: Wall = Wall(1_770_000_000_000_000_000);
-/// How much virtual time [`World::until`] gives.
+/// Virtual time that [`World::until`] allows.
 const SECONDS_MAX: u32 = 90;
-/// How long work on the disk may take, or hang on purpose, before time goes by without it.
+/// How long work on the disk may take, or hang on purpose, before time advances without it.
 const DISK_PATIENCE: Duration = Duration::from_secs(3);
-/// Works on the disk, one after the other, that are waited for before time goes by: a sandbox and a container make some ten.
+/// Consecutive works on the disk that are waited for before time advances: a sandbox and a container take some ten.
 const DISK_WORKS_MAX: usize = 12;
 
 pub struct World {
@@ -38,13 +38,13 @@ pub struct World {
     pub clock: VirtualClock,
     home: Home,
     agent: RefCell<Option<Watched>>,
-    /// The runtime answers no relist, so none can be waited for.
+    /// The runtime answers no relist, so none is waited for.
     silent: Cell<bool>,
-    /// The runtime tells events, so that relists are seldom.
+    /// The runtime has an event stream, so that relists are rare.
     seldom: Cell<bool>,
 }
 
-/// One life of the agent, with what shows whether it waits.
+/// A run of the agent, with its gauge.
 struct Watched {
     life: Life,
     gauge: Arc<Gauge>,
@@ -63,7 +63,7 @@ impl Watched {
         Self { life, gauge, echo }
     }
 
-    /// Waits until the agent's executor has taken a byte from a socket and sent it back; false when it has ended.
+    /// Waits until the agent's executor has echoed a byte on a socket; false when it has ended.
     fn answers(&self) -> bool {
         let mut echo = &self.echo;
         let answer = echo.write_all(&[0]).and_then(|()| echo.read_exact(&mut [0]));
@@ -73,7 +73,7 @@ impl Watched {
     }
 }
 
-/// Sends back what comes, until the other end is closed.
+/// Echoes until the peer is closed.
 async fn send_back(stream: UnixStream) {
     let mut stream = async_io::Async::new(stream).unwrap();
     let mut byte = [0];
@@ -83,7 +83,7 @@ async fn send_back(stream: UnixStream) {
 /// The main threads of this process' agents.
 static MAIN_THREADS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
-/// Tells an agent's main thread from one that it has just started.
+/// Identifies an agent's main thread among threads that it has just started.
 struct MainThread(PathBuf);
 
 impl MainThread {
@@ -105,14 +105,14 @@ impl Drop for MainThread {
 /// Threads that hang on purpose: they were waited for once, for [`DISK_PATIENCE`].
 static HANGING: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
-/// The threads of agents that work on the disk or wait for it: the agent waits for that, and not for time. One of another
-/// test's is taken for it too, which costs a moment. Of each, whether it waits.
+/// The threads of agents that work on the disk or wait for it: the agent waits for them, not for time. Another test's thread
+/// may be among them, which costs a moment. For each, whether it waits.
 fn at_the_disk() -> Vec<(PathBuf, bool)> {
     let mut hanging = HANGING.lock().unwrap();
     let mut still = BTreeSet::new();
     let mut found = Vec::new();
     for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
-        // "TID (NAME) STATE ...": R runs or wants to, D waits for a disk. It may have ended meanwhile.
+        // "TID (NAME) STATE ...": R is runnable, D waits for a disk. It may have exited meanwhile.
         let task = task.path();
         let stat = std::fs::read_to_string(task.join("stat")).unwrap_or_default();
         let (name, state) =
@@ -142,7 +142,7 @@ impl World {
         show_log();
         let clock = VirtualClock::new(START);
         let fake = Fake::start(clock.clone());
-        // As every runtime; the agent asks for a log that is not there.
+        // As every runtime has; the agent requests a log that does not exist.
         fake.state().writes_logs = true;
         for version in 1..=3 {
             fake.add_image(&format!("busybox:{version}"));
@@ -175,19 +175,19 @@ impl World {
 
     // ---- the agent's life ------------------------------------------------------------------------------
 
-    /// Starts the agent and lets it do what it does at once.
+    /// Starts the agent and waits until it is idle.
     pub fn start(&self) {
         self.start_with(self.config());
     }
 
-    /// The same with other settings.
+    /// The same with another configuration.
     pub fn start_with(&self, config: Config) {
         self.spawn(config, false);
         self.wait("the first relist", |world| world.silent.get() || world.fake.count("ListContainers") > 0);
         self.settle();
     }
 
-    /// Starts the agent while the runtime may have trouble: it may take a while until it acts.
+    /// Starts the agent while the runtime may have faults: it may take a while until it acts.
     pub fn start_in_trouble(&self) {
         self.spawn(self.config(), false);
         self.wait("the socket", |world| world.path("sock").exists());
@@ -196,13 +196,13 @@ impl World {
 
     /// Starts an agent without waiting for anything.
     pub fn spawn(&self, config: Config, once: bool) {
-        // Only calls of this life count as its relists.
+        // Only calls of this run count as its relists.
         self.fake.clear_calls();
         let life = Watched::begin(config, once, self.clock.clone());
         assert!(self.agent.replace(Some(life)).is_none(), "one agent at a time");
     }
 
-    /// A second agent with other settings.
+    /// A second agent with another configuration.
     pub fn second(&self, config: Config) -> Ended {
         Watched::begin(config, false, self.clock.clone()).life.end()
     }
@@ -212,12 +212,12 @@ impl World {
         self.agent.take().expect("an agent runs").life.stop();
     }
 
-    /// Tells the agent of the machine's or its own end.
+    /// Sends the agent a signal about the shutdown of the machine or of itself.
     pub fn tell(&self, stop: Stop) {
         self.agent.borrow().as_ref().expect("an agent runs").life.tell(stop);
     }
 
-    /// The agent has ended by itself; false while it has not.
+    /// True when the agent has ended by itself.
     pub fn has_stopped(&self) -> bool {
         let ended = self.agent.borrow().as_ref().is_some_and(|agent| agent.life.is_over());
         if ended {
@@ -232,11 +232,11 @@ impl World {
         self.agent.take().expect("an agent runs").life.kill();
     }
 
-    /// `smolet run --once`, to its end.
+    /// Runs `smolet run --once` to its end.
     pub fn once(&self) -> (Vec<String>, bool) {
         self.silent(true);
         self.spawn(self.config(), true);
-        // Time that passes while it looks for the runtime would count as the runtime's silence.
+        // Time that advances while it looks for the runtime would count as the runtime's timeout.
         self.wait("a relist", |world| world.relists() > 0);
         let begun = Instant::now();
         while self.agent.borrow().as_ref().is_some_and(|agent| !agent.life.is_over()) {
@@ -258,7 +258,7 @@ impl World {
         self.silent.set(silent);
     }
 
-    /// No relist is waited for: the runtime tells what happens.
+    /// No relist is waited for: the runtime reports events.
     pub fn seldom(&self, seldom: bool) {
         self.seldom.set(seldom);
     }
@@ -267,8 +267,8 @@ impl World {
         self.fake.state().relists
     }
 
-    /// Waits until a relist began that had not begun `before`. On a machine that gives the threads no time, the last
-    /// step may have come while the relist before was still under way; the next is then due a second later, and nothing
+    /// Waits until a relist began after `before`. On a busy machine the last step may have ended during the previous relist;
+    /// the next one is then due a second later, and needs another step.
     /// moves until time does.
     fn await_relist(&self, before: usize) {
         if self.silent.get() || self.seldom.get() {
@@ -289,12 +289,12 @@ impl World {
         });
     }
 
-    /// A second passes, and all that it brings about at once.
+    /// Advances by a second, and waits for everything that follows at once.
     pub fn step(&self) {
         self.leap(1);
     }
 
-    /// So many seconds pass at once, one relist at their end.
+    /// Advances by so many seconds at once, with one relist at the end.
     pub fn leap(&self, seconds: u64) {
         self.settle_disk();
         let before = self.relists();
@@ -304,7 +304,7 @@ impl World {
         self.settle_disk();
     }
 
-    /// So much time passes, whether a relist falls into it or not.
+    /// Advances by that time, with or without a relist.
     pub fn leap_for(&self, time: Duration) {
         self.settle_disk();
         self.clock.advance(time);
@@ -318,14 +318,14 @@ impl World {
         self.clock.now().mono.0 / 1_000_000_000
     }
 
-    /// So many seconds pass, one by one.
+    /// Advances by so many seconds, one by one.
     pub fn pass(&self, seconds: u32) {
         for _ in 0..seconds {
             self.step();
         }
     }
 
-    /// Lets virtual time pass until `holds`.
+    /// Advances virtual time until `holds` returns true.
     pub fn until(&self, what: &str, holds: impl Fn(&World) -> bool) {
         self.settle();
         self.settle_disk();
@@ -496,7 +496,7 @@ impl World {
         all.into_iter().find(|status| status.name == container)
     }
 
-    /// Why a container waits: reason and message.
+    /// A waiting container's reason and message.
     pub fn waiting(&self, name: &str, container: &str) -> (String, String) {
         let waiting = self.status_of(name, container).and_then(|status| status.state?.waiting);
         let waiting = waiting.unwrap_or_default();
@@ -509,7 +509,7 @@ impl World {
         body
     }
 
-    /// What `smolet pods` prints, problems with the manifests included.
+    /// The output of `smolet pods`, with problems of manifests.
     pub fn table(&self) -> String {
         self.ask("/pods?output=table").1
     }
@@ -521,12 +521,12 @@ impl World {
         self.fake.actions().iter().map(|call| call.replace(&format!("-{NODE}"), "")).collect()
     }
 
-    /// How many of the changing calls begin like this.
+    /// Number of changing calls that begin like this.
     pub fn count(&self, call: &str) -> usize {
         self.actions().iter().filter(|action| action.starts_with(call)).count()
     }
 
-    /// The seconds since boot of the calls that begin like this.
+    /// Seconds since boot of the calls that begin like this.
     pub fn times(&self, call: &str) -> Vec<i64> {
         let of = |text: String| text.replace(&format!("-{NODE}"), "").starts_with(call);
         let state = self.fake.state();
@@ -534,7 +534,7 @@ impl World {
         calls.map(|call| call.mono.0 / 1_000_000_000).collect()
     }
 
-    /// `web/app#0` of all running containers.
+    /// All running containers as `web/app#0`.
     pub fn running(&self) -> Vec<String> {
         self.fake.state().running().iter().map(|name| name.replace(&format!("-{NODE}"), "")).collect()
     }

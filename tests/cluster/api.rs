@@ -13,7 +13,7 @@ use smolet::limits::{
 };
 use smolet::model::Wall;
 
-use crate::client::{Client, Said};
+use crate::client::{Client, Response};
 use crate::common::Stopwatch;
 use crate::common::apiserver::{ApiServer, Identity};
 use crate::common::away::Away;
@@ -29,7 +29,7 @@ fn server(world: &World) -> Identity {
     world.api.identity("kube-apiserver", &[], None)
 }
 
-fn get(world: &World, identity: &Identity, path: &str) -> Said {
+fn get(world: &World, identity: &Identity, path: &str) -> Response {
     world.request(Some(identity), "GET", path, "")
 }
 

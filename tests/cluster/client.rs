@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// An answer.
 #[derive(Debug)]
-pub struct Said {
+pub struct Response {
     pub status: u16,
     pub body: String,
 }
@@ -48,7 +48,7 @@ impl World {
     }
 
     /// One request with its whole answer.
-    pub fn request(&self, identity: Option<&Identity>, method: &str, path: &str, headers: &str) -> Said {
+    pub fn request(&self, identity: Option<&Identity>, method: &str, path: &str, headers: &str) -> Response {
         let mut client = self.connect(identity).expect("the node answers");
         client.send(format!("{method} {path} HTTP/1.1\r\nHost: gw\r\n{headers}\r\n").as_bytes());
         client.rest()
@@ -151,7 +151,7 @@ impl Client {
     }
 
     /// The answer to its end, out of its chunks.
-    pub fn rest(mut self) -> Said {
+    pub fn rest(mut self) -> Response {
         let mut bytes = Vec::new();
         let read = within(async { self.0.read_to_end(&mut bytes).await });
         read.unwrap_or_else(|error| panic!("{error} after {:?}", String::from_utf8_lossy(&bytes)));
@@ -159,7 +159,7 @@ impl Client {
         let (head, body) = text.split_once("\r\n\r\n").expect("a head");
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
         let body = if head.contains("transfer-encoding: chunked") { whole(body) } else { body.to_owned() };
-        Said { status, body }
+        Response { status, body }
     }
 }
 

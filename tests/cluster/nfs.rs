@@ -280,7 +280,7 @@ fn what_cannot_be_mounted_keeps_its_pod_waiting_and_says_why() {
     world.until("it is tried again", |world| world.is_ready("denied"));
 
     world.bind("liar", with_nfs(json!({"server": "liar", "path": "/x"}), ""));
-    let words = "mount failed: it says that it went well, and nothing is mounted";
+    let words = "mount failed: it exited successfully, and nothing is mounted";
     world.until("what only said so", |world| has_event(world, "FailedMount", words));
 
     // What would mean something else on the command line comes to none.
@@ -414,8 +414,8 @@ fn a_volume_whose_server_is_away_stays_until_it_can_be_unmounted() {
     world.run("app");
     assert!(begun.elapsed() < Duration::from_secs(10), "others begin meanwhile");
     let words = format!(
-        "UnmountVolume.TearDown failed for volume \"v\" : unmount failed: not over after 20 s, and killed\n\
-         Unmounting arguments: -f {}\nBring back the server nas, or give up what is not written: umount -l",
+        "UnmountVolume.TearDown failed for volume \"v\" : unmount failed: not finished after 20 s; killed\n\
+         Unmounting arguments: -f {}\nRestore the server nas, or give up unwritten data: umount -l",
         at.display()
     );
     world.until("it is said", |world| has_event(world, "FailedRemove", &words));

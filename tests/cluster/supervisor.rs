@@ -25,7 +25,7 @@ pub const SECRET: &str = "0ffe7a8d3c21";
 
 /// A request, without its body.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct RecordedRequest {
     pub method: String,
     pub path: String,
     pub headers: BTreeMap<String, String>,
@@ -35,7 +35,7 @@ pub struct Asked {
 
 #[derive(Default)]
 pub struct State {
-    pub asked: Vec<Asked>,
+    pub asked: Vec<RecordedRequest>,
     /// Of nodes, by name: the first that it was told.
     pub passwords: BTreeMap<String, String>,
     /// It knows no requests of nodes, and sends keys.
@@ -205,7 +205,7 @@ async fn answer(mut tls: TlsStream<Async<TcpStream>>, shared: &Rc<Shared>) -> io
         more(&mut tls, &mut bytes).await?;
     }
     let user = shared.signer.user(tls.get_ref().1.peer_certificates().unwrap_or_default());
-    let asked = Asked {
+    let asked = RecordedRequest {
         method: first.next().unwrap().to_owned(),
         path: first.next().unwrap().to_owned(),
         headers,
@@ -232,7 +232,7 @@ async fn more(tls: &mut TlsStream<Async<TcpStream>>, bytes: &mut Vec<u8>) -> io:
     }
 }
 
-fn respond(shared: &Shared, asked: &Asked, body: &[u8]) -> (u16, String) {
+fn respond(shared: &Shared, asked: &RecordedRequest, body: &[u8]) -> (u16, String) {
     let mut state = shared.state.lock().unwrap();
     let header = |name: &str| asked.headers.get(name).cloned().unwrap_or_default();
     if asked.path == "/cacerts" {
@@ -274,7 +274,11 @@ fn respond(shared: &Shared, asked: &Asked, body: &[u8]) -> (u16, String) {
 }
 
 /// The server's end of a tunnel: connections by number, each with the writer of its socket.
-async fn connect(mut tls: TlsStream<Async<TcpStream>>, shared: &Rc<Shared>, asked: Asked) -> io::Result<()> {
+async fn connect(
+    mut tls: TlsStream<Async<TcpStream>>,
+    shared: &Rc<Shared>,
+    asked: RecordedRequest,
+) -> io::Result<()> {
     let Some(node) = asked.user.as_ref().and_then(|user| user.strip_prefix("system:node:")) else {
         return tls.write_all(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n").await;
     };

@@ -1,5 +1,5 @@
-//! An agent of a test: its folders and settings, a life of it on a thread, and what its socket answers. The worlds of tests add
-//! what they have beside it: virtual time, an API server, a simulated runtime, a process.
+//! An agent in a test: its directories and settings, one run of it on a thread, and requests to its socket. The tests' worlds
+//! add the rest: virtual time, an API server, a simulated runtime, a process.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -21,24 +21,24 @@ use super::gauge::Gauge;
 
 pub const NODE: &str = "gw";
 
-/// How long anything may take in real time, on a machine that is busy with other things, under an emulator too.
+/// Deadline for anything in real time, on a busy machine, under an emulator too.
 pub const PATIENCE: Duration = Duration::from_mins(2);
 
-/// Where everything of one agent is.
+/// The directories of one agent.
 pub struct Home(TempDir);
 
 impl Home {
-    /// As it is when an agent has been there.
+    /// The directories of an agent that has run before.
     pub fn new() -> Self {
         Self(TempDir::new()).with(&["manifests", "root", "logs", "links"])
     }
 
-    /// The same in memory where the machine has such a place.
+    /// The same on a tmpfs if the machine has one.
     pub fn in_memory() -> Self {
         Self(TempDir::in_memory()).with(&["manifests", "root", "logs", "links"])
     }
 
-    /// As a first start finds it.
+    /// The directories before a first start.
     pub fn before_an_agent() -> Self {
         Self(TempDir::new()).with(&["manifests"])
     }
@@ -62,7 +62,7 @@ impl Home {
         self.path("manifests").join(format!("{file}.yaml"))
     }
 
-    /// Writes a manifest as a careful editor does: whole or not at all.
+    /// Writes a manifest atomically, as a careful editor does.
     pub fn put(&self, file: &str, text: impl AsRef<[u8]>) {
         let beside = self.path("manifests").join(format!(".{file}"));
         std::fs::write(&beside, text).expect("a file");
@@ -81,19 +81,19 @@ impl Home {
             node_name: Some(NODE.to_owned()),
             pod_logs_dir: Some(self.path("logs")),
             container_logs_dir: Some(self.path("links")),
-            // Nothing is mounted there: the machine's own cgroups are not touched, whatever a test does.
+            // Not a mount point: a test never changes the machine's own cgroups.
             cgroup_mounts: Some(self.path("cgroup")),
             ..Flags::default()
         }
     }
 
-    /// The settings that these flags make. How full the machine's memory and disk are decides nothing.
+    /// The configuration of these flags. The usage of the machine's memory and disk does not matter.
     pub fn config(&self, flags: &Flags) -> Config {
         let config = Config::load(flags, Some(&self.path("sock"))).expect("the settings are valid");
         Config { image_gc: None, eviction: EvictionPolicy::NEVER, ..config }
     }
 
-    /// The words of `smolet run` for the same.
+    /// The arguments of `smolet run` for the same configuration.
     pub fn words(&self, fake: &Fake) -> Vec<String> {
         let mut words = vec!["run".to_owned(), "--node-name".to_owned(), NODE.to_owned()];
         let paths = [
@@ -111,7 +111,7 @@ impl Home {
         words
     }
 
-    /// The local socket, where nothing is waited for without end.
+    /// The local socket, with a timeout.
     pub fn socket(&self) -> UnixStream {
         let stream = UnixStream::connect(self.path("sock")).expect("the agent listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
@@ -119,24 +119,24 @@ impl Home {
         stream
     }
 
-    /// One request on the local socket: the status line's code and the body.
+    /// A request on the local socket; returns the status code and the body.
     pub fn ask(&self, path: &str) -> (u16, String) {
         ask(self.socket(), path)
     }
 }
 
-/// The fake's, as flags have it.
+/// The fake's endpoint as a flag.
 pub fn endpoint(fake: &Fake) -> String {
     format!("unix://{}", fake.socket().display())
 }
 
-/// One GET of HTTP/1.0, whose answer ends with the connection; the code and the body.
+/// A GET with HTTP/1.0, whose response ends with the connection; returns the status code and the body.
 pub fn ask(mut stream: UnixStream, path: &str) -> (u16, String) {
     write!(stream, "GET {path} HTTP/1.0\r\n\r\n").expect("the request goes out");
     answer(stream)
 }
 
-/// The answer to what was asked.
+/// Sends a request and returns the response.
 pub fn answer(mut stream: UnixStream) -> (u16, String) {
     stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
     let mut answer = String::new();
@@ -146,7 +146,7 @@ pub fn answer(mut stream: UnixStream) -> (u16, String) {
     (code, body.to_owned())
 }
 
-/// A static pod's name on this node.
+/// A static pod's name with this node's suffix.
 pub fn full(name: &str) -> String {
     format!("{name}-{NODE}")
 }
@@ -156,18 +156,18 @@ pub fn manifest(name: &str, spec: &str) -> String {
     format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec: {{{spec}}}\n")
 }
 
-/// How an agent's thread waits.
+/// How the agent's thread waits.
 pub enum Waits {
-    /// In the reactor, as the program's.
+    /// In the reactor, as in the program.
     InTheReactor,
-    /// In the gauge, which others can read; another thread has the reactor.
+    /// In the gauge, which other threads can read; another thread runs the reactor.
     InTheGauge(Arc<Gauge>),
 }
 
-/// What a life of an agent comes to: nothing when it is killed.
+/// Result of a run; `None` when it is killed.
 pub type Ended = Result<Option<Ending>, String>;
 
-/// One life of an agent, on a thread of its own.
+/// One run of an agent on its own thread.
 pub struct Life {
     stop: Sender<Stop>,
     kill: Sender<()>,
@@ -175,11 +175,11 @@ pub struct Life {
     tid: u32,
 }
 
-/// What an agent's main thread is called, and a thread that it has just started, until that one takes a name of its own.
+/// Name of an agent's main thread, and of a new thread until it sets its own.
 pub const MAIN_THREAD: &str = "agent";
 
 impl Life {
-    /// `enter` runs first on that thread; what it returns stays until the end.
+    /// `enter` runs first on that thread; its result is kept until the end.
     pub fn begin<C: Clock + Send + 'static, G>(
         config: Config,
         once: bool,
@@ -209,7 +209,7 @@ impl Life {
                 Waits::InTheReactor => async_io::block_on(executor.run(life)),
                 Waits::InTheGauge(gauge) => gauge.block_on(executor.run(life)),
             };
-            // As at the end of a process: what was given up is dropped, and nothing else runs.
+            // As at the end of a process: abandoned tasks are dropped, and nothing else runs.
             while executor.try_tick() {}
             ended
         };
@@ -218,12 +218,12 @@ impl Life {
         Self { stop, kill, thread, tid }
     }
 
-    /// The kernel's number of its thread.
+    /// The kernel's id of its thread.
     pub fn tid(&self) -> u32 {
         self.tid
     }
 
-    /// Tells it of the machine's or its own end.
+    /// Sends a signal about the shutdown of the machine or the agent.
     pub fn tell(&self, stop: Stop) {
         self.stop.try_send(stop).expect("it is told of few things");
     }
@@ -232,7 +232,7 @@ impl Life {
         self.thread.is_finished()
     }
 
-    /// What it comes to by itself.
+    /// Waits for its result.
     pub fn end(self) -> Ended {
         self.thread.join().expect("the agent does not panic")
     }
@@ -249,7 +249,7 @@ impl Life {
         assert_eq!(self.end(), Ok(None));
     }
 
-    /// At the end of a test, however that ends; whether the agent panicked.
+    /// At the end of a test, also a failed one; returns whether the agent panicked.
     pub fn abandon(self) -> bool {
         let _ = self.kill.try_send(());
         self.thread.join().is_err()

@@ -1,4 +1,4 @@
-//! Something of the node that does not answer.
+//! A file system that does not answer.
 
 use std::fs::{File, create_dir_all};
 use std::os::fd::AsRawFd as _;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
-/// A file system whose server never says a word: whoever asks for anything on it waits in the kernel.
+/// A file system whose server never answers: access to it blocks in the kernel.
 pub struct Away {
     at: PathBuf,
     server: Option<File>,
@@ -24,7 +24,7 @@ impl Away {
         Self { at: at.to_owned(), server: Some(server) }
     }
 
-    /// What waits gets an error, and the directory below is there again.
+    /// Blocked access fails, and the directory below is visible again.
     pub fn end(&mut self) {
         if self.server.take().is_some() {
             unmount(&self.at, UnmountFlags::DETACH).unwrap();

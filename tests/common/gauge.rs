@@ -1,11 +1,11 @@
-//! Whether a thread has something to do.
+//! Detects whether a thread is idle.
 
 use std::future::Future;
 use std::pin::pin;
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
-/// Runs a future and shows whether it waits.
+/// Runs a future and shows whether it is pending.
 #[derive(Default)]
 pub struct Gauge {
     state: Mutex<GaugeState>,
@@ -43,12 +43,12 @@ impl Gauge {
         }
     }
 
-    /// It waits for somebody to wake it.
+    /// The future is pending.
     pub fn idle(&self) -> bool {
         self.state.lock().unwrap().idle
     }
 
-    /// How often it was woken.
+    /// Number of wakes.
     pub fn turns(&self) -> u64 {
         self.state.lock().unwrap().turns
     }

@@ -1,11 +1,11 @@
-//! A kubelet of this machine's, where the environment variable `KUBELET` names one.
+//! A kubelet on this machine, if the environment variable `KUBELET` has its path.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Standalone: static pods, no API server, no listening port, the kubelet's own defaults for everything that costs. Its
-/// pods are of `DIR/manifests`, its state in `DIR/root`, its logs in `DIR/logs/pods`.
+/// Standalone: static pods, no API server, no listening port, and the kubelet's defaults for everything that uses resources.
+/// Its manifests are in `DIR/manifests`, its state in `DIR/root`, its logs in `DIR/logs/pods`.
 pub fn command(endpoint: &str, cgroup_root: &str, binary: &Path, dir: &Path, node: &str) -> Command {
     let d = dir.display();
     let config = dir.join("config.yaml");
@@ -41,11 +41,11 @@ authorization: {{mode: AlwaysAllow}}
     command
 }
 
-/// What a kubelet changes on the machine, as it was before.
+/// The machine's settings that a kubelet changes, as they were before.
 pub struct Settings {
     node: String,
     sysctls: Vec<(&'static str, String)>,
-    /// The kubelet's links to container logs have a place of their own that no setting moves.
+    /// The directory of the kubelet's links to container logs cannot be configured.
     links: Option<Vec<PathBuf>>,
 }
 
@@ -64,7 +64,7 @@ fn links() -> Option<Vec<PathBuf>> {
 }
 
 impl Settings {
-    /// As it is before the kubelet of that name starts.
+    /// The state before the kubelet of that name starts.
     pub fn kept(node: &str) -> Self {
         let kept = SYSCTLS.iter().filter_map(|path| Some((*path, fs::read_to_string(path).ok()?)));
         Self { node: node.to_owned(), sysctls: kept.collect(), links: links() }

@@ -1,11 +1,11 @@
-//! What the integration tests share: the fake CRI server, the API server, temporary folders, seeds and the agents' log.
+//! Shared by the integration tests: the fake CRI server, the API server, temporary directories, seeds and the agents' log.
 
 #![allow(missing_docs, unreachable_pub, clippy::pedantic, clippy::unwrap_used, clippy::expect_used)]
-// Every test binary compiles this module and uses another part of it.
+// Every test binary compiles this module and uses a part of it.
 #![allow(dead_code)]
 
 pub mod agent;
-// With TLS alone, and where the crate that makes its certificates is built (Cargo.toml).
+// Only with TLS, and where the crate for certificates builds (Cargo.toml).
 #[cfg(all(feature = "tls", target_arch = "x86_64"))]
 pub mod apiserver;
 pub mod away;
@@ -19,9 +19,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long something takes, without the time in which some task of the machine waited for a processor (`/proc/pressure/cpu`):
-/// a test that wants something soon holds for what the agent waits, whoever else is busy. A kernel without that file counts all
-/// of the time.
+/// Measures elapsed time without the time in which some task of the machine waited for a processor (`/proc/pressure/cpu`): a
+/// deadline of a test then does not depend on other load. Without that file all time counts.
 pub struct Stopwatch {
     begun: Instant,
     waited: Duration,
@@ -45,12 +44,12 @@ fn waited_for_processors() -> Duration {
     Duration::from_micros(total.unwrap_or(0))
 }
 
-/// Names tried for one temporary folder. Full: the test fails and says what to remove.
+/// Names tried for a temporary directory. Full: the test fails and says what to remove.
 const FOLDER_NAMES_MAX: usize = 10_000;
 
-/// A folder of its own under the system's temporary folder, removed at the end.
+/// A directory in the system's temporary directory, removed when dropped.
 ///
-/// The path is short, because a Unix socket's may have 107 bytes at most.
+/// The path is short, because a Unix socket's has at most 107 bytes.
 pub struct TempDir(PathBuf);
 
 impl TempDir {
@@ -58,7 +57,7 @@ impl TempDir {
         Self::below(&std::env::temp_dir())
     }
 
-    /// In memory where the machine has such a place: what is written there costs no disk time.
+    /// On a tmpfs if the machine has one, where writing takes no disk time.
     pub fn in_memory() -> Self {
         let shm = Path::new("/dev/shm");
         if shm.is_dir() { Self::below(shm) } else { Self::new() }
@@ -66,14 +65,14 @@ impl TempDir {
 
     fn below(parent: &Path) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        // `runtime.sh leftovers` reads the PID out of it.
+        // `runtime.sh leftovers` reads the PID from the name.
         let ours = format!("smolet-test-{}", std::process::id());
         for _ in 0..FOLDER_NAMES_MAX {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
             let path = parent.join(format!("{ours}-{number}"));
             match std::fs::create_dir(&path) {
                 Ok(()) => return Self(path),
-                // A test that was killed left it, and its PID is ours now.
+                // Left by a test that was killed and had our PID.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => panic!("no temporary folder {}: {error}", path.display()),
             }
@@ -87,7 +86,7 @@ impl TempDir {
 }
 
 impl Drop for TempDir {
-    /// What an agent has mounted there goes first: the parts of volumes that pods still use.
+    /// Unmounts the subpaths that an agent has mounted there.
     fn drop(&mut self) {
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let paths = mounts.lines().filter_map(|line| line.split(' ').nth(1)).map(Path::new);

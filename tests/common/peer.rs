@@ -1,5 +1,5 @@
-//! An HTTP/2 server by hand: frames out as a script says, frames in as they come. Knows just enough of RFC 9113:
-//! settings, flow control and plain HPACK literals.
+//! A scripted HTTP/2 server: it sends frames as the script says, and parses received frames. Implements only settings, flow
+//! control and plain HPACK literals of RFC 9113.
 
 #![allow(missing_docs, clippy::pedantic, clippy::unwrap_used, clippy::expect_used)]
 
@@ -22,17 +22,17 @@ pub const END_STREAM: u8 = 1;
 const ACK: u8 = 1;
 const END_HEADERS: u8 = 4;
 
-/// How long a script waits for anything before it fails.
+/// How long a script waits before it fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub struct Peer {
     stream: UnixStream,
     inbox: Vec<u8>,
-    /// Requests whose head has come, in order.
+    /// Requests whose head was received, in order.
     heads: VecDeque<u32>,
     bodies: BTreeMap<u32, Body>,
     resets: BTreeMap<u32, u32>,
-    /// What the client lets us send.
+    /// The client's flow-control windows.
     window: i64,
     windows: BTreeMap<u32, i64>,
     first_window: i64,
@@ -55,7 +55,7 @@ pub fn framed(message: &impl Message) -> Vec<u8> {
 }
 
 impl Peer {
-    /// Takes one connection: the preface in, our settings out.
+    /// Accepts one connection: reads the preface, sends the settings.
     pub fn accept(listener: &UnixListener) -> Self {
         let (mut stream, _) = listener.accept().unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -73,7 +73,7 @@ impl Peer {
             first_window: 65_535,
             closed: false,
         };
-        // Room for the largest request: stream windows of 16 MiB, and as much for the connection.
+        // For the largest request: stream windows of 16 MiB, and as much for the connection.
         peer.frame(SETTINGS, 0, 0, &[0, 4, 1, 0, 0, 0]);
         peer.frame(WINDOW_UPDATE, 0, 0, &(16_u32 << 20).to_be_bytes());
         peer
@@ -86,7 +86,7 @@ impl Peer {
         bytes.extend([kind, flags]);
         bytes.extend(stream.to_be_bytes());
         bytes.extend(payload);
-        // The client may be gone: what it makes of that is the test's business.
+        // The client may be gone: the test checks how it reacts.
         let _ = self.stream.write_all(&bytes);
     }
 
@@ -120,7 +120,7 @@ impl Peer {
         }
     }
 
-    /// The head of an answer that goes on.
+    /// The head of a response with a body.
     pub fn head(&mut self, stream: u32) {
         self.headers(stream, &[(":status", "200"), ("content-type", "application/grpc")], false);
     }
@@ -134,19 +134,19 @@ impl Peer {
         self.data(stream, &framed(message));
     }
 
-    /// Sends all of it, as the client's windows allow.
+    /// Sends everything within the client's windows.
     pub fn data(&mut self, stream: u32, bytes: &[u8]) {
         let sent = self.data_until_reset(stream, bytes);
         assert_eq!(sent, bytes.len(), "the client reset the call");
     }
 
-    /// Sends until all is sent or the client resets the call; how much was sent.
+    /// Sends until everything is sent or the client resets the call; returns the number of sent bytes.
     pub fn data_until_reset(&mut self, stream: u32, bytes: &[u8]) -> usize {
         let mut sent = 0;
         while sent < bytes.len() && !self.resets.contains_key(&stream) && !self.closed {
             let now = self.data_while_allowed(stream, &bytes[sent..]);
             sent += now;
-            // What was just read may have been the reset.
+            // The reset may have been among what was just read.
             if now == 0 && !self.resets.contains_key(&stream) {
                 self.read_some(PATIENCE);
             }
@@ -154,7 +154,7 @@ impl Peer {
         sent
     }
 
-    /// Sends what the windows allow now; how much that was.
+    /// Sends what the windows allow now; returns the number of bytes.
     pub fn data_while_allowed(&mut self, stream: u32, bytes: &[u8]) -> usize {
         self.stream.set_nonblocking(true).unwrap();
         while self.read_some(PATIENCE) {}
@@ -197,7 +197,7 @@ impl Peer {
         (stream, body)
     }
 
-    /// The next request, whose body may still be under way.
+    /// The next request, whose body may be incomplete.
     pub fn request_head(&mut self) -> u32 {
         self.wait(|peer| !peer.heads.is_empty(), "a request");
         self.heads.pop_front().unwrap()
@@ -217,17 +217,17 @@ impl Peer {
         self.resets[&stream]
     }
 
-    /// Until the client has closed the connection.
+    /// Waits until the client has closed the connection.
     pub fn until_closed(&mut self) {
         self.wait(|peer| peer.closed, "the end of the connection");
     }
 
-    /// Until the client has said nothing for a while: settings and windows are exchanged then.
+    /// Waits until the client has been silent for a while: settings and windows are exchanged then.
     pub fn until_quiet(&mut self) {
         while self.read_some(Duration::from_millis(80)) {}
     }
 
-    /// How many bytes the client sends within that time.
+    /// Number of bytes that the client sends within that time.
     pub fn bytes_within(&mut self, time: Duration) -> usize {
         let end = Instant::now() + time;
         let before = self.inbox.len();
@@ -247,7 +247,7 @@ impl Peer {
         bytes + before
     }
 
-    /// How many further requests begin within that time.
+    /// Number of further requests within that time.
     pub fn requests_within(&mut self, time: Duration) -> usize {
         let end = Instant::now() + time;
         while Instant::now() < end {
@@ -264,7 +264,7 @@ impl Peer {
         }
     }
 
-    /// Reads once and handles the frames; false when nothing came in time or the connection has ended.
+    /// Reads once and processes the frames; false when nothing was received in time or the connection has ended.
     fn read_some(&mut self, patience: Duration) -> bool {
         self.stream.set_read_timeout(Some(patience)).unwrap();
         let mut buffer = [0; 65_536];

@@ -1,15 +1,15 @@
-//! How a test starts a program of the target: directly, or through an emulator.
+//! Starts a program of the target: directly, or through an emulator.
 
 use std::ffi::OsStr;
 use std::process::Command;
 
-/// True when an emulator runs this test: what it takes in time and memory is the emulator's, not the program's.
+/// True under an emulator, whose time and memory are not the program's.
 pub fn is_emulated() -> bool {
     std::env::var_os("SMOLET_TEST_RUNNER").is_some()
 }
 
-/// A command that runs `program`. On a machine of another architecture `SMOLET_TEST_RUNNER` holds the words that have
-/// to stand before it (`qemu-arm-static -cpu cortex-a7`), as cargo's own `runner` does for the tests themselves.
+/// A command that runs `program`. On a machine of another architecture `SMOLET_TEST_RUNNER` has the emulator's command
+/// (`qemu-arm-static -cpu cortex-a7`), as cargo's own `runner` for the tests themselves.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     let words = std::env::var("SMOLET_TEST_RUNNER").unwrap_or_default();
     let mut words = words.split_whitespace();
@@ -23,7 +23,7 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
     }
 }
 
-/// The `smolet` under test: the one that `SMOLET_BIN` names (the release build), else this build's.
+/// The `smolet` under test: that of `SMOLET_BIN` (the release build), else this build's.
 pub fn smolet() -> Command {
     command(std::env::var_os("SMOLET_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_smolet").into()))
 }

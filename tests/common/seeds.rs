@@ -1,11 +1,11 @@
-//! Which seeds a test runs.
+//! The seeds of a test.
 
 use std::ops::Range;
 
-/// The seeds that `SMOLET_TEST_SEEDS=1000..2000` names, else the usual ones. A test of one seed takes the first.
+/// The seeds in `SMOLET_TEST_SEEDS=1000..2000`, else the usual ones. A test with one seed takes the first.
 ///
 /// # Panics
-/// It names no range, or an empty one: a typo must run neither the usual seeds nor none.
+/// The variable has no valid range, or an empty one: a typo must run neither the usual seeds nor none.
 pub fn to_run(usual: Range<u64>) -> Range<u64> {
     let Some(text) = std::env::var_os("SMOLET_TEST_SEEDS") else { return usual };
     let text = text.to_string_lossy();

@@ -321,7 +321,7 @@ mod tls {
             let server = Tls::start(&format!("much{version}"), &many, &[version]);
             server.answer("ok", "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
             let words = failure(server.get("/ok"));
-            assert!(words.ends_with(": the other end sends too much"), "{words}");
+            assert!(words.ends_with(": the peer sends too much"), "{words}");
         }
         let server = Tls::start("long", &many[..6], &["-tls1_3"]);
         let body = "x".repeat(1024 * KIB);

@@ -71,7 +71,7 @@ struct Agent {
 
 /// What one update brought.
 #[derive(Debug)]
-struct Told {
+struct UpdateResult {
     /// `+NAME`, `~NAME`, `-NAME`, sorted.
     changes: Vec<String>,
     /// The fresh problems' lines.
@@ -108,12 +108,12 @@ impl Agent {
     }
 
     /// The next update.
-    fn told(&mut self) -> Told {
+    fn told(&mut self) -> UpdateResult {
         let update = self.update(PATIENCE).expect("an update");
         self.take(update)
     }
 
-    fn take(&mut self, update: SourceUpdate) -> Told {
+    fn take(&mut self, update: SourceUpdate) -> UpdateResult {
         let complete = update.complete;
         let changes = self.desired.apply(update, |_| false);
         let mut changes: Vec<String> = changes
@@ -128,7 +128,7 @@ impl Agent {
         changes.sort();
         let fresh =
             self.desired.problems().filter(|problem| problem.fresh).map(ToString::to_string).collect();
-        Told { changes, fresh, complete }
+        UpdateResult { changes, fresh, complete }
     }
 
     /// Nothing is told for a while.

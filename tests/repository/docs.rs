@@ -318,11 +318,11 @@ fn numbers_are_those_of_the_limits() {
             "docs/cluster.md",
             format!(
                 "{} s after the first failure to reach it, or {} s after the start",
-                seconds(limits::KEPT_PATIENCE),
-                seconds(limits::KEPT_PATIENCE_MAX)
+                seconds(limits::OFFLINE_PATIENCE),
+                seconds(limits::OFFLINE_PATIENCE_MAX)
             ),
         ),
-        ("docs/cluster.md", format!("at most {} MiB", limits::KEPT_BYTES_MAX / limits::MIB)),
+        ("docs/cluster.md", format!("at most {} MiB", limits::OFFLINE_BYTES_MAX / limits::MIB)),
         (
             "docs/cluster.md",
             format!(

@@ -17,7 +17,7 @@ const LAYERS: [(&str, &str); 8] = [
     ),
     (
         "model: the vocabulary, and what works on nothing else",
-        "clock desired events model podcmd poison rate turns x509",
+        "clock desired events fair_semaphore model podcmd poison rate x509",
     ),
     (
         "rendering, status, the machine's parts",
@@ -349,7 +349,7 @@ fn the_rules_see_what_they_are_to_see() {
     assert_eq!(source("", "").module(), "a");
     let parts = parts_of("_ZN6smolet4node7cluster7Cluster6fai*");
     assert_eq!(parts, [(Some(4), "node"), (Some(7), "cluster"), (Some(7), "Cluster"), (Some(6), "fai")]);
-    assert_eq!(parts_of("*smolet..store..keep*"), [(None, "store"), (None, "keep")]);
+    assert_eq!(parts_of("*smolet..store..offline*"), [(None, "store"), (None, "offline")]);
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     for (pattern, is_there) in [
         ("_ZN6smolet5probe4http*", true),

@@ -17,7 +17,7 @@ use smolet::clock::{Clock as _, VirtualClock};
 use smolet::cri::EventService;
 use smolet::executor::Executor;
 use smolet::facts;
-use smolet::logs::rotate::Told;
+use smolet::logs::rotate::LogReports;
 use smolet::model::{DesiredPod, Now, Wall};
 use smolet::node::{Ending, Parts, Stop};
 use smolet::poison::SetAside;
@@ -170,7 +170,7 @@ impl World {
                 images,
                 image_store: None,
                 // Nobody rotates logs.
-                logs: Told::new().0,
+                logs: LogReports::new().0,
                 set_aside,
                 once: false,
                 metrics: Rc::default(),
@@ -315,7 +315,7 @@ impl World {
             objects: Vec::new(),
             problems: problems.into_iter().collect(),
             complete: !self.broken,
-            held: smolet::source::Held::default(),
+            held: smolet::source::SourceUsage::default(),
             server: smolet::source::ServerPods::default(),
         };
         // Full: the agent is behind; told with the next instant.

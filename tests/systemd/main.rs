@@ -161,9 +161,9 @@ fn calls_are_understood(version: CgroupVersion) {
     let make = |pod: &DesiredPod| {
         let wanted = slices(version, &pod_settings(&node, pod));
         async_io::block_on(async {
-            let mut turn = systemd.turn().await.unwrap();
+            let mut session = systemd.session().await.unwrap();
             for (_, slice) in &wanted {
-                turn.start(slice).await.unwrap_or_else(|error| panic!("{error}"));
+                session.start(slice).await.unwrap_or_else(|error| panic!("{error}"));
             }
         });
         wanted.into_iter().map(|(_, slice)| slice.name.into_string()).collect::<Vec<_>>()

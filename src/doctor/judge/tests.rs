@@ -43,7 +43,7 @@ fn good() -> Facts {
             conditions: Ok(vec![condition("RuntimeReady", true), condition("NetworkReady", true)]),
             pause_image: Some(("registry.k8s.io/pause:3.10".to_owned(), true)),
             foreign_sandboxes: None,
-            cgroup_driver_told: None,
+            runtime_cgroup_driver: None,
             cgroup_driver_set: None,
         }),
         kubelets: Vec::new(),
@@ -124,10 +124,10 @@ fn each_fault_is_one_finding_with_its_mend() {
             "cgroupfs",
         ),
         (
-            |f| runtime_of(f).cgroup_driver_told = Some(CgroupDriver::Systemd),
+            |f| runtime_of(f).runtime_cgroup_driver = Some(CgroupDriver::Systemd),
             "cgroup driver",
             Warning,
-            "systemd, as the runtime tells; the configured one, cgroupfs, is not used",
+            "systemd, as reported by the runtime; the configured driver cgroupfs is not used",
         ),
         // Raspberry Pi OS: the kernel's controllers are there, without memory.
         (
@@ -228,7 +228,7 @@ fn each_fault_is_one_finding_with_its_mend() {
             |f| (f.clock.is_synchronised, f.clock.has_rtc) = (None, true),
             "clock",
             Warning,
-            "nobody tells whether it follows a time server: install",
+            "it is unknown whether it follows a time server: install",
         ),
         (|f| f.swaps = strings(&["/var/swap"]), "swap", Warning, "/var/swap is on"),
         (

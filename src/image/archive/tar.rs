@@ -45,7 +45,7 @@ impl Index {
         let mut at = 0;
         let mut entries = 0_usize;
         // Extended header, which applies to the next entry only.
-        let mut told = ExtendedHeader::default();
+        let mut extended = ExtendedHeader::default();
         loop {
             let mut block = [0_u8; 512];
             if at + BLOCK > length {
@@ -71,19 +71,19 @@ impl Index {
                 ));
             }
             let kind = header.kind();
-            let is_told = matches!(kind, b'L' | b'K' | b'x' | b'g');
-            let said_size = if is_told { None } else { told.size.take() };
+            let is_extended_header = matches!(kind, b'L' | b'K' | b'x' | b'g');
+            let said_size = if is_extended_header { None } else { extended.size.take() };
             let size = said_size.or_else(|| header.size()).ok_or("is damaged: a bad size")?;
             // Links, devices and directories have no data, whatever their size field.
             let size = if (b'1'..=b'6').contains(&kind) { 0 } else { size };
             let data = Extent { offset: at + BLOCK, size };
             let end = data.offset.checked_add(size).filter(|end| *end <= length);
-            let name = || told.path.clone().unwrap_or_else(|| header.name());
+            let name = || extended.path.clone().unwrap_or_else(|| header.name());
             let Some(end) = end else { return Err(ends_within(&name())) };
             match kind {
-                b'L' => told.path = Some(text(archive, data)?),
-                b'K' => told.link = Some(text(archive, data)?),
-                b'x' => told.take_pax(&text(archive, data)?)?,
+                b'L' => extended.path = Some(text(archive, data)?),
+                b'K' => extended.link = Some(text(archive, data)?),
+                b'x' => extended.take_pax(&text(archive, data)?)?,
                 b'0' | b'\0' | b'7' => {
                     let name = name();
                     // Old archives mark directories by a trailing slash.
@@ -92,7 +92,7 @@ impl Index {
                     }
                 }
                 b'1' | b'2' => {
-                    let (name, target) = (name(), told.link.clone().unwrap_or_else(|| header.link()));
+                    let (name, target) = (name(), extended.link.clone().unwrap_or_else(|| header.link()));
                     let target = match name.rsplit_once('/') {
                         Some((dir, _)) if kind == b'2' => clean(&format!("{dir}/{target}")),
                         _ => clean(&target),
@@ -103,8 +103,8 @@ impl Index {
                 // Directories, devices, and `g`, which applies to all entries.
                 _ => {}
             }
-            if !is_told {
-                told = ExtendedHeader::default();
+            if !is_extended_header {
+                extended = ExtendedHeader::default();
             }
             // Saturating: the next header is then after the end.
             at = end.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX - BLOCK);
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_found_however_they_are_written() {
+    fn names_are_found_in_any_spelling() {
         let long = format!("{}/layer.tar", "d".repeat(200));
         let pax = |record: &str| {
             let length = (1..1000).find(|n: &usize| n.to_string().len() + 1 + record.len() == *n).unwrap();
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_archives_are_refused_with_a_sentence() {
+    fn hostile_archives_are_refused_with_an_error() {
         let file = entry("a", b'0', "", b"data");
         let sized = |size: &[u8]| header(b"a", b'0', size, "").to_vec();
         let mut broken = file.clone();
@@ -404,9 +404,9 @@ mod tests {
         }
     }
 
-    /// Whatever bytes of an archive are changed: it is read or rejected, and its ranges lie within it.
+    /// Whatever bytes of an archive are changed: it is read or rejected, and its ranges are within it.
     #[test]
-    fn no_bytes_make_it_read_elsewhere() {
+    fn corrupted_archives_are_read_only_within_their_bounds() {
         let seed = fastrand::u64(..);
         println!("seed {seed}");
         let mut random = fastrand::Rng::with_seed(seed);

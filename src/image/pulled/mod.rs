@@ -223,7 +223,7 @@ mod tests {
 
     /// `PruneUnknownRecords` with concurrent pulls.
     #[test]
-    fn records_of_images_that_are_gone_go() {
+    fn records_of_removed_images_are_removed() {
         let root = std::env::temp_dir().join(format!("smolet-pulled-{}", std::process::id()));
         let blocking = Blocking::on_this_thread();
         let manager = PullManager::new(VerificationPolicy::default(), &root);

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn images_are_verified_as_the_policy_has_it() {
+    fn images_are_verified_by_policy() {
         let list = |patterns: &[&str]| {
             Allowlist::parse(&patterns.iter().map(|pattern| (*pattern).to_owned()).collect::<Vec<_>>())
         };

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_read_as_the_kubelet_writes_it_and_written_as_it_reads_it() {
+    fn a_record_is_in_the_kubelets_format() {
         let theirs = br#"{"kind":"ImagePulledRecord","apiVersion":"kubelet.config.k8s.io/v1beta1",
             "lastUpdatedTime":"2026-01-01T00:00:00Z","imageRef":"sha256:1","credentialMapping":{
             "r.io/a":{"kubernetesSecrets":[{"uid":"uid-s","namespace":"ns","name":"s","credentialHash":"h"}],
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_login_opens_an_image_by_what_it_is_or_by_its_secret() {
+    fn a_credential_gives_access_by_its_digest_or_its_secret() {
         let access = Access::of_secret(secret("s", "h"));
         for (given, expected) in [
             (secret("s", "h"), Some(true)),
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_grows_with_what_is_shown_within_its_bounds() {
+    fn a_record_gains_credentials_within_its_bounds() {
         let mut record = PulledRecord::new("sha256:1");
         assert!(record.add("a", Access::of_secret(secret("s", "1"))));
         assert!(!record.add("a", Access::of_secret(secret("s", "1"))));

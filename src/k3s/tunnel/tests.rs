@@ -53,7 +53,7 @@ impl World {
             reach: Reach {
                 node_api: api.local_addr().unwrap(),
                 sockets: TunnelSockets::default(),
-                asker: Asker::new(queries),
+                asker: QuerySender::new(queries),
                 pods: Rc::default(),
             },
             clock: Rc::new(clock.clone()),

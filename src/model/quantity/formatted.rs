@@ -1,4 +1,4 @@
-//! A quantity with its format, which is kept through sums; written as Go's `resource.Quantity` writes it. PURE.
+//! A quantity with its format, which sums keep; written as Go's `resource.Quantity` writes it. PURE.
 
 use std::cmp::Ordering;
 
@@ -9,7 +9,7 @@ use super::Quantity as Number;
 /// Billionths in a unit: the finest fraction, as upstream.
 const NANO: i128 = 1_000_000_000;
 
-/// How a quantity is written; kept through sums, as upstream.
+/// Format of a quantity; sums keep it, as upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     /// `1500m`, `2k`.
@@ -42,7 +42,7 @@ impl FormattedQuantity {
         Self { number: Number::from_units(bytes), format: Format::Binary }
     }
 
-    /// `ParseQuantity`. Text that is no quantity counts as zero: a source refuses such a pod before it gets here.
+    /// `ParseQuantity`. An invalid quantity counts as zero: a source refuses such a pod earlier.
     pub(crate) fn of(quantity: &Quantity) -> Self {
         let text = quantity.0.trim();
         // `1E` is a suffix, `1E3` an exponent.
@@ -92,7 +92,7 @@ impl FormattedQuantity {
             }
             return Quantity(format!("{value}{}", BINARY[power]));
         }
-        // The largest power of a thousand that leaves a whole number.
+        // The largest power of a thousand that divides it.
         let (mut value, mut exponent) = (nano, -9);
         while value % 1000 == 0 && exponent < 18 {
             value /= 1000;
@@ -106,7 +106,7 @@ impl FormattedQuantity {
     }
 }
 
-/// A quantity as Go writes it, however it was given.
+/// A quantity in the canonical form.
 pub(crate) fn shown(quantity: &Quantity) -> String {
     FormattedQuantity::of(quantity).to_quantity().0
 }

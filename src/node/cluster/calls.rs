@@ -15,7 +15,7 @@ use crate::cri::Runtime;
 use crate::decode::Node;
 use crate::kube::{Client, Content, KubeError, Resource, object_path, subresource_path};
 use crate::model::{PodKey, Wall};
-use crate::source::api_statuses::StatusThere;
+use crate::source::api_status_versions::ApiStatusVersion;
 
 /// The images that the Node tells of, and the runtime's version (`Images`, `VersionInfo`); what it does not tell stays as it was.
 pub(super) async fn runtime_here(runtime: &impl Runtime, images_max: usize) -> RuntimeHere {
@@ -127,7 +127,7 @@ pub(super) async fn tell(
     client: &Client,
     key: &PodKey,
     StatusCall { status, resized, deleted, .. }: StatusCall,
-) -> Result<Option<StatusThere>, KubeError> {
+) -> Result<Option<ApiStatusVersion>, KubeError> {
     let is_past = |error: &KubeError| error.is_not_found() || error.is(409);
     let mut there = None;
     if let Some(status) = status {
@@ -135,7 +135,7 @@ pub(super) async fn tell(
         let patch = pod_status::patch(key.uid.as_str(), &status, resized);
         match client.call(Method::PATCH, &path, Some(Content::strategic(&patch))).await {
             Err(error) if !is_past(&error) => return Err(error),
-            Ok(pod) => there = StatusThere::of(&pod),
+            Ok(pod) => there = ApiStatusVersion::of(&pod),
             Err(_) => {}
         }
     }

@@ -79,7 +79,7 @@ impl EventReports {
         let (next, node) = (next.to_owned(), of.machine.name.clone());
         let uid: Box<str> = hash_of(desired, next.event().uid).unwrap_or(next.event().uid).into();
         drop(ring);
-        self.task.begins(now.mono);
+        self.task.begin_if_due(now.mono);
         let client = of.client.for_events();
         out.start("event report", async move {
             let result = tell(&client, &next.event(), &uid, &node, now).await;

@@ -1,7 +1,7 @@
 //! Which failures of the cluster's are said, so that what fails again and again does not fill the journal. PURE.
 
 use crate::kube::KubeError;
-use crate::limits::{KUBE_REFUSALS_SAID_MAX, NODE_REPORT_PERIOD};
+use crate::limits::{KUBE_REFUSALS_LOGGED_MAX, NODE_REPORT_PERIOD};
 use crate::model::Mono;
 use crate::model::SortedMap;
 
@@ -16,13 +16,13 @@ pub(super) struct FailureLog {
 
 impl FailureLog {
     /// Whether that failure is to be said. A refusal that there is no room for is not.
-    pub(super) fn is_news(&mut self, what: &str, why: &KubeError, now: Mono) -> bool {
+    pub(super) fn note(&mut self, what: &str, why: &KubeError, now: Mono) -> bool {
         if !matches!(why, KubeError::Refused { .. }) {
             return self.link.replace(why.clone()).as_ref() != Some(why);
         }
         self.refusals.retain(|_, (_, at)| now.since(*at) < NODE_REPORT_PERIOD);
         let known = self.refusals.get(what).is_some_and(|(said, _)| said == why);
-        let room = self.refusals.contains_key(what) || self.refusals.len() < KUBE_REFUSALS_SAID_MAX;
+        let room = self.refusals.contains_key(what) || self.refusals.len() < KUBE_REFUSALS_LOGGED_MAX;
         let is_news = !known && room;
         if is_news {
             self.refusals.insert(what.into(), (why.clone(), now));
@@ -58,11 +58,11 @@ mod tests {
     fn a_link_that_is_down_is_said_once_until_it_is_up() {
         let mut said = FailureLog::default();
         let down = KubeError::Unreachable("refused".into());
-        assert!(said.is_news("the lease", &down, at(0)));
-        assert!(!said.is_news("pod a", &down, at(1)), "it is the same");
-        assert!(!said.is_news("the lease", &down, at(1_000_000)));
+        assert!(said.note("the lease", &down, at(0)));
+        assert!(!said.note("pod a", &down, at(1)), "it is the same");
+        assert!(!said.note("the lease", &down, at(1_000_000)));
         said.went_well();
-        assert!(said.is_news("the lease", &down, at(1_000_001)));
+        assert!(said.note("the lease", &down, at(1_000_001)));
     }
 
     #[test]
@@ -70,25 +70,25 @@ mod tests {
         let mut said = FailureLog::default();
         let period = NODE_REPORT_PERIOD.as_secs().try_into().unwrap();
         for second in (0..period).step_by(10) {
-            assert_eq!(said.is_news("pod a", &refused("no"), at(second)), second == 0, "{second}");
+            assert_eq!(said.note("pod a", &refused("no"), at(second)), second == 0, "{second}");
             assert_eq!(
-                said.is_news("pod b", &refused("no"), at(second)),
+                said.note("pod b", &refused("no"), at(second)),
                 second == 0,
                 "another pod is another matter"
             );
             said.went_well();
         }
-        assert!(said.is_news("pod a", &refused("never"), at(1)), "another answer is news");
-        assert!(said.is_news("pod b", &refused("no"), at(period)), "it lasts");
+        assert!(said.note("pod a", &refused("never"), at(1)), "another answer is news");
+        assert!(said.note("pod b", &refused("no"), at(period)), "it lasts");
     }
 
     #[test]
     fn full_it_says_no_further_refusals() {
         let mut said = FailureLog::default();
-        for n in 0..2 * KUBE_REFUSALS_SAID_MAX {
-            let is_news = said.is_news(&format!("pod {n}"), &refused("no"), at(0));
-            assert_eq!(is_news, n < KUBE_REFUSALS_SAID_MAX, "{n}");
+        for n in 0..2 * KUBE_REFUSALS_LOGGED_MAX {
+            let is_news = said.note(&format!("pod {n}"), &refused("no"), at(0));
+            assert_eq!(is_news, n < KUBE_REFUSALS_LOGGED_MAX, "{n}");
         }
-        assert_eq!(said.refusals.len(), KUBE_REFUSALS_SAID_MAX);
+        assert_eq!(said.refusals.len(), KUBE_REFUSALS_LOGGED_MAX);
     }
 }

@@ -29,7 +29,7 @@ impl NodeLease {
 
     pub(super) fn turn(&mut self, of: &Membership, now: Now, out: &Effects) {
         let Some(uid) = of.registered.clone() else { return };
-        if !self.task.begins(now.mono) {
+        if !self.task.begin_if_due(now.mono) {
             return;
         }
         let (client, machine, version) =

@@ -1,7 +1,7 @@
 //! The static pods' copies in the cluster: which are created and deleted, and through which the pods' statuses are told.
 //!
 //! Looked at when a source, a record's end or an answer may have changed something; what follows for each name is a task as
-//! the others of the cluster, of which `KUBE_TELLING_MAX` go on at once.
+//! the others of the cluster, of which `KUBE_STATUS_CALLS_MAX` go on at once.
 use std::rc::Rc;
 
 use hyper::Method;
@@ -64,7 +64,7 @@ impl Default for MirrorPods {
 
 impl MirrorPods {
     /// The server has these.
-    pub(super) fn are_there(&mut self, mirrors: &[MirrorPod]) {
+    pub(super) fn set_mirrors(&mut self, mirrors: &[MirrorPod]) {
         let named = mirrors.iter().map(|mirror| (name_of(&mirror.key), mirror.clone()));
         self.there = Some(named.collect());
     }
@@ -84,7 +84,7 @@ impl MirrorPods {
     }
 
     /// From now on this is to be done for the name: at once when it is another thing than before.
-    fn wants(&mut self, name: Name, step: Step, seed: u64, now: Mono) {
+    fn set_step(&mut self, name: Name, step: Step, seed: u64, now: Mono) {
         match self.doing.get_mut(&name) {
             // What goes on is waited for.
             Some(doing) if doing.task.due().is_none() => {}
@@ -162,7 +162,7 @@ impl MirrorPods {
             if let (Step::Keep, Some(uid), Some(mirror)) = (step, uid, mirror) {
                 told.insert(uid.clone(), mirror.clone());
             }
-            self.wants(name, step, seed, now);
+            self.set_step(name, step, seed, now);
         }
         self.there = Some(there);
         statuses.tell_through(&told, seed, now);
@@ -198,7 +198,7 @@ impl MirrorPods {
             self.doing.remove(&name);
             return;
         };
-        doing.task.begins(now);
+        doing.task.begin_if_due(now);
         self.under_way += 1;
         let client = of.client.clone();
         let task = async move {

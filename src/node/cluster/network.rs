@@ -33,7 +33,7 @@ impl Network {
     }
 
     /// The Node has these.
-    pub(super) fn has(&mut self, pod_cidrs: &[Box<str>], now: Mono) {
+    pub(super) fn set_pod_cidrs(&mut self, pod_cidrs: &[Box<str>], now: Mono) {
         if self.pod_cidrs.as_deref() != Some(pod_cidrs) {
             self.pod_cidrs = Some(pod_cidrs.to_vec());
             self.told = false;
@@ -49,7 +49,7 @@ impl Network {
         if self.due().is_none_or(|at| at > now.mono) {
             return;
         }
-        self.task.begins(now.mono);
+        self.task.begin_if_due(now.mono);
         self.told = true;
         let (cidrs, directory) = (self.pod_cidrs.clone().unwrap_or_default(), self.bridge.clone());
         let (runtime, blocking) = (pods.manager().runtime.clone(), pods.manager().blocking.clone());

@@ -54,7 +54,7 @@ impl NodeStatus {
     }
 
     /// Somebody deleted the Node: it registers afresh.
-    pub(super) fn was_deleted(&mut self, of: &mut Membership, now: Mono) {
+    pub(super) fn register_again(&mut self, of: &mut Membership, now: Mono) {
         if of.registered.take().is_some() {
             self.sync.tell(now);
         }
@@ -169,7 +169,7 @@ impl NodeStatus {
             Err(why) => {
                 self.sync.reported(ReportEnd::Failed, &of.machine, now);
                 if why.is_not_found() {
-                    self.was_deleted(of, now);
+                    self.register_again(of, now);
                 }
                 of.failed("node status update failed", &why, now);
             }

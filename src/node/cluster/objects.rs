@@ -16,24 +16,26 @@ use crate::admit::chooses;
 use crate::cri::Runtime;
 use crate::kube::{Client, Watches};
 use crate::limits::{KUBE_OBJECTS_BYTES_MAX, KUBE_OBJECTS_MAX};
-use crate::model::desired::{Claimed, ClaimedSource, ClassHandler, UNTOLD};
-use crate::model::object::{ClaimedVolume, TokenWish, claim_of, class_of, named_by, services_of, tokens_of};
+use crate::model::desired::{CLAIM_NOT_FETCHED, Claimed, ClaimedSource, ClassHandler};
+use crate::model::object::{
+    ClaimedVolume, TokenRequest, claim_of, class_of, named_by, services_of, tokens_of,
+};
 use crate::model::{Mono, Object, ObjectKey, ObjectKind, PodKey, PodUid};
 use crate::model::{SortedMap, SortedSet};
 use crate::node::effects::{Effect, Effects, Tasks};
 use crate::node::pods::Pods;
 use crate::render::admission;
 use crate::source::api_claims::keep_claim;
-use crate::source::api_objects::{Found, Sought, follow_object, keep_token};
+use crate::source::api_objects::{ObjectState, ObjectStates, follow_object, keep_token};
 use crate::source::object::cost;
 use crate::source::{Origin, SourceUpdate, SourcedObject, SourcedPod, api};
-use crate::store::keep::content::name_of;
-use crate::store::keep::folder::Content;
+use crate::store::offline::content::name_of;
+use crate::store::offline::folder::Content;
 use crate::sync::worker::Life;
 
 /// What is followed.
 pub(super) struct ApiObjects {
-    found: Found,
+    found: ObjectStates,
     /// One for each object; dropping it ends it.
     tasks: SortedMap<ObjectKey, smol::Task<()>>,
     /// What was found of them; `None` = it is not there.
@@ -55,7 +57,7 @@ pub(super) struct ApiObjects {
 }
 
 impl ApiObjects {
-    pub(super) fn new(found: Found) -> Self {
+    pub(super) fn new(found: ObjectStates) -> Self {
         Self {
             found,
             tasks: SortedMap::new(),
@@ -132,7 +134,7 @@ impl ApiObjects {
             let known = self.known.get(&key).and_then(|known| known.as_ref()).map(|sourced| &sourced.object);
             let found = match known {
                 Some(Object::Claim(claim)) => claim.volume.clone(),
-                Some(_) | None => Err(UNTOLD.into()),
+                Some(_) | None => Err(CLAIM_NOT_FETCHED.into()),
             };
             let here = |of: &ClaimedVolume| match (&of.nodes, labels) {
                 (Some(nodes), Some(labels)) => chooses(nodes, labels),
@@ -191,7 +193,7 @@ impl ApiObjects {
     }
 
     /// These were known before the agent's start.
-    pub(super) fn were_kept(&mut self, objects: SortedMap<ObjectKey, Option<Object>>) {
+    pub(super) fn set_offline(&mut self, objects: SortedMap<ObjectKey, Option<Object>>) {
         self.kept = objects;
     }
 
@@ -205,7 +207,7 @@ impl ApiObjects {
         tasks: &Tasks,
     ) -> SortedSet<PodUid> {
         let mut named = named_in(update, self, pods);
-        let mut wishes: SortedMap<ObjectKey, (Box<str>, TokenWish)> = SortedMap::new();
+        let mut wishes: SortedMap<ObjectKey, (Box<str>, TokenRequest)> = SortedMap::new();
         let mut needed: SortedSet<ObjectKey> = SortedSet::new();
         for Named { place, keys, is_left_out, .. } in &mut named {
             let further = keys.iter().filter(|key| !needed.contains(*key)).count();
@@ -305,14 +307,14 @@ impl ApiObjects {
             }
             let was_kept = self.unconfirmed.contains(&key);
             let (object, is_word) = match sought {
-                Sought::There(object) => (Some(object), true),
-                Sought::Missing => (None, true),
+                ObjectState::Present(object) => (Some(object), true),
+                ObjectState::Missing => (None, true),
                 // A server that is ill takes nothing away.
-                Sought::Refused if was_kept => {
+                ObjectState::Refused if was_kept => {
                     self.unconfirmed.remove(&key);
                     continue;
                 }
-                Sought::Refused => (None, false),
+                ObjectState::Refused => (None, false),
             };
             let bytes = object.as_ref().map_or(0, cost);
             if bytes > 0 && !self.has_room(&key, bytes) {

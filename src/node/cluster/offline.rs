@@ -1,9 +1,9 @@
 //! What is kept on disk for a start without the server: when it is written, and when it counts.
 //!
 //! ```text
-//!     the server's pods, objects and marks ─► KEPT_SETTLE to settle, KEPT_PERIOD since the last write ─► written
+//!     the server's pods, objects and marks ─► OFFLINE_SETTLE to settle, OFFLINE_PERIOD since the last write ─► written
 //!     a pod is not wanted any more         ─► taken out at once: after a reboot it is not to begin
-//!     no word of the server's at the start ─► KEPT_PATIENCE after the first failure ─► read, and taken for its word,
+//!     no word of the server's at the start ─► OFFLINE_PATIENCE after the first failure ─► read, and taken for its word,
 //!                                             as far as pods begin by it; nothing ends by it
 //! ```
 //!
@@ -23,20 +23,20 @@ use crate::clock::SharedClock;
 use crate::cri::Runtime;
 use crate::kube::Client;
 use crate::limits::{
-    KEPT_END_PATIENCE, KEPT_PATIENCE, KEPT_PATIENCE_MAX, KEPT_PERIOD, KEPT_RETRY, KEPT_SETTLE,
-    KEPT_TREES_BYTES_MAX,
+    OFFLINE_END_PATIENCE, OFFLINE_PATIENCE, OFFLINE_PATIENCE_MAX, OFFLINE_PERIOD, OFFLINE_RETRY,
+    OFFLINE_SETTLE, OFFLINE_TREES_BYTES_MAX,
 };
 use crate::model::{Mono, PodUid};
 use crate::model::{SortedMap, SortedSet};
 use crate::node::agent::Event;
 use crate::node::effects::Effects;
 use crate::node::pods::Pods;
-use crate::source::api_kept::{self, Trees};
 use crate::source::api_node::NodeMarks;
+use crate::source::api_offline::{self, Trees};
 use crate::source::{NodeName, SourceUpdate};
-use crate::store::keep::content::{Marks, encode_marks, name_of};
-use crate::store::keep::folder::{Content, FileName, Folder, Owner, Put, Written};
-use crate::store::keep::record::{Kind, Name};
+use crate::store::offline::content::{Marks, encode_marks, name_of};
+use crate::store::offline::folder::{Content, FileName, Folder, Owner, Put, Written};
+use crate::store::offline::record::{Kind, Name};
 
 /// Taints that the cluster sets and takes away by itself, as the node's state is: none of them says anything of the next start,
 /// and a link that comes and goes would write them each time.
@@ -95,7 +95,7 @@ impl OfflineCopy {
     /// This is the object's content now.
     pub(super) fn put(&mut self, name: Name, content: Content, now: Mono) {
         self.puts.insert(FileName::of(&name), Put { name, content });
-        self.due.get_or_insert((now + KEPT_SETTLE).max(self.not_before));
+        self.due.get_or_insert((now + OFFLINE_SETTLE).max(self.not_before));
     }
 
     /// These are the marks on the Node of that name now.
@@ -108,7 +108,7 @@ impl OfflineCopy {
 
     /// A pod. On a disk that takes nothing for long they are as many as change.
     fn put_tree(&mut self, name: Name, tree: Vec<u8>, now: Mono) {
-        if self.waiting() + tree.len() <= KEPT_TREES_BYTES_MAX {
+        if self.waiting() + tree.len() <= OFFLINE_TREES_BYTES_MAX {
             self.put(name, Content::Bytes(tree), now);
         } else {
             self.puts.remove(&FileName::of(&name));
@@ -170,11 +170,11 @@ impl OfflineCopy {
                 for (file, put) in left {
                     self.puts.entry(file).or_insert(put);
                 }
-                self.due = Some(now + KEPT_RETRY);
+                self.due = Some(now + OFFLINE_RETRY);
                 return;
             }
         }
-        self.not_before = now + KEPT_PERIOD;
+        self.not_before = now + OFFLINE_PERIOD;
     }
     // ---- writing -------------------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ impl OfflineCopy {
         if some_go {
             self.due = Some(now);
         } else if is_first || wanted.len() > before.len() {
-            self.due.get_or_insert((now + KEPT_SETTLE).max(self.not_before));
+            self.due.get_or_insert((now + OFFLINE_SETTLE).max(self.not_before));
         }
         self.told = told;
         self.wanted = Some(Arc::new(wanted));
@@ -233,7 +233,7 @@ impl OfflineCopy {
         let Some(work) = self.work(&of.client, &of.machine.name, &pods.manager().blocking) else {
             return;
         };
-        let task = async move { News::KeptWritten(work.carry_out().await).event() };
+        let task = async move { News::OfflineWritten(work.carry_out().await).event() };
         self.write = Some(out.keep("offline copy", task));
     }
 
@@ -260,7 +260,7 @@ impl OfflineCopy {
             }
         };
         let patience = async {
-            pods.manager().clock.sleep(KEPT_END_PATIENCE).await;
+            pods.manager().clock.sleep(OFFLINE_END_PATIENCE).await;
             Err("the disk does not answer".to_owned())
         };
         if let Err(why) = smol::future::or(write, patience).await {
@@ -279,7 +279,7 @@ impl OfflineCopy {
                 Ok(owner) => Ok(blocking.run(move || folder.read(owner)).await),
                 Err(why) => Err(why),
             };
-            News::KeptRead(kept).event()
+            News::OfflineRead(kept).event()
         });
     }
 }
@@ -287,7 +287,7 @@ impl OfflineCopy {
 /// What was kept of pods, as the server's word; `None` = there are none.
 pub(super) fn update(of: &Membership, pods: Vec<Vec<u8>>, clock: &SharedClock) -> Option<SourceUpdate> {
     let (node, here) = (NodeName::new(&of.machine.name), of.shared.here.clone());
-    let update = api_kept::update(&node, clock.clone(), here, pods);
+    let update = api_offline::update(&node, clock.clone(), here, pods);
     if update.pods.is_empty() {
         return None;
     }
@@ -345,8 +345,8 @@ pub(super) async fn wait(failed: Receiver<()>, clock: SharedClock) -> Event {
     let failure = async {
         // Closed: there is nobody who tells.
         let _ = failed.recv().await;
-        clock.sleep(KEPT_PATIENCE).await;
+        clock.sleep(OFFLINE_PATIENCE).await;
     };
-    smol::future::or(failure, clock.sleep(KEPT_PATIENCE_MAX)).await;
-    News::KeptCounts.event()
+    smol::future::or(failure, clock.sleep(OFFLINE_PATIENCE_MAX)).await;
+    News::OfflineCounts.event()
 }

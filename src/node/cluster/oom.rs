@@ -11,7 +11,7 @@ use super::News;
 use crate::cluster::system_oom::{oom_kills, system_oom};
 use crate::cri::Runtime;
 use crate::events::EventKind;
-use crate::limits::{KMSG_RECORD_BYTES_MAX, KMSG_RECORDS_MAX, SYSTEM_OOMS_TOLD_MAX};
+use crate::limits::{KMSG_RECORD_BYTES_MAX, KMSG_RECORDS_MAX, SYSTEM_OOM_EVENTS_MAX};
 use crate::node::effects::Effects;
 use crate::node::pods::Pods;
 
@@ -70,7 +70,7 @@ fn read(mut log: File) -> OomsRead {
     for _ in 0..KMSG_RECORDS_MAX {
         match log.read(&mut record) {
             Ok(0) => break,
-            Ok(length) if messages.len() < SYSTEM_OOMS_TOLD_MAX => {
+            Ok(length) if messages.len() < SYSTEM_OOM_EVENTS_MAX => {
                 messages.extend(system_oom(&String::from_utf8_lossy(&record[..length])));
             }
             Ok(_) => {}

@@ -10,7 +10,7 @@ use crate::kube::KubeError;
 use crate::model::{Mono, Now, PodKey, PodUid, SortedMap};
 use crate::node::effects::{Effect, Effects, Forgotten};
 use crate::node::pods::{Pods, note_refusal};
-use crate::source::api_statuses::StatusThere;
+use crate::source::api_status_versions::ApiStatusVersion;
 use crate::source::{MirrorPod, SourceUpdate};
 use crate::sync::worker::Life;
 
@@ -63,7 +63,7 @@ impl StatusManager {
     pub(super) fn take(
         &mut self,
         (uid, key, revision, deleted): (&PodUid, &PodKey, u64, bool),
-        result: &Result<Option<StatusThere>, KubeError>,
+        result: &Result<Option<ApiStatusVersion>, KubeError>,
         of: &mut Membership,
         now: Mono,
     ) -> bool {

@@ -17,13 +17,13 @@ use crate::model::{DesiredPod, Now, ObservedPod, PodUid};
 use crate::node::effects::Effects;
 use crate::render::NodeSettings;
 use crate::render::resources::sizes;
-use crate::store::checkpoint::KeptSizes;
+use crate::store::checkpoint::SizesCheckpoint;
 use crate::store::statuses::StatusStore;
 use crate::sync::outcome::Outcome;
 
 impl Record {
     /// What the checkpoint keeps of it.
-    pub(in crate::node) fn kept_sizes(&self) -> Option<Vec<KeptSizes<'_>>> {
+    pub(in crate::node) fn kept_sizes(&self) -> Option<Vec<SizesCheckpoint<'_>>> {
         let (resizing, pod) = (self.resizing.as_ref()?, self.worker.pod()?);
         Some(resizing.kept(resizable(pod).map(|container| (&*container.name, sizes(container)))))
     }
@@ -37,7 +37,7 @@ impl Record {
                 resizing.recognise(node, pod, observed);
             } else if let Some(allocated) = created_with(pod, observed) {
                 self.resizing.get_or_insert_default();
-                self.worker.knows(allocated.into());
+                self.worker.replace_pod(allocated.into());
                 found = true;
             }
         }
@@ -63,7 +63,7 @@ impl<R: Runtime + 'static> Pods<R> {
     }
 
     /// Something changed that may give others room.
-    pub(in crate::node) fn may_give_room(&mut self) {
+    pub(in crate::node) fn queue_resize_retries(&mut self) {
         self.retry_resizes |= self.records.values().any(Record::is_resize_pending);
     }
 

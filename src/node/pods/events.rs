@@ -10,7 +10,7 @@ use crate::model::{ObservedPod, PodUid};
 use crate::node::agent::Event;
 use crate::node::effects::{Effect, Effects};
 use crate::pleg;
-use crate::pleg::news::{self, Instance, Until};
+use crate::pleg::evented::{self, AwaitedState, Instance};
 use crate::sync::worker::Job;
 
 impl<R: Runtime + 'static> Pods<R> {
@@ -19,7 +19,7 @@ impl<R: Runtime + 'static> Pods<R> {
     pub(in crate::node) fn await_change(
         &mut self,
         uid: &PodUid,
-        (id, instance, until): (Box<str>, Instance, Until),
+        (id, instance, until): (Box<str>, Instance, AwaitedState),
         at_once: bool,
         out: &mut Effects,
     ) {
@@ -31,7 +31,7 @@ impl<R: Runtime + 'static> Pods<R> {
             return self.look_again(uid, out);
         }
         let awaited = record.awaited.entry(id).or_insert(Awaited { instance, until, looked_at: false });
-        if until == Until::Gone && awaited.until != until {
+        if until == AwaitedState::Gone && awaited.until != until {
             // Who looks for its end is not to say that it is gone.
             (awaited.until, awaited.looked_at) = (until, false);
         }
@@ -55,7 +55,7 @@ impl<R: Runtime + 'static> Pods<R> {
     }
 
     /// The runtime's status shows what an event told, or does not in time.
-    pub(in crate::node) fn shown(&mut self, uid: &PodUid, id: &str, until: Until, out: &mut Effects) {
+    pub(in crate::node) fn shown(&mut self, uid: &PodUid, id: &str, until: AwaitedState, out: &mut Effects) {
         let Some(record) = self.records.get_mut(uid) else { return };
         if record.awaited.get(id).is_some_and(|awaited| awaited.until == until) {
             record.awaited.remove(id);
@@ -67,7 +67,7 @@ impl<R: Runtime + 'static> Pods<R> {
     pub(in crate::node) fn forget_shown(&mut self, uid: &PodUid) -> Option<Rc<ObservedPod>> {
         let record = self.records.get_mut(uid)?;
         let observed = record.worker.observed().cloned()?;
-        record.awaited.retain(|id, awaited| !news::is_shown(&observed, id, awaited.until));
+        record.awaited.retain(|id, awaited| !evented::is_shown(&observed, id, awaited.until));
         Some(observed)
     }
 
@@ -75,7 +75,7 @@ impl<R: Runtime + 'static> Pods<R> {
     pub(in crate::node) fn await_unshown(
         &mut self,
         uid: &PodUid,
-        met: Vec<(Box<str>, Instance, Until)>,
+        met: Vec<(Box<str>, Instance, AwaitedState)>,
         at_once: bool,
         out: &mut Effects,
     ) {

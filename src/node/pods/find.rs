@@ -4,7 +4,7 @@ use super::Pods;
 use super::record::Record;
 use crate::cri::Runtime;
 use crate::printers::text::harmless;
-use crate::server::Place;
+use crate::server::PodCursor;
 use crate::sync::worker::Life;
 
 impl<R: Runtime + 'static> Pods<R> {
@@ -12,7 +12,7 @@ impl<R: Runtime + 'static> Pods<R> {
     pub(in crate::node) fn sorted(&self, namespace: Option<&str>) -> Vec<&Record> {
         let of_namespace = |record: &&Record| namespace.is_none_or(|n| n == &*record.worker.key().namespace);
         let mut records: Vec<&Record> = self.records.values().filter(of_namespace).collect();
-        records.sort_by_key(|record| Place::of(record.worker.key()));
+        records.sort_by_key(|record| PodCursor::of(record.worker.key()));
         records
     }
 

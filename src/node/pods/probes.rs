@@ -9,7 +9,7 @@ use crate::model::{ContainerId, Mono, PodUid};
 use crate::node::effects::Effects;
 use crate::poison::{self, Mark};
 use crate::probe::handler::Handler;
-use crate::probe::{Place, timeout};
+use crate::probe::{ProbeKey, timeout};
 use crate::status;
 use crate::sync::ProbeResult;
 
@@ -23,14 +23,19 @@ pub(in crate::node) struct AskedProbe {
 
 impl<R: Runtime + 'static> Pods<R> {
     /// There is something to probe.
-    pub(in crate::node) fn may_probe(&self, uid: &PodUid, place: Place) -> bool {
+    pub(in crate::node) fn may_probe(&self, uid: &PodUid, place: ProbeKey) -> bool {
         let Some(record) = self.records.get(uid) else { return false };
         let pod = record.worker.pod().filter(|_| record.worker.observed().is_some());
         pod.is_some_and(|pod| place.find(pod).is_some())
     }
 
     /// The prober is asked now; `None` = it has nothing to probe.
-    pub(in crate::node) fn ask_probe(&mut self, uid: &PodUid, place: Place, now: Mono) -> Option<AskedProbe> {
+    pub(in crate::node) fn ask_probe(
+        &mut self,
+        uid: &PodUid,
+        place: ProbeKey,
+        now: Mono,
+    ) -> Option<AskedProbe> {
         let record = self.records.get_mut(uid)?;
         let _handling = poison::handling(Some(record.mark.clone()));
         let (pod, observed) = (record.worker.pod()?, record.worker.observed()?);
@@ -41,7 +46,7 @@ impl<R: Runtime + 'static> Pods<R> {
         let pod_ip = pod_ip.or(on_node.then_some(Ipv4Addr::LOCALHOST.into()));
         let handler = Handler::of_probe(spec, container, pod_ip);
         let timeout = timeout(spec);
-        let asked = record.probers.ask(place, now)?;
+        let asked = record.probers.begin(place, now)?;
         if asked.is_late {
             self.metrics.probes_late.inc();
         }
@@ -52,7 +57,7 @@ impl<R: Runtime + 'static> Pods<R> {
     pub(in crate::node) fn probe_answered(
         &mut self,
         uid: &PodUid,
-        place: Place,
+        place: ProbeKey,
         container: &ContainerId,
         result: Option<ProbeResult>,
         out: &mut Effects,
@@ -60,7 +65,7 @@ impl<R: Runtime + 'static> Pods<R> {
         let now = self.now();
         let Some(record) = self.records.get_mut(uid) else { return };
         let _handling = poison::handling(Some(record.mark.clone()));
-        if record.probers.answered(place, container, result) {
+        if record.probers.record(place, container, result) {
             record.worker.probed();
             self.refresh_status(uid, now);
             self.drive(uid, out);

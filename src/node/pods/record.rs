@@ -13,7 +13,7 @@ use crate::limits::START_FAILURE_BYTES_MAX;
 use crate::model::SortedMap;
 use crate::model::annotations::CONFIG_HASH;
 use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodKey, Seconds, Wall};
-use crate::pleg::news::{Instance, Until};
+use crate::pleg::evented::{AwaitedState, Instance};
 use crate::poison::{Mark, pod_mark};
 use crate::printers::table::SOURCE_FILE_ANNOTATION;
 use crate::probe::Probers;
@@ -105,7 +105,7 @@ pub(in crate::node) struct Agreement {
 /// A change that an event told of.
 pub(in crate::node) struct Awaited {
     pub(super) instance: Instance,
-    pub(super) until: Until,
+    pub(super) until: AwaitedState,
     /// A task looks at its status.
     pub(super) looked_at: bool,
 }
@@ -259,7 +259,7 @@ impl Record {
         self.hurried = Some(grace);
         if self.worker.in_flight() == Some(Job::Kill) {
             self.task = None;
-            self.worker.cancelled();
+            self.worker.cancel_job();
         }
     }
 
@@ -326,7 +326,7 @@ impl Record {
     pub(in crate::node) fn look_at_probers(&mut self, shown: Option<&PodStatus>, now: Now) {
         let (Some(pod), Some(observed)) = (self.worker.pod(), self.worker.observed()) else { return };
         let is_ending = !matches!(self.worker.life(), Life::Waiting | Life::Syncing);
-        self.probers.look(pod, observed, shown, is_ending, now);
+        self.probers.update(pod, observed, shown, is_ending, now);
     }
 
     /// The pod with its status and that one's revision, as the API would show it; one that only the runtime knows has

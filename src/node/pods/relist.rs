@@ -70,7 +70,7 @@ impl<R: Runtime + 'static> Pods<R> {
                 self.identity_changed |= self.identity.adopt(uid);
             }
         }
-        out.push(Effect::PodsHere);
+        out.push(Effect::LocalPods);
         touched
     }
 

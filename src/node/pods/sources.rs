@@ -15,7 +15,7 @@ use crate::cri::Runtime;
 use crate::desired::Change;
 use crate::events::EventKind;
 use crate::image::name::full_name;
-use crate::limits::{HELD_PODS_TOLD_MAX, PODS_IN_HAND_MAX, PODS_OPENED_BYTES_MAX};
+use crate::limits::{HELD_PODS_REPORTED_MAX, PODS_IN_HAND_MAX, PODS_OPENED_BYTES_MAX};
 use crate::model::backoff::BackoffKey;
 use crate::model::{DesiredPod, Mono, Now, ObjectKey, ObjectKind, PodKey, PodUid, SortedSet, object};
 use crate::node::agent::Event;
@@ -247,7 +247,7 @@ impl<R: Runtime + 'static> Pods<R> {
         record.wanted_since = Some(now.mono);
         let _handling = poison::handling(Some(record.mark.clone()));
         self.records.insert(uid.clone(), record);
-        out.push(Effect::PodsHere);
+        out.push(Effect::LocalPods);
         if !self.judge(&uid) {
             self.refresh_status(&uid, now);
         }
@@ -336,7 +336,7 @@ impl<R: Runtime + 'static> Pods<R> {
                 && self.desired.pod(&key.uid).is_none()
                 && !self.told_held.contains(&key.uid)
             {
-                if self.told_held.len() == HELD_PODS_TOLD_MAX {
+                if self.told_held.len() == HELD_PODS_REPORTED_MAX {
                     self.told_held.clear();
                 }
                 self.told_held.insert(key.uid.clone());

@@ -149,7 +149,7 @@ impl<R: Runtime + 'static> Pods<R> {
             let Some(record) = self.records.get_mut(&pod.key.uid) else { continue };
             let known = record.worker.pod().map(|known| known.pod.conditions()).unwrap_or_default();
             if known != pod.pod.conditions() {
-                record.worker.knows(Rc::new(record.as_granted(pod.clone())));
+                record.worker.replace_pod(Rc::new(record.as_granted(pod.clone())));
                 changed.push(pod.key.uid.clone());
             }
         }
@@ -181,7 +181,7 @@ impl<R: Runtime + 'static> Pods<R> {
                 phase.unwrap_or_default(),
                 reason.unwrap_or("no reason")
             );
-            record.worker.knows(Rc::new(pod));
+            record.worker.replace_pod(Rc::new(pod));
             record.cut_off_act();
             self.refresh_status(uid, now);
             if let Some(record) = self.records.get_mut(uid) {
@@ -246,7 +246,7 @@ impl<R: Runtime + 'static> Pods<R> {
                 },
             )
         });
-        self.logs.tell(uid, running.collect());
+        self.logs.report(uid, running.collect());
     }
 
     pub(in crate::node) fn log_path(&self, record: &Record, container: &Observed) -> String {

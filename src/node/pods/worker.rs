@@ -515,7 +515,7 @@ impl<R: Runtime + 'static> Pods<R> {
                 record.worker.ended(result.map_err(|_| now.mono + SYNC_RETRY));
             }
         }
-        self.may_give_room();
+        self.queue_resize_retries();
         out.drive(uid);
     }
 
@@ -560,13 +560,13 @@ impl<R: Runtime + 'static> Pods<R> {
         log::info!("pod {key}: terminated, all its resources are removed");
         let (revision, status) = (self.statuses.revision_of(uid), self.statuses.status(uid));
         out.push(Effect::Forgotten(Box::new(Forgotten { uid: uid.clone(), revision, status })));
-        self.may_give_room();
+        self.queue_resize_retries();
         self.forget_status(uid);
         self.tell_logs(uid);
         if let Some(relist) = &mut self.relist {
             relist.pods.remove(uid);
         }
-        out.push(Effect::PodsHere);
+        out.push(Effect::LocalPods);
         self.identity_changed |= self.identity.release(uid);
         self.told_held.remove(uid);
         let mut touched = SortedSet::new();

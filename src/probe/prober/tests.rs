@@ -19,8 +19,8 @@ fn prober(kind: ProbeKind, edit: impl FnOnce(&mut Probe)) -> Prober {
 }
 
 /// Running since [`START`], its startup probe successful.
-fn runs(id: &ContainerId) -> Seen<'_> {
-    Seen { id, progress: Progress::Runs(START), started: true, before: None, is_ending: false }
+fn runs(id: &ContainerId) -> ProbedContainer<'_> {
+    ProbedContainer { id, progress: Progress::Runs(START), started: true, before: None, is_ending: false }
 }
 
 /// Runs the probe when due with the given results; returns the times of the probes.
@@ -28,8 +28,8 @@ fn asked(prober: &mut Prober, id: &ContainerId, answers: &[ProbeResult]) -> Vec<
     let mut times = Vec::new();
     for answer in answers {
         let Some(due) = prober.due() else { break };
-        assert!(!prober.ask(due).expect("it is due").is_late);
-        prober.answered(id, Some(*answer));
+        assert!(!prober.begin(due).expect("it is due").is_late);
+        prober.record(id, Some(*answer));
         times.push(due);
     }
     times
@@ -42,7 +42,7 @@ use ProbeResult::{Failure, Success, Unknown};
 fn it_asks_at_the_start_and_then_each_period_at_whole_seconds() {
     let mut prober = prober(Liveness, |_| {});
     assert_eq!((prober.due(), prober.result()), (None, None), "nothing is there");
-    prober.look(&runs(&id(1)), START);
+    prober.update(&runs(&id(1)), START);
     assert_eq!(prober.result(), Some((&id(1), Success)));
     assert_eq!(asked(&mut prober, &id(1), &[Success; 4]), [START, at(110), at(120), at(130)]);
 }
@@ -52,7 +52,7 @@ fn the_initial_delay_counts_from_the_containers_start() {
     let mut prober = prober(Liveness, |probe| {
         (probe.initial_delay_seconds, probe.period_seconds) = (Some(7), Some(1));
     });
-    prober.look(&runs(&id(1)), START + Duration::from_secs(3));
+    prober.update(&runs(&id(1)), START + Duration::from_secs(3));
     assert_eq!(asked(&mut prober, &id(1), &[Success; 2]), [START + Duration::from_secs(7), at(108)]);
 }
 
@@ -62,10 +62,10 @@ fn the_start_is_taken_at_first_sight() {
     let it = id(1);
     let mut seen = runs(&it);
     seen.started = false;
-    prober.look(&seen, START);
+    prober.update(&seen, START);
     // The wall clock stepped, and the runtime's time with it.
     (seen.progress, seen.started) = (Progress::Runs(at(0)), true);
-    prober.look(&seen, at(105));
+    prober.update(&seen, at(105));
     assert_eq!(prober.due(), Some(START + Duration::from_mins(1)));
 }
 
@@ -74,13 +74,13 @@ fn as_many_answers_in_a_row_count_as_the_thresholds_say() {
     let mut prober = prober(Readiness, |probe| {
         (probe.success_threshold, probe.failure_threshold) = (Some(2), Some(3));
     });
-    prober.look(&runs(&id(1)), START);
+    prober.update(&runs(&id(1)), START);
     assert_eq!(prober.result(), Some((&id(1), Failure)));
     let mut changes = |answers: &[Option<ProbeResult>]| {
         let mut changed = Vec::new();
         for answer in answers {
-            prober.ask(prober.due().unwrap()).unwrap();
-            changed.push(prober.answered(&id(1), *answer));
+            prober.begin(prober.due().unwrap()).unwrap();
+            changed.push(prober.record(&id(1), *answer));
         }
         (changed, prober.result().unwrap().1)
     };
@@ -95,12 +95,12 @@ fn as_many_answers_in_a_row_count_as_the_thresholds_say() {
 #[test]
 fn a_container_that_is_to_be_killed_is_not_asked_again_until_the_next_one() {
     let mut prober = prober(Liveness, |_| {});
-    prober.look(&runs(&id(1)), START);
+    prober.update(&runs(&id(1)), START);
     assert_eq!(asked(&mut prober, &id(1), &[Failure; 9]).len(), 3);
-    prober.look(&runs(&id(1)), at(200));
+    prober.update(&runs(&id(1)), at(200));
     assert_eq!((prober.due(), prober.result()), (None, Some((&id(1), Failure))));
     let next = id(2);
-    prober.look(&Seen { progress: Progress::Runs(at(300)), ..runs(&next) }, at(300));
+    prober.update(&ProbedContainer { progress: Progress::Runs(at(300)), ..runs(&next) }, at(300));
     assert_eq!((prober.due(), prober.result()), (Some(at(300)), Some((&next, Success))));
 }
 
@@ -108,15 +108,15 @@ fn a_container_that_is_to_be_killed_is_not_asked_again_until_the_next_one() {
 fn the_others_wait_for_the_startup_probe_which_speaks_once() {
     let (mut startup, mut readiness) = (prober(Startup, |_| {}), prober(Readiness, |_| {}));
     let it = id(1);
-    let mut seen = Seen { started: false, ..runs(&it) };
-    startup.look(&seen, START);
-    readiness.look(&seen, START);
+    let mut seen = ProbedContainer { started: false, ..runs(&it) };
+    startup.update(&seen, START);
+    readiness.update(&seen, START);
     assert_eq!((startup.result(), readiness.due()), (Some((&it, Unknown)), None));
     assert_eq!(asked(&mut startup, &it, &[Failure, Failure, Success]).len(), 3);
     assert_eq!((startup.due(), startup.result()), (None, Some((&it, Success))));
     seen.started = true;
-    startup.look(&seen, at(121));
-    readiness.look(&seen, at(121));
+    startup.update(&seen, at(121));
+    readiness.update(&seen, at(121));
     assert_eq!((startup.due(), readiness.due()), (None, Some(at(121))), "at once");
 }
 
@@ -124,7 +124,7 @@ fn the_others_wait_for_the_startup_probe_which_speaks_once() {
 fn a_failed_startup_probe_speaks_once_too() {
     let mut prober = prober(Startup, |_| {});
     let it = id(1);
-    prober.look(&Seen { started: false, ..runs(&it) }, START);
+    prober.update(&ProbedContainer { started: false, ..runs(&it) }, START);
     assert_eq!(asked(&mut prober, &it, &[Failure; 9]).len(), 3);
     assert_eq!((prober.due(), prober.result()), (None, Some((&it, Failure))));
 }
@@ -133,15 +133,15 @@ fn a_failed_startup_probe_speaks_once_too() {
 fn a_container_that_does_not_run_is_not_asked() {
     let mut prober = prober(Liveness, |_| {});
     let it = id(1);
-    prober.look(&Seen { progress: Progress::Made, ..runs(&it) }, START);
+    prober.update(&ProbedContainer { progress: Progress::Made, ..runs(&it) }, START);
     assert_eq!((prober.due(), prober.result()), (None, Some((&it, Success))), "it has yet to start");
-    prober.look(&runs(&it), START);
+    prober.update(&runs(&it), START);
     assert_eq!(prober.due(), Some(START));
     prober.lost();
     assert_eq!(prober.due(), None);
-    prober.look(&runs(&it), START);
+    prober.update(&runs(&it), START);
     assert_eq!(prober.due(), Some(START));
-    prober.look(&Seen { progress: Progress::Ended, ..runs(&it) }, at(105));
+    prober.update(&ProbedContainer { progress: Progress::Ended, ..runs(&it) }, at(105));
     assert_eq!((prober.due(), prober.result()), (None, Some((&it, Failure))));
 }
 
@@ -152,12 +152,12 @@ fn of_a_pod_that_ends_only_the_readiness_is_asked_for() {
     {
         let mut prober = prober(kind, |_| {});
         let it = id(1);
-        let seen = Seen { started: kind != Startup, ..runs(&it) };
-        prober.look(&seen, START);
+        let seen = ProbedContainer { started: kind != Startup, ..runs(&it) };
+        prober.update(&seen, START);
         assert_eq!(prober.due(), Some(START), "{kind:?}");
-        prober.look(&Seen { is_ending: true, ..seen }, START);
+        prober.update(&ProbedContainer { is_ending: true, ..seen }, START);
         assert_eq!((prober.due(), prober.result()), (due, Some((&it, result))), "{kind:?}");
-        let again = prober.answered(&it, Some(Failure));
+        let again = prober.record(&it, Some(Failure));
         assert!(!again, "{kind:?}: an answer that was under way comes too late");
     }
 }
@@ -172,8 +172,8 @@ fn what_was_shown_before_the_agent_started_holds_until_a_probe_says_otherwise() 
         (Startup, true, Some(Success)),
     ] {
         let mut prober = prober(kind, |probe| probe.failure_threshold = Some(2));
-        let before = Some(Before { ready, jitter: 0 });
-        prober.look(&Seen { before, ..runs(&it) }, at(200));
+        let before = Some(PreviousStatus { ready, jitter: 0 });
+        prober.update(&ProbedContainer { before, ..runs(&it) }, at(200));
         assert_eq!(prober.result().map(|(_, result)| result), result, "{kind:?}");
         assert_eq!(prober.due(), (kind != Startup).then_some(at(200)), "{kind:?}");
         if kind == Readiness {
@@ -188,7 +188,10 @@ fn containers_from_before_are_asked_within_a_period_one_here_one_there() {
     let it = id(1);
     let due = |jitter| {
         let mut prober = prober(Liveness, |_| {});
-        prober.look(&Seen { before: Some(Before { ready: true, jitter }), ..runs(&it) }, Mono(at(200).0 + 5));
+        prober.update(
+            &ProbedContainer { before: Some(PreviousStatus { ready: true, jitter }), ..runs(&it) },
+            Mono(at(200).0 + 5),
+        );
         prober.due().unwrap()
     };
     assert_eq!(due(0), Mono(at(200).0 + 5));
@@ -200,34 +203,34 @@ fn containers_from_before_are_asked_within_a_period_one_here_one_there() {
 fn a_late_probe_is_told_apart_and_moves_no_other() {
     let it = id(1);
     let mut prober = prober(Liveness, |_| {});
-    prober.look(&runs(&it), START);
+    prober.update(&runs(&it), START);
     for (now, late, next) in [
         (at(101), false, at(110)),
         (at(110) + PROBE_LATE, true, at(120)),
         // The previous probe took more than a period.
         (Mono(at(131).0 + 7), true, at(141)),
     ] {
-        assert_eq!(prober.ask(now), Some(Asked { container: it.clone(), is_late: late }), "{now:?}");
-        assert_eq!((prober.due(), prober.ask(at(999))), (None, None), "one at a time");
-        prober.answered(&it, Some(Success));
+        assert_eq!(prober.begin(now), Some(DueProbe { container: it.clone(), is_late: late }), "{now:?}");
+        assert_eq!((prober.due(), prober.begin(at(999))), (None, None), "one at a time");
+        prober.record(&it, Some(Success));
         assert_eq!(prober.due(), Some(next), "{now:?}");
     }
-    assert_eq!(prober.ask(at(140)), None, "not before its time");
+    assert_eq!(prober.begin(at(140)), None, "not before its time");
 }
 
 #[test]
 fn answers_of_a_former_generation_are_passed_over() {
     let (old, new) = (id(1), id(2));
     let mut prober = prober(Liveness, |probe| probe.failure_threshold = Some(1));
-    prober.look(&runs(&old), START);
-    prober.ask(START).unwrap();
-    prober.look(&runs(&new), at(101));
-    prober.ask(at(101)).expect("its own first probe");
-    assert!(!prober.answered(&old, Some(Failure)));
+    prober.update(&runs(&old), START);
+    prober.begin(START).unwrap();
+    prober.update(&runs(&new), at(101));
+    prober.begin(at(101)).expect("its own first probe");
+    assert!(!prober.record(&old, Some(Failure)));
     assert_eq!(
         (prober.due(), prober.result()),
         (None, Some((&new, Success))),
         "its probe is still under way"
     );
-    assert!(prober.answered(&new, Some(Failure)));
+    assert!(prober.record(&new, Some(Failure)));
 }

@@ -114,7 +114,7 @@ struct Check<'a> {
 }
 
 impl<'a> Check<'a> {
-    /// `unread` are the paths of fields that do not hold what was meant. What follows from these alone is not told.
+    /// `unread` are the paths of fields that do not hold what was meant. Errors that follow only from these are not reported.
     fn beside(unread: &'a [String]) -> Self {
         Self { unread: Unread(unread), ..Self::default() }
     }

@@ -236,11 +236,11 @@ fn the_api_is_told_of_an_end_only_when_nothing_runs() {
             {"type": "Ready", "status": "True", "lastTransitionTime": EARLIER},
         ])
     );
-    let told = text(&for_api(&pod, &old, new, false, NOW));
-    assert_eq!((&told["phase"], &told["reason"]), (&json!("Failed"), &json!("Evicted")));
+    let merged = text(&for_api(&pod, &old, new, false, NOW));
+    assert_eq!((&merged["phase"], &merged["reason"]), (&json!("Failed"), &json!("Evicted")));
     let not_ready = |kind: &str| json!({"type": kind, "status": "False", "reason": "PodFailed", "observedGeneration": 3, "lastTransitionTime": SHOWN_NOW});
     assert_eq!(
-        told["conditions"],
+        merged["conditions"],
         json!([
             {"type": "example.com/a", "status": "True"},
             not_ready("Ready"),

@@ -1,4 +1,4 @@
-//! Against a bus that a test plays, message by message. tests/systemd has a real one, with a real logind.
+//! The connection against a simulated bus, message by message. tests/systemd uses a real bus and logind.
 
 use std::io::{BufRead as _, BufReader, IoSlice, Read as _, Write as _};
 use std::os::fd::AsFd as _;
@@ -15,7 +15,7 @@ use super::*;
 use crate::clock::VirtualClock;
 use crate::model::Wall;
 
-/// The bus' side of a connection.
+/// The bus' end of a connection.
 struct Peer(BufReader<UnixStream>);
 
 impl Peer {
@@ -30,7 +30,7 @@ impl Peer {
         Self(peer)
     }
 
-    /// The serial of the next call, which is of that method.
+    /// Reads the next call, which must be of that method; returns its serial.
     fn asked_for(&mut self, method: &str) -> u32 {
         let mut whole = vec![0; HEAD_BYTES];
         self.0.read_exact(&mut whole).unwrap();
@@ -46,11 +46,11 @@ impl Peer {
         self.0.get_mut().write_all(message).unwrap();
     }
 
-    /// All that comes before a lock is asked for.
+    /// Serves a connection up to the request for a lock.
     fn greet(&mut self, delay: Duration) {
         let hello = self.asked_for("Hello");
         self.send(&returned(hello, Some("/:1.7")));
-        // Its own name is told to whoever has one.
+        // Every client gets the signal about its own name.
         self.send(&signal("NameAcquired", &[]));
         let matched = self.asked_for("AddMatch");
         self.send(&returned(matched, None));
@@ -59,7 +59,7 @@ impl Peer {
         self.send(&numbered(get, "v", &[micros]));
     }
 
-    /// Gives the lock, in two pieces; with a signal before it when there is one.
+    /// Sends the lock in two pieces, after the bytes `before`.
     fn lock(&mut self, lock: UnixStream, before: &[u8]) {
         let serial = self.asked_for("Inhibit");
         self.send(before);
@@ -69,16 +69,16 @@ impl Peer {
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         assert!(ancillary.push(SendAncillaryMessage::ScmRights(&locks)));
         sendmsg(self.0.get_ref(), &[IoSlice::new(first)], &mut ancillary, SendFlags::empty()).unwrap();
-        // From here on it is the agent's alone.
+        // From here on only the agent holds it.
         drop(lock);
         self.send(second);
     }
 }
 
-/// A socket in a directory of its own, gone when the test ends.
-struct Place(PathBuf);
+/// A socket in a temporary directory.
+struct Scratch(PathBuf);
 
-impl Drop for Place {
+impl Drop for Scratch {
     fn drop(&mut self) {
         std::fs::remove_dir_all(&self.0).unwrap();
     }
@@ -88,24 +88,25 @@ impl Drop for Place {
 fn played(
     name: &str,
     play: impl FnOnce(&UnixListener) + Send + 'static,
-) -> (Place, Logind, Receiver<Preparation>, VirtualClock, JoinHandle<()>) {
-    let place = Place(std::env::temp_dir().join(format!("smolet-logind-{name}-{}", std::process::id())));
+) -> (Scratch, Logind, Receiver<Preparation>, VirtualClock, JoinHandle<()>) {
+    let place = Scratch(std::env::temp_dir().join(format!("smolet-logind-{name}-{}", std::process::id())));
     std::fs::create_dir(&place.0).unwrap();
     let listener = UnixListener::bind(place.0.join("bus")).unwrap();
     let clock = VirtualClock::new(Wall(0));
-    let (told, prepared) = smol::channel::bounded(1);
-    let logind = Logind::new(&place.0.join("bus"), Rc::new(clock.clone()), Duration::from_secs(5), told);
+    let (preparations, prepared) = smol::channel::bounded(1);
+    let logind =
+        Logind::new(&place.0.join("bus"), Rc::new(clock.clone()), Duration::from_secs(5), preparations);
     (place, logind, prepared, clock, std::thread::spawn(move || play(&listener)))
 }
 
-/// True when nobody has the other end any more.
+/// True when no process holds the other end.
 fn is_let_go(end: &UnixStream) -> bool {
     end.set_nonblocking(true).unwrap();
     (&*end).read(&mut [0]).is_ok_and(|read| read == 0)
 }
 
 #[test]
-fn a_lock_is_held_until_the_pods_have_ended_and_had_again_when_nothing_comes_of_it() {
+fn a_lock_is_held_until_the_pods_have_terminated_and_taken_again_after_a_cancelled_shutdown() {
     let ((near, far), (near_2, far_2)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
     let (_place, logind, prepared, _clock, bus) = played("lock", move |listener| {
         let mut peer = Peer::accept(listener);
@@ -113,12 +114,12 @@ fn a_lock_is_held_until_the_pods_have_ended_and_had_again_when_nothing_comes_of_
         peer.lock(far, &[]);
         peer.send(&signal("PrepareForShutdown", &[1]));
         peer.send(&signal("PrepareForShutdown", &[0]));
-        // A word that comes before an answer is one too.
+        // A signal before an answer counts too.
         peer.lock(far_2, &signal("PrepareForShutdown", &[1]));
-        // Until the agent is gone.
+        // Until the agent closes it.
         assert_eq!(peer.0.read(&mut [0]).unwrap(), 0);
     });
-    let told = async {
+    let agent = async {
         let Preparation::Begun(Some(lock)) = prepared.recv().await.unwrap() else { panic!("not begun") };
         assert!(!is_let_go(&near));
         drop(lock);
@@ -129,12 +130,12 @@ fn a_lock_is_held_until_the_pods_have_ended_and_had_again_when_nothing_comes_of_
         drop(lock);
         assert!(is_let_go(&near_2));
     };
-    async_io::block_on(smol::future::or(logind.watch(), told));
+    async_io::block_on(smol::future::or(logind.watch(), agent));
     bus.join().unwrap();
 }
 
 #[test]
-fn one_that_refuses_hangs_up_or_is_silent_is_of_no_use() {
+fn a_bus_that_refuses_closes_or_is_silent_is_an_error() {
     let (silent, heard) = smol::channel::bounded(1);
     let (_place, logind, _prepared, clock, bus) = played("refuses", move |listener| {
         let mut peer = Peer::accept(listener);
@@ -158,7 +159,7 @@ fn one_that_refuses_hangs_up_or_is_silent_is_of_no_use() {
     assert_eq!(trouble(), "not you");
     let hung_up = trouble();
     assert!(hung_up.contains("reset") || hung_up.contains("Broken pipe"), "{hung_up}");
-    assert_eq!(trouble(), "the answer is none");
+    assert_eq!(trouble(), "the answer is not a D-Bus message");
     let late = async {
         heard.recv().await.unwrap();
         clock.advance(SYSTEMD_CALL_TIME);

@@ -1,5 +1,5 @@
-//! What a node may do: the rules of the real server's Node authorizer and of its NodeRestriction plugin, as far as the
-//! resources here go; and what somebody with a bootstrap token may do, as kubeadm sets it up. Everybody else may do everything.
+//! Authorization: the rules of the real server's Node authorizer and NodeRestriction plugin for the resources here, and those
+//! for bootstrap tokens, as kubeadm sets them up. Other users may do everything.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::store::{Object, Scope, Store, known, text};
 /// The namespace of nodes' leases.
 const LEASES: &str = "kube-node-lease";
 
-/// A request as the rules look at it.
+/// The authorization attributes of a request.
 pub struct Attempt<'a> {
     pub user: &'a User,
     /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`.
@@ -24,10 +24,10 @@ pub struct Attempt<'a> {
     pub body: &'a Value,
 }
 
-/// Whether the user may do this.
+/// Checks the request.
 ///
 /// # Errors
-/// 403, with the words of the real server.
+/// 403, with the real server's message.
 pub fn authorize(store: &Store, attempt: &Attempt<'_>) -> Outcome<()> {
     let user = attempt.user;
     let node = match user.name.strip_prefix("system:node:") {
@@ -45,8 +45,7 @@ pub fn authorize(store: &Store, attempt: &Attempt<'_>) -> Outcome<()> {
     why.map_or(Ok(()), |why| Err(forbidden(attempt, &why)))
 }
 
-/// How far the authorizer is behind what it authorizes by: each thing that a node may ask for by a pod of its is refused so
-/// often first.
+/// Delay of the authorizer: each object that a node may read because of a pod is denied so often first.
 #[derive(Default)]
 pub struct Lag {
     pub refusals: u32,
@@ -55,7 +54,7 @@ pub struct Lag {
 
 impl Lag {
     /// # Errors
-    /// 403, as long as it does not know the pod.
+    /// 403, until it knows the pod.
     pub fn authorize(&mut self, attempt: &Attempt<'_>) -> Outcome<()> {
         let by_pod =
             ["configmaps", "secrets", "persistentvolumeclaims", "persistentvolumes", "serviceaccounts"];
@@ -77,7 +76,7 @@ impl Lag {
     }
 }
 
-/// Why the node may not do this.
+/// Why the node may not do this; `None` if it may.
 fn refusal(store: &Store, attempt: &Attempt<'_>, node: &str) -> Option<String> {
     let Attempt { verb, route, query, body, .. } = attempt;
     let (namespace, name) = (&*route.namespace, route.name.as_deref().unwrap_or_default());
@@ -127,7 +126,7 @@ fn refusal(store: &Store, attempt: &Attempt<'_>, node: &str) -> Option<String> {
             unless(pods.any(|pod| claims(&pod, name)), &unrelated(node))
         }
         ("persistentvolumes", None, "get") => {
-            // By the claim that the volume itself names, as the server's graph has it.
+            // By the claim in the volume itself, as in the server's graph.
             let volume = store.find(route.resource, "", name);
             let claim = |field: &str| {
                 volume
@@ -212,12 +211,12 @@ fn mirror_refusal(store: &Store, pod: &Value, node: &str) -> Option<String> {
     None
 }
 
-/// Where a pod names objects of these kinds.
+/// Fields in which a pod references objects of these kinds.
 const CONFIG_MAPS: &[&str] = &["configMap", "configMapRef", "configMapKeyRef"];
 const SECRETS: &[&str] = &["secret", "secretRef", "secretKeyRef", "imagePullSecrets", "nodePublishSecretRef"];
 const CLAIMS: &[&str] = &["persistentVolumeClaim"];
 
-/// Whether one of these fields stands anywhere in it.
+/// True when one of these fields is anywhere in it.
 fn has_any(value: &Value, keys: &[&str]) -> bool {
     match value {
         Value::Object(fields) => {
@@ -269,7 +268,7 @@ fn uses(store: &Store, namespace: &str, account: &str, node: &str) -> bool {
     pods_of(store, namespace, node).iter().any(|pod| text(pod, "/spec/serviceAccountName") == account)
 }
 
-/// Whether a pod names this config map or secret anywhere: in volumes, environments or for pulling images.
+/// True when a pod references this ConfigMap or Secret: in volumes, environments or pull secrets.
 fn names(value: &Value, kind: &str, wanted: &str) -> bool {
     let keys: &[&str] = match kind {
         "configmaps" => CONFIG_MAPS,

@@ -1,19 +1,19 @@
-//! PURE: what the server adds to a pod that is created, since clients get pods with all of that: defaults, its first status,
-//! and, when a test wants it, the volume with the service account's token.
+//! PURE: fields that the server sets in a created pod: defaults, its initial status, and, when a test requests it, the volume
+//! with the service account's token.
 
 use serde_json::{Map, Value, json};
 
 use super::pki::base64;
 
-/// Where containers find the token.
+/// Mount path of the token.
 const TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// So long an admitted token is good; the odd number is the real server's, which marks these tokens by it.
+/// Lifetime of an admitted token; the odd number is the real server's, which marks these tokens by it.
 const TOKEN_SECONDS: i64 = 3607;
 
-/// Gives a pod the defaults of `SetDefaults_Pod` that a node reads, and a status of its own.
+/// Sets the defaults of `SetDefaults_Pod` that a node reads, and the initial status.
 pub fn pod(pod: &mut Value) {
     let qos = qos(pod);
-    // A mirror pod stands for one that has no account.
+    // A mirror pod has no service account.
     let mirror = pod.pointer("/metadata/annotations/kubernetes.io~1config.mirror").is_some();
     let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) else { return };
     put(
@@ -33,7 +33,7 @@ pub fn pod(pod: &mut Value) {
         spec.entry("serviceAccount").or_insert(account);
     }
     for container in containers(spec) {
-        // A tag that may move on is looked up each time.
+        // An image with a mutable tag is pulled always.
         let image = container.get("image").and_then(Value::as_str).unwrap_or_default();
         let name = image.rsplit('/').next().unwrap_or_default();
         let moves = !image.contains('@') && (!name.contains(':') || name.ends_with(":latest"));
@@ -50,7 +50,7 @@ pub fn pod(pod: &mut Value) {
     pod["status"] = json!({"phase": "Pending", "qosClass": qos});
 }
 
-/// What a secret is given as text becomes a part of its data.
+/// Moves a Secret's `stringData` into `data`.
 pub fn secret(secret: &mut Value) {
     let Some(fields) = secret.as_object_mut() else { return };
     let texts = fields.remove("stringData");
@@ -62,7 +62,7 @@ pub fn secret(secret: &mut Value) {
     put(fields, &json!({"type": "Opaque"}));
 }
 
-/// What the admission plugin `ServiceAccount` adds.
+/// Fields that the admission plugin `ServiceAccount` sets.
 pub fn service_account_token(pod: &mut Value, volume: &str) {
     let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) else { return };
     if spec.get("automountServiceAccountToken") == Some(&Value::Bool(false)) {
@@ -92,20 +92,20 @@ pub fn service_account_token(pod: &mut Value, volume: &str) {
     }
 }
 
-/// Every container that has these fields, init containers among them.
+/// All containers with these fields, init containers included.
 fn containers(spec: &mut Map<String, Value>) -> impl Iterator<Item = &mut Map<String, Value>> {
     let lists = spec.iter_mut().filter(|(key, _)| matches!(key.as_str(), "containers" | "initContainers"));
     lists.filter_map(|(_, list)| list.as_array_mut()).flatten().filter_map(Value::as_object_mut)
 }
 
-/// Adds what is not there.
+/// Adds missing fields.
 fn put(object: &mut Map<String, Value>, defaults: &Value) {
     for (key, value) in defaults.as_object().into_iter().flatten() {
         object.entry(key.clone()).or_insert_with(|| value.clone());
     }
 }
 
-/// `ComputePodQOS`, for quantities that are written alike when they are alike.
+/// `ComputePodQOS`, for equal quantities with equal notation.
 fn qos(pod: &Value) -> &'static str {
     let lists = ["/spec/containers", "/spec/initContainers"];
     let containers: Vec<&Value> =

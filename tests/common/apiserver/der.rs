@@ -1,4 +1,4 @@
-//! As much of DER as it takes to read names and keys out of certificates and of requests for them.
+//! The subset of DER for names and keys in certificates and certificate signing requests.
 
 const OID: u8 = 6;
 const BIT_STRING: u8 = 3;
@@ -12,17 +12,17 @@ const CONTEXT_0: u8 = 0xa0;
 const EXTENSION_REQUEST: &[u64] = &[1, 2, 840, 113_549, 1, 9, 14];
 const ALTERNATIVE_NAMES: &[u64] = &[2, 5, 29, 17];
 
-/// What has not been read yet. Everything here ends with `None` where the bytes are not what was asked for.
+/// Unread bytes. All methods return `None` for other bytes than expected.
 #[derive(Clone, Copy)]
 pub struct Der<'a>(pub &'a [u8]);
 
 impl<'a> Der<'a> {
-    /// The next value: its tag, its content, and all of it.
+    /// The next value: its tag, its content, and all its bytes.
     fn value(&mut self) -> Option<(u8, &'a [u8], &'a [u8])> {
         let all = self.0;
         let [tag, first, rest @ ..] = all else { return None };
         let (length, rest) = match first {
-            // A length of its own, in so many bytes.
+            // A long length, in so many bytes.
             0x81..=0x84 => {
                 let (bytes, rest) = rest.split_at_checked(usize::from(first & 0x7f))?;
                 (bytes.iter().fold(0, |length, byte| length << 8 | usize::from(*byte)), rest)
@@ -53,13 +53,13 @@ impl<'a> Der<'a> {
         self.tagged(SEQUENCE).map(Der)
     }
 
-    /// With all of its bytes, which are what is signed.
+    /// With all of its bytes, which are signed.
     pub fn whole_sequence(&mut self) -> Option<(Der<'a>, &'a [u8])> {
         let (tag, content, whole) = self.value()?;
         (tag == SEQUENCE).then_some((Der(content), whole))
     }
 
-    /// A string of bits that are whole bytes.
+    /// A bit string of whole bytes.
     pub fn bits(&mut self) -> Option<&'a [u8]> {
         match self.tagged(BIT_STRING)? {
             [0, bytes @ ..] => Some(bytes),
@@ -76,14 +76,14 @@ impl<'a> Der<'a> {
                 numbers.push(std::mem::take(&mut number));
             }
         }
-        // The first two are one.
+        // The first byte encodes two numbers.
         let first = *numbers.first()?;
         let top = (first / 40).min(2);
         numbers.splice(0..1, [top, first - 40 * top]);
         Some(numbers)
     }
 
-    /// The parts of a distinguished name whose values are UTF-8 or a part of it: number and text.
+    /// The attributes of a distinguished name with UTF-8 values: OID and text.
     pub fn name(mut self) -> Option<Vec<(Vec<u64>, String)>> {
         let mut parts = Vec::new();
         while let Some(set) = self.tagged(SET) {

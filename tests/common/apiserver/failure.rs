@@ -1,4 +1,4 @@
-//! What goes wrong, as a `v1.Status` with the words of the real server: clients read reason and code, people the message.
+//! Errors, as a `v1.Status` with the real server's messages: clients use reason and code, people the message.
 
 use serde_json::{Value, json};
 
@@ -43,14 +43,14 @@ impl Failure {
         Self::of(resource, name, 409, "Conflict", message)
     }
 
-    /// Another write came first.
+    /// A conflict with another write.
     pub fn modified(resource: &Resource, name: &str) -> Self {
         let why =
             "the object has been modified; please apply your changes to the latest version and try again";
         Self::conflict(resource, name, why)
     }
 
-    /// The object of that name is another one now.
+    /// The object of that name has another UID.
     pub fn other_uid(resource: &Resource, name: &str, wanted: &str, found: &str) -> Self {
         let why = format!("Precondition failed: UID in precondition: {wanted}, UID in object meta: {found}");
         Self::conflict(resource, name, &why)
@@ -107,12 +107,12 @@ impl Failure {
         Self::new(410, "Expired", message)
     }
 
-    /// What a watch from before the history's begin is told.
+    /// Error of a watch from a revision before the history.
     pub fn too_old(asked: u64, begin: u64) -> Self {
         Self::expired(format!("too old resource version: {asked} ({begin})"))
     }
 
-    /// A client that has seen a later state than there is. The real server waits a while first.
+    /// The requested revision is in the future. The real server waits a while first.
     pub fn too_new(asked: u64, current: u64) -> Self {
         let message = format!("Timeout: Too large resource version: {asked}, current: {current}");
         let details = json!({"causes": [{"reason": "ResourceVersionTooLarge",
@@ -120,7 +120,7 @@ impl Failure {
         Self { details, ..Self::new(504, "Timeout", message) }
     }
 
-    /// What a test has asked for.
+    /// An injected failure.
     pub fn wanted(code: u16, reason: &str) -> Self {
         let mut failure = Self::new(code, reason, format!("the test wants this to fail: {reason}"));
         if failure.retry_after() {
@@ -129,7 +129,7 @@ impl Failure {
         failure
     }
 
-    /// Whether the header `Retry-After` comes with it.
+    /// True when the response has the header `Retry-After`.
     pub fn retry_after(&self) -> bool {
         matches!(self.code, 429 | 504) || (self.code == 503 && self.reason == "ServiceUnavailable")
     }

@@ -1,4 +1,4 @@
-//! One request: who asks, what for, whether the test wants it to fail, and the answer.
+//! Processes a request: authentication, authorization, injected faults, and the response.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -23,29 +23,29 @@ use super::watch::{Begin, Watch};
 use super::write::{Deletion, Part};
 use super::{Expired, Fault, Shared, State, User};
 
-/// The real server's, of a body.
+/// The real server's limit on a body.
 const BODY_BYTES_MAX: usize = 3 * 1024 * 1024;
-/// A watch that does not say how long it shall last ends then.
+/// Default duration of a watch.
 const WATCH_SECONDS_MAX: u64 = 3600;
 
 pub type Answer = Either<Full<Bytes>, Watch>;
 
-/// The other end of a connection.
+/// The peer of a connection.
 pub struct Peer {
     pub certificates: Vec<CertificateDer<'static>>,
-    /// Closed: the connection is cut.
+    /// Closed: the connection is closed.
     pub cut: Sender<Infallible>,
 }
 
-/// What a request comes to.
+/// Result of a request.
 enum Reply {
     Object(u16, Value),
     Text(&'static str),
     Watch(Box<Watch>),
 }
 
-/// A request with everything that was read of it.
-struct Asked<'a> {
+/// A parsed request.
+struct ParsedRequest<'a> {
     method: &'a Method,
     route: &'a Route,
     query: &'a Query,
@@ -102,7 +102,15 @@ pub async fn serve(
             let content_type = &content_type;
             act(
                 &shared,
-                Asked { method: &head.method, route: &route, query: &query, content_type, user, verb, body },
+                ParsedRequest {
+                    method: &head.method,
+                    route: &route,
+                    query: &query,
+                    content_type,
+                    user,
+                    verb,
+                    body,
+                },
             )
         }),
     };
@@ -119,7 +127,7 @@ fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {
     headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
-/// A client's certificate counts before its token, as with the real server.
+/// A client certificate takes precedence over a token, as in the real server.
 fn who(shared: &Shared, peer: &Peer, headers: &HeaderMap) -> Option<User> {
     let by_certificate = shared.pki.verifier.user(&peer.certificates, shared.clock.now().wall);
     by_certificate.or_else(|| {
@@ -129,7 +137,7 @@ fn who(shared: &Shared, peer: &Peer, headers: &HeaderMap) -> Option<User> {
     })
 }
 
-/// What anybody may ask.
+/// Paths without authorization.
 fn is_public(path: &str) -> bool {
     matches!(path, "/healthz" | "/livez" | "/readyz" | "/version")
 }
@@ -148,7 +156,7 @@ fn plain(method: &Method, path: &str) -> Option<Outcome<Reply>> {
     })
 }
 
-/// The verb of Kubernetes, by which rules and tests name requests.
+/// The Kubernetes verb, which rules and tests use.
 fn verb(method: &Method, route: &Outcome<Route>, query: &Outcome<Query>) -> &'static str {
     let watches = query.as_ref().is_ok_and(|query| query.watch);
     let named = route.as_ref().is_ok_and(|route| route.name.is_some());
@@ -179,15 +187,15 @@ fn json_of(bytes: &[u8]) -> Outcome<Value> {
     })
 }
 
-fn act(shared: &Arc<Shared>, asked: Asked<'_>) -> Outcome<Reply> {
-    let Asked { method, route, query, content_type, user, verb, .. } = asked;
+fn act(shared: &Arc<Shared>, asked: ParsedRequest<'_>) -> Outcome<Reply> {
+    let ParsedRequest { method, route, query, content_type, user, verb, .. } = asked;
     let resource = route.resource;
     if shared.state().authorizes_nodes {
         let attempt = Attempt { user, verb, route, query, body: &asked.body };
         authorize(&shared.state().store, &attempt)?;
         shared.state().lag.authorize(&attempt)?;
     }
-    // Patches have types of their own.
+    // Patches have their own content types.
     if !matches!(content_type.split(';').next().unwrap_or_default().trim(), "" | "application/json")
         && matches!(*method, Method::POST | Method::PUT)
     {
@@ -252,7 +260,7 @@ fn act(shared: &Arc<Shared>, asked: Asked<'_>) -> Outcome<Reply> {
     }
 }
 
-/// A request for a certificate says who has made it.
+/// Sets the requester of a certificate signing request.
 fn signed_by(resource: &Resource, user: &User, mut object: Value) -> Value {
     if resource.plural == "certificatesigningrequests"
         && let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut)
@@ -263,7 +271,7 @@ fn signed_by(resource: &Resource, user: &User, mut object: Value) -> Value {
     object
 }
 
-/// Pods are answered with themselves, all else that is gone with a success.
+/// A deleted pod is answered with the object, other removed objects with a success.
 fn deleted(resource: &Resource, last: &Value, gone: bool) -> Value {
     if !gone || resource.plural == "pods" {
         return last.clone();
@@ -308,7 +316,7 @@ fn watch(shared: &Arc<Shared>, route: &Route, query: &Query) -> Outcome<Reply> {
             failure: None,
         };
         match query.resource_version.filter(|since| *since > 0) {
-            // From what there is: it is told first.
+            // From the current state, which is sent first.
             None => Begin { first: state.store.all(&scope).into(), first_ends: query.initial_events, ..none },
             Some(_) if query.initial_events => {
                 Begin { first: state.store.all(&scope).into(), first_ends: true, ..none }
@@ -342,7 +350,7 @@ fn response(reply: Outcome<Reply>) -> Response<Answer> {
         Err(failure) => (failure.code, json, whole(&failure.status()), failure.retry_after()),
     };
     let mut response = Response::new(body);
-    // A test that wants a failure with a number that is none gets the server's own failure.
+    // An invalid status code of a test's fault becomes the server's own error.
     *response.status_mut() = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     response.headers_mut().insert(CONTENT_TYPE, kind);
     if again {

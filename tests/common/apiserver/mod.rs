@@ -1,19 +1,17 @@
-//! A Kubernetes API server that knows a node's kinds of objects: stateful, with real HTTP/2 over real TLS on loopback, on a
-//! thread of its own. [`ApiServer`] is the handle a test holds: it looks at objects and changes them, breaks things and
-//! waits.
+//! A Kubernetes API server with the resources that a node uses: stateful, with real HTTP/2 over real TLS on loopback, on its
+//! own thread. [`ApiServer`] is the handle of a test: it reads and changes objects, injects faults and waits.
 //!
-//! `store` owns objects and their history, `write` the rules for changing them, `patch` and `defaults` are the pure parts of
-//! that; `resource` reads paths and queries; `watch` tells changes; `review` answers who may do what and `authorize` what a
-//! node may; `handle` takes one request through all of it; `wire` owns sockets, TLS and the link; `pki` and `der`
-//! certificates; `state` what both threads share.
+//! `store` has the objects and their history, `write` the rules of writes, with the pure `patch` and `defaults`; `resource`
+//! parses paths and queries; `watch` streams changes; `review` answers reviews and `authorize` checks nodes; `handle` processes
+//! a request; `wire` has sockets, TLS and the link; `pki` and `der` certificates; `state` is shared by both threads.
 //!
-//! Objects are JSON, as the wire has them. A test names a kind by its plural (`pods`), and an object without a namespace is
-//! in `default`.
+//! Objects are JSON, as on the wire. A test names a kind by its plural (`pods`), and an object without a namespace is in
+//! `default`.
 //!
 //! Time comes from the [`FakeClock`]: timestamps, the times of watches and delays are virtual when it is.
 //!
-//! Left out: json patches and server-side apply, deletion of collections, eviction, managed fields, validation beyond what
-//! a node can run into, protobuf, tables, compression, discovery.
+//! Not implemented: JSON patches and server-side apply, deletion of collections, eviction, managed fields, validation that a
+//! node does not trigger, protobuf, tables, compression, discovery.
 
 mod authorize;
 mod defaults;
@@ -60,25 +58,25 @@ use state::{Fault, State};
 use store::{Key, Object, Scope};
 use write::{Deletion, Part};
 
-/// How long the server's thread may take for anything a test asks of it.
+/// Deadline for the server's thread to execute a test's command.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Where what has no namespace goes.
+/// The default namespace.
 const DEFAULT: &str = "default";
 
-/// Who asks.
+/// An authenticated user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
     pub name: String,
     pub groups: Vec<String>,
 }
 
-/// The server; ends when dropped, with its thread and its sockets.
+/// The server; stops when dropped, with its thread and its sockets.
 pub struct ApiServer {
     shared: Arc<Shared>,
-    commands: smol::channel::Sender<wire::Letter>,
+    commands: smol::channel::Sender<wire::Message>,
     thread: Option<JoinHandle<()>>,
     address: SocketAddr,
-    /// Holds the port while nobody listens on it.
+    /// Reserves the port while nothing listens on it.
     _port: TcpListener,
 }
 
@@ -102,7 +100,7 @@ impl ApiServer {
         Self::start_on(FakeClock::System)
     }
 
-    /// Listens on a port of its own, with the namespaces of an empty cluster.
+    /// Listens on its own port, with the namespaces of an empty cluster.
     pub fn start_on(clock: impl Into<FakeClock>) -> Self {
         let shared = Arc::new(Shared {
             state: Mutex::default(),
@@ -141,7 +139,7 @@ impl ApiServer {
         format!("https://{}", self.address)
     }
 
-    /// Its thread has nothing to do: what has come is answered, and the answer written.
+    /// True when its thread is idle: every received request is answered, and the response written.
     pub fn is_idle(&self) -> bool {
         self.shared.gauge.idle()
     }
@@ -152,22 +150,22 @@ impl ApiServer {
 
     // ---- who may come in -----------------------------------------------------------------------------
 
-    /// The authority behind the server's certificate.
+    /// The authority of the server's certificate.
     pub fn ca_pem(&self) -> String {
         self.shared.pki.cluster.pem()
     }
 
-    /// The authority behind clients' certificates, and behind those that the server signs for nodes.
+    /// The authority of clients' certificates, and of those that the server signs for nodes.
     pub fn client_ca_pem(&self) -> String {
         self.shared.pki.clients.pem()
     }
 
-    /// A client's certificate and key. Two groups at most; valid always, or between two times.
+    /// A client's certificate and key. Two groups at most; always valid, or between two times.
     pub fn identity(&self, user: &str, groups: &[&str], valid: Option<(Wall, Wall)>) -> Identity {
         self.shared.pki.clients.client(user, groups, valid)
     }
 
-    /// Lets this token in, and says yes to it in TokenReviews.
+    /// Adds a bearer token, which TokenReviews accept too.
     pub fn add_token(&self, token: &str, user: &str, groups: &[&str]) {
         let groups = groups.iter().map(ToString::to_string).collect();
         self.shared.state().access.tokens.insert(token.into(), User { name: user.into(), groups });
@@ -183,12 +181,13 @@ impl ApiServer {
         self.shared.state().access.grants.push(grant);
     }
 
-    /// From now on a node may do only what the real server lets it do.
+    /// From now on the Node authorizer applies.
     pub fn authorize_nodes(&self) {
         self.shared.state().authorizes_nodes = true;
     }
 
-    /// What a node may ask for by a pod of its is refused so often first: the authorizer learns of pods later than the node.
+    /// Each object that a node may read because of a pod is denied so often first: the authorizer learns of pods later than the
+    /// node.
     pub fn authorize_late(&self, refusals: u32) {
         self.shared.state().lag.refusals = refusals;
     }
@@ -198,8 +197,7 @@ impl ApiServer {
         self.shared.state().store.admits_accounts = true;
     }
 
-    /// A kubeconfig below `dir` for a user with a certificate, who is in the nodes' group when he is a node, else in the
-    /// masters'.
+    /// A kubeconfig in `dir` for a user with a certificate, in the group of nodes for a node, else of the masters.
     pub fn kubeconfig(&self, dir: &Path, user: &str) -> PathBuf {
         let group = if user.starts_with("system:node:") { "system:nodes" } else { "system:masters" };
         self.kubeconfig_as(dir, user, &self.identity(user, &[group], None))
@@ -215,7 +213,7 @@ impl ApiServer {
         self.write_kubeconfig(dir, name, &user)
     }
 
-    /// The same for a user with a token, which is let in from now on.
+    /// The same for a user with a new token.
     pub fn kubeconfig_with_token(&self, dir: &Path, user: &str, token: &str, groups: &[&str]) -> PathBuf {
         self.add_token(token, user, groups);
         self.write_kubeconfig(dir, user, &format!("token: {token:?}"))
@@ -230,7 +228,7 @@ impl ApiServer {
             self.url(),
             pki::base64(self.ca_pem().as_bytes()),
         );
-        // Keys are in it.
+        // It has keys.
         let file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path);
         file.and_then(|mut file| file.write_all(text.as_bytes())).expect("the test's folder can be written");
         path
@@ -238,32 +236,32 @@ impl ApiServer {
 
     // ---- the link ------------------------------------------------------------------------------------
 
-    /// The server is down: connections are cut, and new ones refused. Objects and history stay.
+    /// The server is down: connections are closed, and new ones refused. Objects and history are kept.
     pub fn stop_listening(&self) {
         self.command(wire::Command::Refuse);
     }
 
-    /// It is back, on the same port.
+    /// The server is up again, on the same port.
     pub fn listen_again(&self) {
         self.command(wire::Command::Listen);
     }
 
-    /// Cuts every connection without a word.
+    /// Closes every connection abruptly.
     pub fn cut_connections(&self) {
         self.command(wire::Command::Cut);
     }
 
-    /// Asks every client to go to another connection (GOAWAY); what is under way ends in peace.
+    /// Sends GOAWAY to every client; requests in progress complete.
     pub fn go_away(&self) {
         self.command(wire::Command::GoAway);
     }
 
-    /// Nothing goes over the wire any more, either way, and nobody is told; or it does again.
+    /// Freezes the link silently: no byte is transferred in either direction; or thaws it.
     pub fn freeze(&self, frozen: bool) {
         self.shared.link.freeze(frozen);
     }
 
-    /// Bytes that came and went below TLS, since the start.
+    /// Bytes received and sent below TLS since the start.
     pub fn bytes_received(&self) -> u64 {
         self.shared.link.received.load(Ordering::Relaxed)
     }
@@ -272,7 +270,7 @@ impl ApiServer {
         self.shared.link.sent.load(Ordering::Relaxed)
     }
 
-    /// Connections since the start.
+    /// Number of connections since the start.
     pub fn connections(&self) -> u64 {
         self.shared.link.accepted.load(Ordering::Relaxed)
     }
@@ -287,41 +285,40 @@ impl ApiServer {
 
     fn command(&self, command: wire::Command) {
         let (done, ack) = std::sync::mpsc::channel();
-        self.commands.try_send(wire::Letter(command, done)).expect("the server's thread runs");
+        self.commands.try_send(wire::Message(command, done)).expect("the server's thread runs");
         ack.recv_timeout(PATIENCE).expect("the server's thread answers");
     }
 
     // ---- faults --------------------------------------------------------------------------------------
 
-    /// The next `times` requests of this method (HTTP's, or Kubernetes' verb; empty: all) whose path begins so fail; nothing
-    /// is done.
+    /// The next `times` requests of this method (HTTP's, or the Kubernetes verb; empty: all) whose path begins so fail without
+    /// an effect.
     pub fn fail_next(&self, times: u32, method: &str, path_prefix: &str, code: u16, reason: &str) {
         let fault = Fault::Fail { code, reason: reason.into() };
         self.shared.state().rule(times, method, path_prefix, fault);
     }
 
-    /// The next `times` such requests are done, but the connection is cut before the answer.
+    /// The next `times` such requests take effect, but the connection is closed before the response.
     pub fn lose_next(&self, times: u32, method: &str, path_prefix: &str) {
         self.shared.state().rule(times, method, path_prefix, Fault::Lose);
     }
 
-    /// Every request waits so long before anything is done.
+    /// Delays every request.
     pub fn delay(&self, delay: Duration) {
         self.shared.state().delay = delay;
     }
 
-    /// Takes back every fault and the delay.
+    /// Removes every fault and the delay.
     pub fn heal(&self) {
         self.shared.state().heal();
     }
 
-    /// Forgets the history: whoever goes on from a revision that he has seen is told that it is gone (410). Open watches
-    /// go on, as with the real server.
+    /// Drops the history: a watch from an earlier revision fails (410). Open watches continue, as in the real server.
     pub fn compact(&self) {
         self.shared.state().store.compact();
     }
 
-    /// How those are told.
+    /// The kind of that failure.
     pub fn tell_expired(&self, how: Expired) {
         self.shared.state().expired = how;
     }
@@ -333,7 +330,7 @@ impl ApiServer {
         state.store.wake();
     }
 
-    /// Sends a bookmark on every watch that wants such.
+    /// Sends a bookmark on every watch that accepts bookmarks.
     pub fn send_bookmarks(&self) {
         let mut state = self.shared.state();
         state.bookmarks += 1;
@@ -342,12 +339,12 @@ impl ApiServer {
 
     // ---- objects -------------------------------------------------------------------------------------
 
-    /// The newest revision.
+    /// The current revision.
     pub fn revision(&self) -> u64 {
         self.shared.state().store.revision()
     }
 
-    /// Creates an object, and its namespace where that is missing; the object as it is kept.
+    /// Creates an object, and its namespace if missing; returns the stored object.
     pub fn create(&self, plural: &str, object: Value) -> Value {
         let resource = kind(plural);
         let namespace = if resource.namespaced { own_namespace(&object) } else { String::new() };
@@ -360,20 +357,19 @@ impl ApiServer {
         done(state.store.create(resource, &namespace, object, now))
     }
 
-    /// An empty namespace is the cluster's scope.
+    /// An empty namespace means cluster scope.
     pub fn get(&self, plural: &str, namespace: &str, name: &str) -> Option<Value> {
         self.shared.state().store.find(kind(plural), namespace, name).map(|object| Value::clone(&object))
     }
 
-    /// All of a namespace; empty: of all.
+    /// All objects of a namespace; empty: of all namespaces.
     pub fn list(&self, plural: &str, namespace: &str) -> Vec<Value> {
         let scope =
             Scope { resource: kind(plural), namespace: namespace.into(), selector: Selector::default() };
         self.shared.state().store.all(&scope).iter().map(|object| Value::clone(object)).collect()
     }
 
-    /// Puts the object in the place of the one with its name, as PUT does: without its status where that has a path of its
-    /// own.
+    /// Replaces the object of that name, as PUT: without its status if that is a subresource.
     pub fn update(&self, plural: &str, object: Value) -> Value {
         let resource = kind(plural);
         let namespace = if resource.namespaced { own_namespace(&object) } else { String::new() };
@@ -382,10 +378,10 @@ impl ApiServer {
         done(self.shared.state().store.replace(resource, &key, object, Part::Main, now))
     }
 
-    /// Gives an object this status instead of its own.
+    /// Sets an object's status.
     pub fn update_status(&self, plural: &str, namespace: &str, name: &str, status: Value) -> Value {
         let patch = json!({"status": status});
-        // Taken away first, so that nothing of the old one is left.
+        // Removed first, so that no field of the former one is left.
         let none = json!({"status": null});
         let key = key(namespace, name);
         let mut state = self.shared.state();
@@ -395,7 +391,7 @@ impl ApiServer {
         done(state.store.replace(kind(plural), &key, new, Part::Status, self.now()))
     }
 
-    /// A merge patch of the object, or of its status if it names that alone.
+    /// Applies a merge patch to the object, or to its status if it has only that.
     pub fn patch(&self, plural: &str, namespace: &str, name: &str, patch: &Value) -> Value {
         let resource = kind(plural);
         let only_status = patch.as_object().is_some_and(|fields| fields.keys().all(|key| key == "status"));
@@ -404,7 +400,7 @@ impl ApiServer {
         done(self.shared.state().store.patch(resource, &key(namespace, name), patch, part))
     }
 
-    /// Deletes with this grace period, or the object's own; whether it is gone.
+    /// Deletes with this grace period, or the object's own; returns whether it is removed.
     pub fn delete(&self, plural: &str, namespace: &str, name: &str, grace_seconds: Option<i64>) -> bool {
         let how = Deletion { grace_seconds, ..Deletion::default() };
         let now = self.now();
@@ -412,12 +408,12 @@ impl ApiServer {
         deleted.unwrap_or_else(|failure| panic!("{}", failure.message)).1
     }
 
-    /// Approves a CertificateSigningRequest and signs it, for a server when its signer is the kubelets'.
+    /// Approves and signs a CertificateSigningRequest, as a serving certificate if its signer is the kubelets' serving one.
     pub fn approve_request(&self, name: &str) -> Value {
         self.approve_request_for(name, None)
     }
 
-    /// The certificate is good for so long.
+    /// The certificate is valid for so long.
     pub fn approve_request_for(&self, name: &str, time: Option<Duration>) -> Value {
         let now = self.now();
         let approved = review::approve(&mut self.shared.state().store, &self.shared.pki, (name, time), now);
@@ -431,7 +427,7 @@ impl ApiServer {
 
     // ---- what was asked ------------------------------------------------------------------------------
 
-    /// The requests so far, the oldest first; of very many only the last ones.
+    /// The recorded requests, the oldest first.
     pub fn requests(&self) -> Vec<Request> {
         self.shared.state().requests()
     }
@@ -440,22 +436,22 @@ impl ApiServer {
         self.shared.state().forget_requests();
     }
 
-    /// How many requests there were since the start.
+    /// Number of requests since the start.
     pub fn request_count(&self) -> u64 {
         self.shared.state().asked()
     }
 
-    /// How many of [`ApiServer::requests`] are of this method (HTTP's, or Kubernetes' verb; empty: all) and begin so.
+    /// Number of [`ApiServer::requests`] with this method (HTTP's, or the Kubernetes verb; empty: all) whose path begins so.
     pub fn count(&self, method: &str, path_prefix: &str) -> usize {
         self.shared.state().count(method, path_prefix)
     }
 
-    /// Service accounts' tokens, the oldest first.
+    /// Issued service account tokens, the oldest first.
     pub fn tokens_issued(&self) -> Vec<IssuedToken> {
         self.shared.state().access.issued.iter().cloned().collect()
     }
 
-    /// Waits (in real time) until `holds`. Panics with the last requests when it never does.
+    /// Waits (in real time) until `holds` returns true. Panics with the last requests after the deadline.
     pub fn wait_for(&self, what: &str, timeout: Duration, mut holds: impl FnMut(&Self) -> bool) {
         let start = Instant::now();
         while !holds(self) {
@@ -479,7 +475,7 @@ impl Drop for ApiServer {
     }
 }
 
-/// What a test asks of the store is done, or the test is wrong.
+/// The object of a successful operation; a failure is an error of the test.
 fn done(outcome: Outcome<Object>) -> Value {
     match outcome {
         Ok(object) => Value::clone(&object),

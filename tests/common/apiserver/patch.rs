@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-/// How an object's patch is meant.
+/// The kind of a patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PatchKind {
     Merge,
@@ -13,7 +13,7 @@ pub enum PatchKind {
 impl PatchKind {
     pub const ACCEPTED: &'static str = "application/merge-patch+json, application/strategic-merge-patch+json";
 
-    /// The kind that a content type names.
+    /// The kind of a content type.
     pub fn of(content_type: &str) -> Option<Self> {
         match content_type.split(';').next().unwrap_or_default().trim() {
             "application/merge-patch+json" => Some(Self::Merge),
@@ -31,7 +31,7 @@ const RETAIN: &str = "$retainKeys";
 /// The object with the patch applied.
 ///
 /// # Errors
-/// A sentence: the patch makes no sense.
+/// A sentence: the patch is invalid.
 pub fn patched(object: &Value, patch: &Value, kind: PatchKind) -> Result<Value, String> {
     let mut object = object.clone();
     match (kind, &mut object, patch) {
@@ -94,7 +94,7 @@ fn strategic(target: &mut Map<String, Value>, patch: &Map<String, Value>) -> Res
             }
             (Some(Value::Object(target)), Value::Object(patch)) => strategic(target, patch)?,
             (Some(Value::Array(target)), Value::Array(patch)) => merge_list(key, target, patch)?,
-            // A list that is not there yet goes through the same directives.
+            // The same directives apply to a list that does not exist yet.
             (None, Value::Array(patch)) => {
                 let mut list = Vec::new();
                 merge_list(key, &mut list, patch)?;
@@ -121,7 +121,7 @@ fn strategic(target: &mut Map<String, Value>, patch: &Map<String, Value>) -> Res
     Ok(())
 }
 
-/// Kubernetes' `mergeSlice`: by key where the list has one, else the patch's list replaces the other.
+/// Kubernetes' `mergeSlice`: by key if the list has one, else the patch's list replaces the other.
 fn merge_list(name: &str, target: &mut Vec<Value>, patch: &[Value]) -> Result<(), String> {
     if is_set(name) {
         for item in patch {
@@ -163,7 +163,7 @@ fn merge_list(name: &str, target: &mut Vec<Value>, patch: &[Value]) -> Result<()
     Ok(())
 }
 
-/// Those that the order names take the places that they have together, in that order; the others stay.
+/// Reorders the named items among the indexes that they have together; the others stay.
 fn put_in_order(name: &str, items: &mut [Value], order: &[Value]) {
     let key = merge_key(name, order);
     let rank = |item: &Value| {
@@ -192,12 +192,12 @@ fn plain(patch: &Map<String, Value>) -> Map<String, Value> {
         .collect()
 }
 
-/// Lists of plain values to which a patch adds (`patchStrategy: merge` without a key).
+/// Lists of plain values that a patch adds to (`patchStrategy: merge` without a key).
 fn is_set(list: &str) -> bool {
     matches!(list, "finalizers" | "podCIDRs")
 }
 
-/// The `patchMergeKey` of the list with this name. All others are replaced as a whole, container statuses among them.
+/// The `patchMergeKey` of the list with this name. Other lists are replaced, container statuses among them.
 fn merge_key(list: &str, items: &[Value]) -> Option<&'static str> {
     Some(match list {
         "conditions" | "addresses" => "type",
@@ -215,7 +215,7 @@ fn merge_key(list: &str, items: &[Value]) -> Option<&'static str> {
         "volumeDevices" => "devicePath",
         "topologySpreadConstraints" => "topologyKey",
         "ownerReferences" => "uid",
-        // A container's and a service's have the same name.
+        // The lists of a container and of a service have the same name.
         "ports" if items.iter().any(|item| item.get("containerPort").is_some()) => "containerPort",
         "ports" => "port",
         _ => return None,

@@ -1,7 +1,8 @@
-//! Certificates: two authorities, made anew for each server; who a client's certificate says it is; requests to sign.
+//! Certificates: two authorities, created for each server; identification of clients by certificate; certificate signing
+//! requests.
 //!
-//! One authority stands behind the server's own certificate, the other signs clients (and nodes' servers): a client that
-//! mixes the two up fails here as it would in a cluster.
+//! One authority signs the server's own certificate, the other signs clients (and nodes' servers): a client that confuses the
+//! two fails here as in a cluster.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -31,7 +32,7 @@ use super::User;
 use super::der::Der;
 use crate::common::fake::FakeClock;
 
-/// What a client shows.
+/// A client's certificate and key.
 #[derive(Clone, Debug)]
 pub struct Identity {
     pub certificate: CertificateDer<'static>,
@@ -55,7 +56,7 @@ pub struct Authority {
     certificate: CertificateDer<'static>,
 }
 
-/// What a certificate is good for, and when.
+/// Purpose and validity of a certificate.
 struct Use {
     purpose: ExtendedKeyUsagePurpose,
     valid: Option<(Wall, Wall)>,
@@ -80,14 +81,14 @@ impl Authority {
         pem("CERTIFICATE", &self.certificate)
     }
 
-    /// A client's certificate: the user is its common name, and the groups, two at most, are its organizations. Without a
-    /// time it is always valid.
+    /// A client certificate: the user is its common name, and the groups, two at most, are its organizations. Without a
+    /// validity it is always valid.
     pub fn client(&self, user: &str, groups: &[&str], valid: Option<(Wall, Wall)>) -> Identity {
         let purpose = ExtendedKeyUsagePurpose::ClientAuth;
         self.issue(named(user, groups), Vec::new(), Use { purpose, valid })
     }
 
-    /// A server's on loopback: on several addresses of it, for a cluster of several.
+    /// A server certificate for loopback addresses; several for a cluster of several servers.
     pub fn server(&self) -> Identity {
         let localhost = "localhost".try_into().expect("a name in ASCII");
         let purpose = ExtendedKeyUsagePurpose::ServerAuth;
@@ -96,7 +97,7 @@ impl Authority {
         self.issue(named("kube-apiserver", &[]), names, Use { purpose, valid: None })
     }
 
-    /// A node's, for the key of its request, or with one of ours: certificate and key in PEM.
+    /// A node's client certificate, for the key of its request or with a new key: certificate and key in PEM.
     pub fn k3s_client(
         &self,
         node: &str,
@@ -107,7 +108,7 @@ impl Authority {
         self.k3s(subject, Vec::new(), request, Use { purpose: ExtendedKeyUsagePurpose::ClientAuth, valid })
     }
 
-    /// The same of a node's own API.
+    /// A node's serving certificate.
     pub fn k3s_server(
         &self,
         node: &str,
@@ -174,10 +175,10 @@ impl Authority {
         params.signed_by(key, &self.issuer)
     }
 
-    /// Signs a request (PEM), with its subject and its alternative names; the certificate as PEM. For a server or a client.
+    /// Signs a request (PEM), with its subject and alternative names; returns the certificate as PEM. For a server or a client.
     ///
     /// # Errors
-    /// A sentence: what is wrong with the request.
+    /// A sentence: the request is invalid.
     pub fn sign_request(&self, request: &str, server: bool, valid: (Wall, Wall)) -> Result<String, String> {
         let bytes = pem_bytes(request).ok_or("spec.request is no PEM")?;
         let request = Request::of(&bytes).ok_or("spec.request is no certificate signing request")?;
@@ -187,7 +188,7 @@ impl Authority {
         }
         let mut params = params(request.subject);
         params.custom_extensions.extend(request.names.map(|names| {
-            // They stand in the request as they will in the certificate.
+            // In the request as in the certificate.
             CustomExtension::from_oid_content(&[2, 5, 29, 17], names)
         }));
         let purpose =
@@ -204,7 +205,7 @@ fn params(subject: DistinguishedName) -> CertificateParams {
 }
 
 fn named(user: &str, groups: &[&str]) -> DistinguishedName {
-    // A name holds one value of a kind; the same kind by its number is another one to it, which makes two.
+    // The library holds one value of each attribute; an attribute by its OID counts as a different one, which allows two.
     let kinds = [DnType::OrganizationName, DnType::CustomDnType(vec![2, 5, 4, 10])];
     assert!(groups.len() <= kinds.len(), "a certificate of these tests has two groups at most");
     let mut name = DistinguishedName::new();
@@ -215,14 +216,14 @@ fn named(user: &str, groups: &[&str]) -> DistinguishedName {
     name
 }
 
-/// A certificate signing request (RFC 2986), as far as it is signed here.
+/// The parts of a certificate signing request (RFC 2986) that are signed here.
 struct Request {
     subject: DistinguishedName,
-    /// `None`: of a kind that is not known here.
+    /// `None`: an unknown algorithm.
     key: Option<PublicKey>,
     /// The extension `subjectAltName`.
     names: Option<Vec<u8>>,
-    /// With the key that is in it.
+    /// Signed with its own key.
     signed: bool,
 }
 
@@ -278,7 +279,7 @@ impl Request {
     }
 }
 
-/// Who a request (PEM) is of, and whether it has alternative names.
+/// The subject of a request (PEM), and whether it has alternative names.
 pub fn requested(pem: &str) -> Option<(User, bool)> {
     let bytes = pem_bytes(pem)?;
     let mut info = Der(&bytes).sequence()?.sequence()?;
@@ -295,8 +296,8 @@ pub fn requested(pem: &str) -> Option<(User, bool)> {
     Some((user, info.alternative_names().is_some()))
 }
 
-/// Takes every client in, with a certificate of anybody's or with none: who it is, is decided for each request, as the real
-/// server does it. Only that it has the certificate's key is looked at here.
+/// Accepts every client, with any certificate or without one: each request is authenticated later, as in the real server. Only
+/// the possession of the certificate's key is verified here.
 #[derive(Debug)]
 pub struct Clients {
     inner: Arc<dyn ClientCertVerifier>,
@@ -311,12 +312,12 @@ impl Clients {
         Self { inner: builder.allow_unauthenticated().build().expect("there is an authority") }
     }
 
-    /// Whose certificate it is; `None`: of nobody that the authority has signed, or not at this time.
+    /// The certificate's user; `None` when the authority has not signed it, or it is not valid now.
     pub fn user(&self, chain: &[CertificateDer<'static>], now: Wall) -> Option<User> {
         let (certificate, others) = chain.split_first()?;
         self.inner.verify_client_cert(certificate, others, unix(now)).ok()?;
         let mut parts = Der(certificate).sequence()?.sequence()?;
-        // Version, number, algorithm, issuer and validity stand before the subject.
+        // Version, number, algorithm, issuer and validity precede the subject.
         for _ in 0..5 {
             parts.skip()?;
         }
@@ -377,11 +378,11 @@ impl ClientCertVerifier for Clients {
     }
 }
 
-/// Everything a server has.
+/// The server's authorities and TLS configuration.
 pub struct Pki {
-    /// Behind the server's own certificate.
+    /// Signs the server's own certificate.
     pub cluster: Authority,
-    /// Behind clients' and nodes'.
+    /// Signs certificates of clients and nodes.
     pub clients: Authority,
     pub verifier: Arc<Clients>,
 }
@@ -393,7 +394,7 @@ impl Pki {
         Self { cluster: Authority::new("kubernetes-ca"), clients, verifier }
     }
 
-    /// TLS 1.2 and 1.3, for HTTP/2 alone.
+    /// TLS 1.2 and 1.3, for HTTP/2 only.
     pub fn server_config(&self, clock: &FakeClock) -> ServerConfig {
         let own = self.cluster.server();
         let key = PrivateKeyDer::Pkcs8(own.key.into());
@@ -433,7 +434,7 @@ pub fn base64(bytes: &[u8]) -> String {
     BASE64_STANDARD.encode(bytes)
 }
 
-/// As in tokens: for URLs, without an end.
+/// As in tokens: for URLs, without padding.
 pub fn base64_url(bytes: &[u8]) -> String {
     BASE64_URL_SAFE_NO_PAD.encode(bytes)
 }

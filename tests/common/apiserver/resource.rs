@@ -1,4 +1,4 @@
-//! Which resources there are, and what a request's path and query ask of them.
+//! The resources, and the parsing of paths and queries.
 
 use std::borrow::Cow;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::failure::{Failure, Outcome};
 
-/// A kind of objects.
+/// A resource.
 #[derive(Debug)]
 pub struct Resource {
     pub group: &'static str,
@@ -14,9 +14,9 @@ pub struct Resource {
     pub plural: &'static str,
     pub kind: &'static str,
     pub namespaced: bool,
-    /// `status` is written through a path of its own, and through no other.
+    /// `status` is a subresource.
     pub status: bool,
-    /// The fields a selector may name, beside name and namespace.
+    /// Fields that a field selector may use, besides name and namespace.
     fields: &'static [&'static str],
 }
 
@@ -43,7 +43,7 @@ const EVENT_FIELDS: &[&str] = &[
     "type",
 ];
 
-/// In the order of groups; each plural stands here once.
+/// In the order of groups; the plurals are unique.
 static RESOURCES: [Resource; 16] = [
     row("", "v1", "configmaps", "ConfigMap", true, false, &[]),
     row("", "v1", "events", "Event", true, false, EVENT_FIELDS),
@@ -84,7 +84,7 @@ const fn row(
 }
 
 impl Resource {
-    /// As it stands in `apiVersion`.
+    /// As in `apiVersion`.
     pub fn api_version(&self) -> String {
         if self.group.is_empty() {
             self.version.to_owned()
@@ -93,12 +93,12 @@ impl Resource {
         }
     }
 
-    /// As messages name it: `pods`, `leases.coordination.k8s.io`.
+    /// As in messages: `pods`, `leases.coordination.k8s.io`.
     pub fn qualified(&self) -> String {
         if self.group.is_empty() { self.plural.to_owned() } else { format!("{}.{}", self.plural, self.group) }
     }
 
-    /// It is asked and answered at once, and nothing is kept.
+    /// It is answered at once, and not stored.
     pub fn is_review(&self) -> bool {
         self.plural.ends_with("reviews")
     }
@@ -109,11 +109,11 @@ pub fn named(plural: &str) -> Option<&'static Resource> {
     RESOURCES.iter().find(|resource| resource.plural == plural)
 }
 
-/// What a path names.
+/// A parsed path.
 #[derive(Clone, Debug)]
 pub struct Route {
     pub resource: &'static Resource,
-    /// Empty: of all namespaces, or of none.
+    /// Empty: all namespaces, or cluster scope.
     pub namespace: String,
     pub name: Option<String>,
     pub subresource: Option<String>,
@@ -129,7 +129,7 @@ impl Route {
             ["apis", group, version, rest @ ..] if !group.is_empty() => (*group, *version, rest),
             _ => return Err(Failure::unknown_path()),
         };
-        // `namespaces/x` and `namespaces/x/status` are of the namespace itself.
+        // `namespaces/x` and `namespaces/x/status` are the namespace itself.
         let (namespace, rest) = match rest {
             ["namespaces", _] | ["namespaces", _, "status" | "finalize"] => ("", rest),
             ["namespaces", namespace, rest @ ..] => (*namespace, rest),
@@ -146,7 +146,7 @@ impl Route {
         });
         let resource = found.ok_or_else(Failure::unknown_path)?;
         let placed = !namespace.is_empty();
-        // A single object of a namespaced kind has a namespace, one of a cluster's kind none.
+        // An object of a namespaced resource has a namespace, one of a cluster resource none.
         if (placed && !resource.namespaced) || (!placed && resource.namespaced && name.is_some()) {
             return Err(Failure::unknown_path());
         }
@@ -160,11 +160,11 @@ impl Route {
     }
 }
 
-/// What a query asks for.
+/// A parsed query.
 #[derive(Clone, Debug, Default)]
 pub struct Query {
     pub watch: bool,
-    /// `None`: none was given.
+    /// `None`: not given.
     pub resource_version: Option<u64>,
     pub limit: Option<usize>,
     pub continued: Option<String>,
@@ -205,7 +205,7 @@ impl Query {
                 }
                 "fieldSelector" => query.selector.fields(&value, resource)?,
                 "labelSelector" => query.selector.labels(&value)?,
-                // Taken, and of no effect: this server always answers with the newest state.
+                // Accepted without an effect: this server always answers with the newest state.
                 _ => {}
             }
         }
@@ -213,18 +213,18 @@ impl Query {
     }
 }
 
-/// What objects have to be like.
+/// A label and field selector.
 #[derive(Clone, Debug, Default)]
 pub struct Selector(Vec<Term>);
 
 #[derive(Clone, Debug)]
 struct Term {
-    place: Place,
+    place: TermField,
     wanted: Wanted,
 }
 
 #[derive(Clone, Debug)]
-enum Place {
+enum TermField {
     /// A JSON pointer.
     Field(String),
     Label(String),
@@ -251,7 +251,7 @@ impl Selector {
             if !known {
                 return Err(Failure::bad_request(format!("field label not supported: {field}")));
             }
-            let place = Place::Field(format!("/{}", field.replace('.', "/")));
+            let place = TermField::Field(format!("/{}", field.replace('.', "/")));
             self.0.push(Term { place, wanted });
         }
         Ok(())
@@ -268,14 +268,14 @@ impl Selector {
                 (None, Some(label)) => (label, Wanted::Absent),
                 (None, None) => (term, Wanted::There),
             };
-            self.0.push(Term { place: Place::Label(label.to_owned()), wanted });
+            self.0.push(Term { place: TermField::Label(label.to_owned()), wanted });
         }
         Ok(())
     }
 
-    /// Only the object of that name.
+    /// Matches only the object of that name.
     pub fn name(&mut self, name: &str) {
-        let place = Place::Field("/metadata/name".into());
+        let place = TermField::Field("/metadata/name".into());
         self.0.push(Term { place, wanted: Wanted::Is(name.to_owned()) });
     }
 
@@ -283,10 +283,10 @@ impl Selector {
         self.0.iter().all(|term| term.matches(object))
     }
 
-    /// What the field with this JSON pointer has to be, if the selector says so.
+    /// The required value of the field with this JSON pointer, if the selector has one.
     pub fn wants(&self, pointer: &str) -> Option<&str> {
         self.0.iter().find_map(|term| match (&term.place, &term.wanted) {
-            (Place::Field(field), Wanted::Is(value)) if field == pointer => Some(&**value),
+            (TermField::Field(field), Wanted::Is(value)) if field == pointer => Some(&**value),
             _ => None,
         })
     }
@@ -304,8 +304,10 @@ fn comparison(term: &str) -> Option<(&str, Wanted)> {
 impl Term {
     fn matches(&self, object: &Value) -> bool {
         let found = match &self.place {
-            Place::Field(pointer) => object.pointer(pointer),
-            Place::Label(label) => object.pointer("/metadata/labels").and_then(|labels| labels.get(label)),
+            TermField::Field(pointer) => object.pointer(pointer),
+            TermField::Label(label) => {
+                object.pointer("/metadata/labels").and_then(|labels| labels.get(label))
+            }
         };
         let text = found.map(|value| match value {
             Value::String(text) => Cow::Borrowed(&**text),
@@ -314,20 +316,20 @@ impl Term {
         match &self.wanted {
             Wanted::There => found.is_some(),
             Wanted::Absent => found.is_none(),
-            // A field that is not set counts as an empty text, a label that is not there as none.
+            // A missing field counts as an empty text, a missing label as none.
             Wanted::Is(wanted) => match (&self.place, text) {
-                (Place::Field(_), None) => wanted.is_empty(),
+                (TermField::Field(_), None) => wanted.is_empty(),
                 (_, text) => text.is_some_and(|text| text == **wanted),
             },
             Wanted::Not(wanted) => match (&self.place, text) {
-                (Place::Field(_), None) => !wanted.is_empty(),
+                (TermField::Field(_), None) => !wanted.is_empty(),
                 (_, text) => text.is_none_or(|text| text != **wanted),
             },
         }
     }
 }
 
-/// A part of a URL as text; in queries `+` is a blank.
+/// Decodes a part of a URL; in queries `+` is a space.
 fn decoded(text: &str, query: bool) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

@@ -1,4 +1,4 @@
-//! What the server answers about who may do what: tokens, reviews, and certificates that are asked for.
+//! Tokens, reviews, and certificate signing requests.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -11,33 +11,33 @@ use super::failure::{Failure, Outcome};
 use super::pki::{Pki, base64, base64_url, unbase64};
 use super::store::{Key, Object, Store, known, text};
 
-/// Tokens that are remembered as issued. Full: the oldest is forgotten; it stays good, for nobody asks.
+/// Issued tokens that are recorded. Full: the oldest is dropped from the record, and stays valid.
 const ISSUED_MAX: usize = 10_000;
-/// The real server's, of `spec.expirationSeconds`.
+/// The real server's maximum of `spec.expirationSeconds`.
 const TOKEN_SECONDS_MIN: i64 = 600;
 const TOKEN_SECONDS: i64 = 3600;
-/// How long a certificate is good that does not say.
+/// Default validity of a certificate.
 const CERTIFICATE_SECONDS: i64 = 365 * 86_400;
-/// Signed certificates begin so long ago, as the real signer's, for nodes whose clocks are behind.
+/// Signed certificates are backdated by this, as by the real signer, for nodes whose clocks are slow.
 const BACKDATED: Duration = Duration::from_mins(5);
 
-/// Those that are good for less begin at once.
+/// Certificates with a shorter validity begin at once.
 const SHORT_SECONDS: i64 = 8 * 3600;
 
 #[derive(Default)]
 pub struct Access {
-    /// Bearer tokens, for requests and for TokenReviews.
+    /// Bearer tokens, for requests and TokenReviews.
     pub tokens: BTreeMap<String, User>,
-    /// What SubjectAccessReviews allow.
+    /// Permissions for SubjectAccessReviews.
     pub grants: Vec<Grant>,
     pub issued: VecDeque<IssuedToken>,
     serial: u64,
 }
 
-/// What somebody may do. `*` stands for all of a field.
+/// A permission. `*` matches every value of a field.
 #[derive(Clone, Debug)]
 pub struct Grant {
-    /// Or group.
+    /// User or group.
     pub user: String,
     pub verb: String,
     /// `nodes/proxy`, `pods`, or a path.
@@ -171,7 +171,7 @@ impl Access {
     }
 }
 
-/// A token is bound to an object that is there, and to a pod only of this account.
+/// A token is bound to an existing object, and to a pod only of this account.
 fn check_bound(store: &Store, namespace: &str, account: &str, bound: &Value) -> Outcome<()> {
     let resource = match text(bound, "/kind") {
         "Pod" => known("pods"),
@@ -201,7 +201,7 @@ fn check_bound(store: &Store, namespace: &str, account: &str, bound: &Value) -> 
 /// Approves a CertificateSigningRequest and signs it with the clients' authority.
 ///
 /// # Errors
-/// A sentence: there is none of that name, its request cannot be signed, or it is none that the signer takes.
+/// A sentence: it does not exist, or its request is invalid for the signer.
 pub fn approve(
     store: &mut Store,
     pki: &Pki,
@@ -229,7 +229,7 @@ pub fn approve(
     Ok(store.write(known("certificatesigningrequests"), object))
 }
 
-/// What the real signer of nodes' client certificates looks at, and its approver.
+/// The checks of the real signer of nodes' client certificates, and of its approver.
 fn check_client(request: &Value, pem: &str) -> Result<(), String> {
     let subject = super::pki::requested(pem).ok_or("spec.request is no certificate signing request")?;
     let (User { name, groups }, has_names) = subject;
@@ -247,10 +247,10 @@ fn check_client(request: &Value, pem: &str) -> Result<(), String> {
     }
 }
 
-/// Denies one.
+/// Denies a request.
 ///
 /// # Errors
-/// A sentence: there is none of that name.
+/// A sentence: it does not exist.
 pub fn deny(store: &mut Store, name: &str, reason: &str, now: Wall) -> Result<Object, String> {
     let mut object = Value::clone(&*request(store, name)?);
     object["status"] = json!({"conditions": [condition("Denied", reason, now)]});

@@ -1,4 +1,4 @@
-//! The server's authorities for another server beside it, as k3s' supervisor has them.
+//! The server's authorities for another server, as k3s' supervisor has them.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -23,18 +23,18 @@ impl ApiServer {
     }
 }
 
-/// Knows and signs nodes.
+/// Authenticates and signs nodes.
 pub struct Signer(Arc<Shared>);
 
 impl Signer {
-    /// Whose certificate that is.
+    /// The user of that certificate.
     pub fn user(&self, chain: &[CertificateDer<'_>]) -> Option<User> {
         let chain: Vec<_> = chain.iter().map(|of| of.clone().into_owned()).collect();
         self.0.pki.verifier.user(&chain, self.0.clock.now().wall)
     }
 
-    /// A node's certificate as a client, or with addresses as a server: for the key of its request (DER), else with a new key
-    /// behind it. Valid for a year, or so many seconds.
+    /// A node's client certificate, or a serving one with addresses: for the key of its request (DER), else with a new key
+    /// appended. Valid for a year, or so many seconds.
     pub fn node(
         &self,
         node: &str,

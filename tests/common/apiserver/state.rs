@@ -1,4 +1,4 @@
-//! What the server's thread and the test's share: the store, what was asked, and what the test wants to go wrong.
+//! State shared by the server's thread and the test: the store, recorded requests, and injected faults.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use super::authorize::Lag;
 use super::review::Access;
 use super::store::Store;
 
-/// Requests that are remembered. Full: the oldest is forgotten.
+/// Recorded requests. Full: the oldest is dropped.
 const REQUESTS_MAX: usize = 20_000;
-/// A larger body is not remembered, so that all of them together stay small.
+/// A larger body is not recorded, so that the total stays small.
 const BODY_BYTES_MAX: usize = 32 * 1024;
 
 #[derive(Default)]
@@ -23,64 +23,64 @@ pub struct State {
     requests: VecDeque<Request>,
     asked: u64,
     faults: Vec<Rule>,
-    /// Every request waits so long.
+    /// Delay of every request.
     pub delay: Duration,
     pub expired: Expired,
     pub authorizes_nodes: bool,
     pub lag: Lag,
     pub watches_begun: u64,
     pub watches_open: usize,
-    /// How often the test wanted bookmarks, and an end of all watches.
+    /// Number of bookmarks and of ends of all watches that the test requested.
     pub bookmarks: u64,
     pub expiries: u64,
 }
 
-/// A request that has come.
+/// A recorded request.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Since the server began, from 1.
+    /// Its number since the server's start, from 1.
     pub number: u64,
-    /// HTTP's.
+    /// The HTTP method.
     pub method: String,
-    /// Kubernetes': `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`.
+    /// The Kubernetes verb: `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`.
     pub verb: &'static str,
     /// Without the query.
     pub path: String,
     pub query: String,
-    /// Empty: nobody that is known.
+    /// The user; empty: unknown.
     pub user: String,
     pub content_type: String,
-    /// The body's JSON, if it has come and is not too large to be kept.
+    /// The body's JSON, if it was received and is small enough.
     pub body: Option<Arc<Value>>,
     pub body_bytes: usize,
-    /// When its head came.
+    /// Time at which its head was received.
     pub at: Instant,
-    /// The code of the answer; `None`: it has not been answered.
+    /// The code of the response; `None`: not answered yet.
     pub code: Option<u16>,
 }
 
-/// How a client is told that it asks for what is gone from the history.
+/// The response to a client that requests a revision before the history.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Expired {
-    /// As the real server does today: 200, and an ERROR event.
+    /// As the real server today: 200, and an ERROR event.
     #[default]
     AsEvent,
-    /// As older servers and aggregated ones do: 410.
+    /// As older servers and aggregated ones: 410.
     AsStatus,
 }
 
-/// What goes wrong with a request.
+/// A fault of a request.
 #[derive(Clone, Debug)]
 pub enum Fault {
-    /// Nothing is done.
+    /// It has no effect.
     Fail { code: u16, reason: String },
-    /// It is done, and the connection is cut before the answer.
+    /// It takes effect, and the connection is closed before the response.
     Lose,
 }
 
 struct Rule {
     left: u32,
-    /// HTTP's method or Kubernetes' verb; empty: all.
+    /// The HTTP method or the Kubernetes verb; empty: all.
     method: String,
     prefix: String,
     fault: Fault,
@@ -89,7 +89,7 @@ struct Rule {
 impl State {
     // ---- what was asked ------------------------------------------------------------------------------
 
-    /// Remembers a request; its number.
+    /// Records a request; returns its number.
     pub fn note(
         &mut self,
         method: &Method,
@@ -131,7 +131,7 @@ impl State {
         }
     }
 
-    /// `None`: forgotten meanwhile.
+    /// `None`: dropped meanwhile.
     fn request(&mut self, number: u64) -> Option<&mut Request> {
         let first = self.requests.front()?.number;
         self.requests.get_mut(usize::try_from(number.checked_sub(first)?).ok()?)
@@ -141,7 +141,7 @@ impl State {
         self.requests.iter().cloned().collect()
     }
 
-    /// How many requests there were, the forgotten ones among them.
+    /// Number of requests, the dropped ones included.
     pub fn asked(&self) -> u64 {
         self.asked
     }
@@ -166,7 +166,7 @@ impl State {
         self.delay = Duration::ZERO;
     }
 
-    /// What goes wrong with this request; the oldest rule that fits counts, and has one time less.
+    /// The fault of this request; the oldest matching rule applies, and its count decreases.
     pub fn fault(&mut self, method: &Method, verb: &str, path: &str) -> Option<Fault> {
         let fits = |rule: &Rule| fits(&rule.method, method.as_str(), verb, &rule.prefix, path);
         let index = self.faults.iter().position(fits)?;

@@ -1,8 +1,8 @@
-//! Everything the server knows: objects, and the history of their changes, which watches read.
+//! The server's objects, and the history of their changes, which watches read.
 //!
-//! One revision counts all changes. A change holds the object before and after it, so that a watch can tell what entered
-//! and left its selector, and a list can go on as of its first page. A watch has a place in the history and nothing else:
-//! what a slow client has not read yet costs no memory of its own.
+//! One revision counts all changes. A change has the object before and after it, so that a watch can report what entered and
+//! left its selector, and a paginated list can continue at its first page's revision. A watch has only a position in the
+//! history: unread events of a slow client take no memory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use super::failure::{Failure, Outcome};
 use super::pki::{base64_url, unbase64_url};
 use super::resource::{Query, Resource, Selector, named};
 
-/// Changes that watches can still be told. Full: the oldest goes, and who had not read it is told to begin anew.
+/// Changes in the history. Full: the oldest is dropped, and a watch that has not read it fails.
 const HISTORY_MAX: usize = 10_000;
 
-/// Namespace (or nothing) and name.
+/// Namespace (or empty) and name.
 pub type Key = (String, String);
 pub type Object = Arc<Value>;
 
@@ -26,15 +26,15 @@ pub struct Store {
     objects: BTreeMap<&'static str, BTreeMap<Key, Object>>,
     history: VecDeque<Change>,
     revision: u64,
-    /// Who asks for what follows an older revision is told that it is gone.
+    /// A watch from an older revision fails.
     compacted: u64,
-    /// The history begins behind this revision.
+    /// The history begins after this revision.
     forgotten: u64,
-    /// Of watches that have told all there is.
+    /// Wakers of watches without unread changes.
     wakers: BTreeMap<u64, Waker>,
-    /// What `kube-root-ca.crt` holds.
+    /// Content of `kube-root-ca.crt`.
     pub root_ca: String,
-    /// Pods get a volume with a token, and their service account has to be there.
+    /// Pods get a volume with a token, and need their service account.
     pub admits_accounts: bool,
     names: u64,
 }
@@ -46,7 +46,7 @@ struct Change {
     after: Option<Object>,
 }
 
-/// What a list or watch is about.
+/// The scope of a list or watch.
 #[derive(Clone, Debug)]
 pub struct Scope {
     pub resource: &'static Resource,
@@ -62,8 +62,8 @@ impl Scope {
     }
 }
 
-/// What a watch tells: `ADDED`, `MODIFIED` or `DELETED`, and the object.
-pub struct Told {
+/// A watch event: `ADDED`, `MODIFIED` or `DELETED`, and the object.
+pub struct WatchEvent {
     pub revision: u64,
     pub kind: &'static str,
     pub object: Object,
@@ -85,13 +85,13 @@ impl Store {
         self.find(resource, namespace, name).ok_or_else(|| Failure::not_found(resource, name))
     }
 
-    /// All that the scope holds, by namespace and name.
+    /// All objects in the scope, by namespace and name.
     pub fn all(&self, scope: &Scope) -> Vec<Object> {
         let objects = self.objects.get(scope.resource.plural).into_iter().flat_map(BTreeMap::values);
         objects.filter(|object| scope.holds(object)).cloned().collect()
     }
 
-    /// As of an earlier revision: the changes since then are taken back.
+    /// At an earlier revision: later changes are undone.
     fn as_of(&self, scope: &Scope, revision: u64) -> Vec<Object> {
         let mut objects = self.objects.get(scope.resource.plural).cloned().unwrap_or_default();
         let since = self.history.iter().rev().take_while(|change| change.revision > revision);
@@ -105,7 +105,7 @@ impl Store {
         objects.into_values().filter(|object| scope.holds(object)).collect()
     }
 
-    /// A list as it is answered.
+    /// The response to a list.
     pub fn list(&self, scope: &Scope, query: &Query) -> Outcome<Value> {
         let resource = scope.resource;
         let (revision, objects) = match &query.continued {
@@ -136,7 +136,7 @@ impl Store {
         }
         let items = objects.iter().take(limit).map(|object| {
             let mut item = Value::clone(object);
-            // The real server's items leave out what the list says once.
+            // The real server's items omit what the list has.
             if let Some(fields) = item.as_object_mut() {
                 fields.remove("kind");
                 fields.remove("apiVersion");
@@ -153,14 +153,14 @@ impl Store {
 
     // ---- watching ------------------------------------------------------------------------------------
 
-    /// Whether a watch may begin behind this revision.
+    /// True when a watch can begin after this revision.
     pub fn watchable(&self, since: u64) -> Outcome<()> {
         let begin = self.compacted.max(self.forgotten);
         if since < begin { Err(Failure::too_old(since, begin)) } else { Ok(()) }
     }
 
-    /// The first change behind `since` that concerns the scope. `Err`: the history does not reach back so far any more.
-    pub fn next(&self, scope: &Scope, since: u64) -> Outcome<Option<Told>> {
+    /// The first change after `since` in the scope. `Err`: it is no longer in the history.
+    pub fn next(&self, scope: &Scope, since: u64) -> Outcome<Option<WatchEvent>> {
         if since < self.forgotten {
             return Err(Failure::too_old(since, self.forgotten));
         }
@@ -174,18 +174,18 @@ impl Store {
                 (None, None) => return None,
                 (None, Some(after)) => ("ADDED", after.clone()),
                 (Some(_), Some(after)) => ("MODIFIED", after.clone()),
-                // Gone, or gone out of the selector: the last state that was in it, at this revision.
+                // Removed, or no longer selected: the last selected state, at this revision.
                 (Some(before), None) => {
                     let mut object = Value::clone(before);
                     object["metadata"]["resourceVersion"] = change.revision.to_string().into();
                     ("DELETED", Arc::new(object))
                 }
             };
-            Some(Told { revision: change.revision, kind, object })
+            Some(WatchEvent { revision: change.revision, kind, object })
         }))
     }
 
-    /// Wakes this watch with the next change, or when the test wants something of it.
+    /// Registers the watch to be woken by the next change, or by a command of the test.
     pub fn wake_later(&mut self, watch: u64, waker: &Waker) {
         self.wakers.insert(watch, waker.clone());
     }
@@ -198,13 +198,13 @@ impl Store {
         std::mem::take(&mut self.wakers).into_values().for_each(Waker::wake);
     }
 
-    /// No revision that anybody has seen can be gone on from any more; who watches already goes on.
+    /// No earlier revision can be watched from now on; open watches continue.
     pub fn compact(&mut self) {
         self.revision += 1;
         self.compacted = self.revision;
     }
 
-    /// How many objects there are.
+    /// Number of objects.
     pub fn len(&self) -> usize {
         self.objects.values().map(BTreeMap::len).sum()
     }
@@ -221,7 +221,7 @@ impl Store {
 
     // ---- changes -------------------------------------------------------------------------------------
 
-    /// Takes the object out; it is there.
+    /// Removes an existing object.
     pub fn remove(&mut self, resource: &'static Resource, object: &Object) -> Object {
         let key = key_of(object);
         self.revision += 1;
@@ -253,7 +253,7 @@ impl Store {
         self.wake();
     }
 
-    /// Five characters, as behind generated names; no two alike.
+    /// Suffix of a generated name: five characters, unique.
     pub fn suffix(&mut self) -> String {
         const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
         let mut rest = usize::try_from(self.names).unwrap_or(0);
@@ -267,7 +267,7 @@ impl Store {
     }
 }
 
-/// Of the table; the plural is one of ours.
+/// The resource of that plural, which must exist.
 pub fn known(plural: &str) -> &'static Resource {
     named(plural).expect("it stands in the table of resources")
 }

@@ -1,7 +1,7 @@
-//! The body of a watch: one JSON object a line, as things happen.
+//! The body of a watch: one JSON object a line.
 //!
-//! It holds its place in the history; the connection asks for the next line when the last one is on its way. So a client
-//! that reads slowly is waited for, and costs nothing.
+//! It has a position in the history; the connection requests the next line when the last one is being sent. So a client that
+//! reads slowly takes no memory.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -21,23 +21,23 @@ pub struct Watch {
     shared: Arc<Shared>,
     id: u64,
     scope: Scope,
-    /// All until this revision has been told.
+    /// All changes up to this revision were sent.
     since: u64,
-    /// What is told first: what there is at the begin.
+    /// The initial objects, which are sent first.
     first: VecDeque<Object>,
-    /// A bookmark that says so comes after it.
+    /// A bookmark follows them.
     first_ends: bool,
-    /// How many bookmarks the test had asked for when the last one was sent. `None`: this client wants none.
+    /// Number of requested bookmarks when the last one was sent. `None`: this client accepts none.
     bookmarks: Option<u64>,
-    /// How often the test had ended all watches when this one began.
+    /// Number of requested ends of all watches when this one began.
     expiries: u64,
-    /// It fails before it tells anything.
+    /// It fails before the first event.
     failure: Option<Failure>,
     time_is_up: Sleep,
     ended: bool,
 }
 
-/// How a watch begins.
+/// Start of a watch.
 pub struct Begin {
     pub since: u64,
     pub first: VecDeque<Object>,
@@ -132,7 +132,7 @@ impl Body for Watch {
                 this.since = told.revision;
                 return next(line(told.kind, &told.object));
             }
-            // What does not concern this watch need not be gone through again. One that begins in the future waits for it.
+            // Changes outside its scope are skipped for good. A watch from a future revision waits for it.
             Ok(None) => this.since = this.since.max(state.store.revision()),
         }
         if this.bookmarks.is_some_and(|sent| sent != state.bookmarks) {

@@ -1,7 +1,6 @@
-//! The server's sockets: TLS and hyper's HTTP/2 server on a single-threaded executor, and what befalls the link.
+//! The server's sockets: TLS and hyper's HTTP/2 server on a single-threaded executor, and faults of the link.
 //!
-//! Below TLS stands [`Counted`]: it counts bytes as a mobile network would bill them, and holds them up while the link is
-//! frozen.
+//! Below TLS is [`Counted`]: it counts bytes as a mobile network would bill them, and blocks them while the link is frozen.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -28,29 +27,29 @@ use smol_hyper::rt::FuturesIo;
 use super::Shared;
 use super::handle::{self, Peer};
 
-/// Connections at once. Full: a further one is closed as soon as it is there.
+/// Connections at once. Full: a further one is closed after it was accepted.
 const CONNECTIONS_MAX: usize = 256;
-/// Requests at once on a connection, as the real server has it.
+/// Requests at once on a connection, as in the real server.
 const STREAMS_MAX: u32 = 250;
-/// The kernel's queue of connections that are not taken yet.
+/// The kernel's queue of connections that are not accepted yet.
 const BACKLOG: i32 = 128;
-/// After a connection that could not be taken (out of descriptors).
+/// Pause after a connection that could not be accepted (out of descriptors).
 const PAUSE: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Copy, Debug)]
 pub enum Command {
     Listen,
-    /// Nobody listens any more, and all connections are cut.
+    /// Stop listening, and close all connections.
     Refuse,
     Cut,
-    /// Every connection is told to go (GOAWAY): what is under way on it ends in peace.
+    /// Send GOAWAY on every connection: requests in progress complete.
     GoAway,
 }
 
-/// A command, and where to say that it is done.
-pub struct Letter(pub Command, pub mpsc::Sender<()>);
+/// A command, and a channel for its completion.
+pub struct Message(pub Command, pub mpsc::Sender<()>);
 
-/// What goes over the wire.
+/// Counters and state of the link.
 #[derive(Default)]
 pub struct Link {
     pub received: AtomicU64,
@@ -76,8 +75,8 @@ impl Link {
         }
     }
 
-    /// Ready when the link is not frozen, and then for as long as what is returned is held: nothing is on its way any
-    /// more when [`Link::freeze`] has returned.
+    /// Ready when the link is not frozen, which stays so while the result is held: after [`Link::freeze`] has returned, no byte
+    /// is in flight.
     fn poll_thawed(&self, cx: &Context<'_>) -> Poll<MutexGuard<'_, Frozen>> {
         let mut state = self.frozen();
         if !state.now {
@@ -132,7 +131,7 @@ impl AsyncWrite for Counted {
     }
 }
 
-/// Counts a connection as open, until dropped.
+/// Counts an open connection, until dropped.
 struct Open(Arc<Shared>);
 
 impl Open {
@@ -150,8 +149,8 @@ impl Drop for Open {
 
 // ---- sockets -------------------------------------------------------------------------------------------------
 
-/// A socket with a port on loopback; port 0 takes any. It may share its port with others that do not listen, so that one
-/// that is kept holds the port for those that listen, one after the other.
+/// A socket with a port on loopback; port 0 selects any. It may share its port with others that do not listen, so that one
+/// socket reserves the port between listeners.
 pub fn bound(port: u16) -> io::Result<OwnedFd> {
     let socket = net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
@@ -182,7 +181,7 @@ where
     }
 }
 
-/// What every connection watches: a closed channel is a command to all of them.
+/// Watched by every connection: a closed channel is a command to all of them.
 struct Signals {
     cut: (Sender<Infallible>, Receiver<Infallible>),
     leave: (Sender<Infallible>, Receiver<Infallible>),
@@ -194,14 +193,14 @@ impl Signals {
     }
 }
 
-/// Serves until the command channel is closed; nothing of it is left then.
-pub fn run(shared: Arc<Shared>, port: u16, inbox: Receiver<Letter>) {
+/// Serves until the command channel is closed; all sockets are closed then.
+pub fn run(shared: Arc<Shared>, port: u16, inbox: Receiver<Message>) {
     let executor = Rc::new(LocalExecutor::new());
     let acceptor = TlsAcceptor::from(Arc::new(shared.pki.server_config(&shared.clock)));
     let signals = Rc::new(RefCell::new(Signals::new()));
     shared.gauge.clone().block_on(executor.run(async {
         let mut listener: Option<smol::Task<()>> = None;
-        while let Ok(Letter(command, done)) = inbox.recv().await {
+        while let Ok(Message(command, done)) = inbox.recv().await {
             match command {
                 Command::Listen if listener.is_some() => {}
                 Command::Listen => {
@@ -233,11 +232,11 @@ pub fn run(shared: Arc<Shared>, port: u16, inbox: Receiver<Letter>) {
     }));
 }
 
-/// Ends every connection and waits until each socket is closed.
+/// Closes every connection, and waits until its socket is closed.
 async fn cut(signals: &RefCell<Signals>) {
     let old = signals.replace(Signals::new());
     old.cut.0.close();
-    // Each of them has a receiver until its socket has gone; whoever comes meanwhile has another channel's.
+    // Each of them holds a receiver until its socket is closed; a new connection has another channel's.
     while old.cut.0.receiver_count() > 1 {
         smol::future::yield_now().await;
     }
@@ -259,7 +258,7 @@ async fn accept(
         if shared.link.open.load(Ordering::Relaxed) >= CONNECTIONS_MAX {
             continue;
         }
-        // Answers are small and go in several writes.
+        // Responses are small and are written in several pieces.
         let _ = socket.get_ref().set_nodelay(true);
         let (all_cut, leave) = {
             let signals = signals.borrow();
@@ -273,7 +272,7 @@ async fn accept(
                 smol::future::or(all_cut.recv(), own_cut.recv()).await.err();
             };
             smol::future::or(serving, ended).await;
-            // The socket has gone with the future that had it.
+            // The socket was dropped with its future.
             drop(open);
         };
         if let Some(executor) = spawner.0.upgrade() {
@@ -290,7 +289,7 @@ async fn serve(
     cut: Sender<Infallible>,
     leave: Receiver<Infallible>,
 ) {
-    // A client that does not trust this server, or speaks something else, is its own trouble.
+    // A client that does not trust this server, or uses another protocol, is ignored.
     let Ok(tls) = acceptor.accept(Counted { socket, shared: shared.clone() }).await else { return };
     let certificates = tls.get_ref().1.peer_certificates().map(<[_]>::to_vec).unwrap_or_default();
     let peer = Rc::new(Peer { certificates, cut });

@@ -1,5 +1,4 @@
-//! What a request may do to objects, with the rules of the real server's registry: what the server owns in an object, which
-//! write is too late, what deletion means.
+//! Writes of objects, with the rules of the real server's registry: fields that the server owns, conflicts, and deletion.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,19 +12,19 @@ use super::patch::{self, PatchKind};
 use super::resource::Resource;
 use super::store::{Key, Object, Store, known, text};
 
-/// Objects of all kinds. Full: nothing is created any more, with the real server's words for it.
+/// Objects of all kinds. Full: nothing can be created, with the real server's error.
 const OBJECTS_MAX: usize = 50_000;
-/// What every namespace gets from the controllers.
+/// Objects that controllers create in every namespace.
 const ROOT_CA: &str = "kube-root-ca.crt";
 
-/// Which part of an object a request writes.
+/// The part of an object that a request writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     Main,
     Status,
 }
 
-/// What a deletion asks for.
+/// Options of a deletion.
 #[derive(Clone, Debug, Default)]
 pub struct Deletion {
     pub grace_seconds: Option<i64>,
@@ -109,7 +108,7 @@ impl Store {
         Ok(made)
     }
 
-    /// What the controllers put into each namespace.
+    /// Creates the controllers' objects in a namespace.
     fn furnish(&mut self, namespace: &str, now: Wall) -> Outcome<()> {
         let account = json!({"metadata": {"name": "default"}});
         self.create(known("serviceaccounts"), namespace, account, now)?;
@@ -133,7 +132,7 @@ impl Store {
     }
 
     fn admit_account(&mut self, namespace: &str, pod: &mut Value) -> Outcome<()> {
-        // A mirror pod stands for one that has no account.
+        // A mirror pod has no service account.
         let mirror = pod.pointer("/metadata/annotations/kubernetes.io~1config.mirror").is_some();
         if !self.admits_accounts || mirror {
             return Ok(());
@@ -150,7 +149,7 @@ impl Store {
         Ok(())
     }
 
-    /// PUT: the object as a whole, of which only the part counts.
+    /// PUT: a whole object, of which only the part is written.
     pub fn replace(
         &mut self,
         resource: &'static Resource,
@@ -170,7 +169,7 @@ impl Store {
         namespace_fits(namespace, &object)?;
         let version = text(&object, "/metadata/resourceVersion");
         let Some(old) = self.find(resource, namespace, name) else {
-            // Of these the real server makes one where there is none.
+            // The real server creates such an object when there is none.
             if matches!(resource.plural, "leases" | "events") && version.is_empty() {
                 return self.create(resource, namespace, object, now);
             }
@@ -198,7 +197,7 @@ impl Store {
         self.update(resource, &old, new, part)
     }
 
-    /// Puts the part of `new` into the place of `old`'s.
+    /// Replaces the part of `old` by that of `new`.
     fn update(
         &mut self,
         resource: &'static Resource,
@@ -223,8 +222,8 @@ impl Store {
             }
             Part::Main if resource.status => with(new, "status", old.get("status")),
             Part::Main => new,
-            // Differs from the real server, which takes labels and annotations too: nodes write their status so, and
-            // nothing else shall slip in.
+            // Differs from the real server, which accepts labels and annotations too: nodes write only their status by this
+            // path, and nothing else should change unnoticed.
             Part::Status => with(Value::clone(old), "status", new.get("status")),
         };
         if let Some(twice) = address_twice(&object) {
@@ -252,7 +251,7 @@ impl Store {
         if let Some(generation) = generation.filter(|_| respecified) {
             metadata.insert("generation".into(), (generation + 1).into());
         }
-        // Nothing is written where nothing changes: no revision, and no event.
+        // Without a change there is no write, no revision, and no event.
         if object == **old {
             return Ok(old.clone());
         }
@@ -268,7 +267,7 @@ impl Store {
         Ok(self.write(resource, object))
     }
 
-    /// DELETE: the object as it is then, and whether it is gone (`rest.BeforeDelete`).
+    /// DELETE: returns the object, and whether it is removed (`rest.BeforeDelete`).
     pub fn delete(
         &mut self,
         resource: &'static Resource,
@@ -305,7 +304,7 @@ impl Store {
     ) -> (Object, bool) {
         let pending = old.pointer("/metadata/deletionGracePeriodSeconds").and_then(Value::as_i64);
         let grace = match (asked, pending) {
-            // A deletion under way is only ever made shorter.
+            // A further deletion can only shorten the grace period.
             (None, Some(_)) => return (old.clone(), false),
             (Some(asked), Some(pending)) if asked >= pending => return (old.clone(), false),
             (Some(asked), Some(_)) => asked,
@@ -320,7 +319,7 @@ impl Store {
                 }
             }
         };
-        // As the real server, which writes the mark for a grace period of nothing too, and then deletes.
+        // As the real server, which sets the deletionTimestamp for a grace period of zero too, and then deletes.
         let marked = self.mark(resource, old, grace, now);
         if grace > 0 || !finalizers(&marked).is_empty() {
             return (marked, false);
@@ -328,7 +327,7 @@ impl Store {
         (self.remove(resource, &marked), true)
     }
 
-    /// Says in the object that it is being deleted.
+    /// Sets the deletion fields of the object.
     fn mark(&mut self, resource: &'static Resource, old: &Object, grace: i64, now: Wall) -> Object {
         let mut object = Value::clone(old);
         let asked = old.pointer("/metadata/deletionTimestamp").and_then(Value::as_str);
@@ -349,7 +348,7 @@ impl Store {
         if object == **old { old.clone() } else { self.write(resource, object) }
     }
 
-    /// A namespace goes when its pods have gone; all else in it goes at once.
+    /// A namespace is removed after its pods; everything else in it is removed at once.
     fn delete_namespace(
         &mut self,
         resource: &'static Resource,
@@ -370,12 +369,12 @@ impl Store {
                 self.remove(known(plural), &object);
             }
         }
-        // A pod that went at once has taken the namespace with it.
+        // The removal of its last pod has removed the namespace already.
         self.end_namespace(&name);
         Ok((marked, self.find(resource, "", &name).is_none()))
     }
 
-    /// The last pod of a namespace that is being deleted takes it along.
+    /// The removal of the last pod of a terminating namespace removes the namespace.
     pub fn end_namespace(&mut self, name: &str) {
         let Some(place) = self.find(known("namespaces"), "", name) else { return };
         let deleting = place.pointer("/metadata/deletionTimestamp").is_some();
@@ -398,7 +397,7 @@ fn finalizers(object: &Value) -> &[Value] {
     object.pointer("/metadata/finalizers").and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
-/// The object with another value in this field, or none.
+/// The object with another value in this field, or without it.
 fn with(mut object: Value, field: &str, value: Option<&Value>) -> Value {
     if let Some(fields) = object.as_object_mut() {
         match value {
@@ -415,7 +414,7 @@ fn fields<'a>(object: &'a mut Value, field: &str) -> Outcome<&'a mut Map<String,
     object.entry(field).or_insert_with(|| json!({})).as_object_mut().ok_or_else(wrong)
 }
 
-/// An object says what it is, or is given it: a client that sends another kind to a path has made a mistake.
+/// Checks or sets an object's type: another kind for a path is an error of the client.
 fn check_type(resource: &Resource, object: &mut Value) -> Outcome<()> {
     let Some(fields) = object.as_object_mut() else {
         return Err(Failure::bad_request("the object provided is unrecognized: it is no JSON object"));
@@ -431,11 +430,11 @@ fn check_type(resource: &Resource, object: &mut Value) -> Outcome<()> {
     Ok(())
 }
 
-/// Looks like a random one; no two in this process are alike.
+/// Looks random, and is unique in this process.
 fn uid() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    // Odd numbers times this one spread over all the bits, so that no two share their first half for long.
+    // Multiples by this odd number spread over all bits, so that the first halves differ for long.
     let spread = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     format!(
         "{:08x}-{:04x}-4{:03x}-8{:03x}-{number:012x}",
@@ -446,13 +445,13 @@ fn uid() -> String {
     )
 }
 
-/// A time of the API so many seconds later. One that cannot be read stays: a test has written it.
+/// A time of the API so many seconds later. An invalid one, which a test has written, is unchanged.
 fn shifted(time: &str, seconds: i64) -> String {
     let Ok(at) = time.parse::<Timestamp>() else { return time.to_owned() };
     at.checked_add(SignedDuration::from_secs(seconds)).map_or_else(|_| time.to_owned(), |at| at.to_string())
 }
 
-/// A Node's addresses are merged by their type, and each may be there once.
+/// A Node's addresses are merged by their type, and each may occur once.
 fn address_twice(object: &Value) -> Option<&Value> {
     let addresses = object.pointer("/status/addresses")?.as_array()?;
     addresses

@@ -1,5 +1,5 @@
-//! What other agents run in the same runtime: thousands of items that exist in list answers only, made as they are
-//! sent, so that a list of hundreds of megabytes costs the fake one item's memory.
+//! Objects of other clients in the same runtime: thousands of items that exist only in list responses and are generated while
+//! they are sent, so that a list of hundreds of megabytes takes one item's memory.
 
 use std::collections::BTreeMap;
 
@@ -7,14 +7,14 @@ use hyper::body::Bytes;
 use prost::Message;
 use smolet::proto::runtime::v1 as cri;
 
-/// How many foreign sandboxes, containers and images a list of everything holds beside what the fake has.
+/// Number of foreign sandboxes, containers and images in an unfiltered list.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Crowd {
     pub sandboxes: usize,
     pub containers: usize,
-    /// Bytes of the one label that each of these has.
+    /// Bytes of a label of each item.
     pub label_bytes: usize,
-    /// Each container is of one of its own, whether it is listed or not.
+    /// Each container belongs to its own sandbox, listed or not.
     pub images: usize,
 }
 
@@ -28,12 +28,12 @@ impl Crowd {
         }
     }
 
-    /// A name as long as one may be.
+    /// A name of the greatest length.
     fn image(number: usize) -> String {
         format!("registry.example/{}/{number}:1", "x".repeat(220))
     }
 
-    /// The items of the answer to `method`, each as field 1 in pieces that follow one another.
+    /// The items of the response to `method`, each as field 1, in consecutive pieces.
     pub(super) fn items(&self, method: &str) -> Vec<[Bytes; 2]> {
         let noise = BTreeMap::from([("noise".to_owned(), "x".repeat(self.label_bytes))]);
         let (sandboxes, stats) = (method == "ListPodSandbox", method == "ListContainerStats");
@@ -41,8 +41,8 @@ impl Crowd {
         let stats_of = |attributes: cri::ContainerAttributes| {
             cri::ContainerStats { attributes: Some(attributes), ..Default::default() }.encode_to_vec()
         };
-        // A message's fields may come in any order, and in parts that are one message then, so the label, the same for all,
-        // stands behind what differs.
+        // A message's fields may be in any order, and parts of one message are merged, so the label, which all items share,
+        // follows the individual fields.
         let shared = Bytes::from(if sandboxes {
             cri::PodSandbox { labels: noise, ..Default::default() }.encode_to_vec()
         } else if stats {

@@ -1,6 +1,6 @@
-//! What the fake tells by itself: CRI `GetContainerEvents` or containerd's `Subscribe`, and what goes wrong on the way.
+//! The fake's event streams: CRI `GetContainerEvents` or containerd's `Subscribe`, with faults.
 //!
-//! Events come of a comparison of the state with what was told before, whenever anyone looks at the state.
+//! Events are derived by comparing the state with the last reported one, at every access to the state.
 
 use std::collections::BTreeMap;
 use std::pin::{Pin, pin};
@@ -20,27 +20,27 @@ use smolet::proto::runtime::v1 as cri;
 
 use super::state::{Container, Sandbox, State};
 
-/// What becomes of events, in percent of them; seeded.
+/// Faults of events, in percent; seeded.
 #[derive(Clone, Debug, Default)]
 pub struct EventFaults {
     pub seed: u64,
     pub lost: u8,
     pub doubled: u8,
-    /// Told after the next one.
+    /// Reordered with the next one.
     pub late: u8,
-    /// How much later events are told, at most.
+    /// Maximum delay of an event.
     pub delay: Duration,
-    /// Streams stay open, and nothing comes.
+    /// Streams stay open without events.
     pub hang: bool,
 }
 
-/// Who tells, to whom, and what was told.
+/// The event service, its subscribers, and the last reported state.
 #[derive(Default)]
-pub struct Teller {
+pub struct EventSource {
     pub(super) service: Option<EventService>,
     pub(super) faults: EventFaults,
     streams: Vec<Sender<Vec<u8>>>,
-    /// Messages that are not on the wire yet.
+    /// Messages that are not sent yet.
     telling: Arc<AtomicUsize>,
     told: BTreeMap<String, Seen>,
     held: Vec<(Mono, Vec<u8>)>,
@@ -55,20 +55,20 @@ enum Seen {
     Exited,
 }
 
-impl Teller {
+impl EventSource {
     pub(super) fn has(&self, service: &str) -> bool {
         self.service == Some(EventService::Containerd) && service == "containerd.services.events.v1.Events"
     }
 
-    /// A new stream, when `method` is one that is there.
-    pub(super) fn follow(&mut self, method: &str) -> Option<Told> {
+    /// A new stream, if the service of `method` is available.
+    pub(super) fn follow(&mut self, method: &str) -> Option<EventStream> {
         let service = self.service?;
         if !service.method().ends_with(&format!("/{method}")) {
             return None;
         }
         let (sender, receiver) = unbounded();
         self.streams.push(sender);
-        Some(Told { receiver: Box::pin(receiver), telling: self.telling.clone(), carries: false })
+        Some(EventStream { receiver: Box::pin(receiver), telling: self.telling.clone(), carries: false })
     }
 
     pub(super) fn telling(&self) -> usize {
@@ -84,7 +84,7 @@ impl Teller {
         self.streams.len()
     }
 
-    /// Tells what changed.
+    /// Reports the changes.
     pub(super) fn tell(
         &mut self,
         sandboxes: &BTreeMap<String, Sandbox>,
@@ -102,7 +102,7 @@ impl Teller {
         for container in containers.values() {
             let seen = match container.state {
                 cri::ContainerState::ContainerCreated => Seen::Created,
-                // No event tells of it.
+                // Without an event.
                 cri::ContainerState::ContainerRunning | cri::ContainerState::ContainerUnknown => {
                     Seen::Running
                 }
@@ -133,7 +133,7 @@ impl Teller {
             let is_gone = |id: &&String| !containers.contains_key(*id) && !sandboxes.contains_key(*id);
             for id in self.told.keys().filter(is_gone).cloned().collect::<Vec<_>>() {
                 self.told.remove(&id);
-                // The CRI's event of a sandbox that is gone says nothing of the pod.
+                // The CRI's event of a removed sandbox does not have its pod.
                 self.event(RuntimeEventKind::Deleted, &id, "", now);
             }
         }
@@ -172,7 +172,7 @@ impl Teller {
         }
     }
 
-    /// The streams are cut; what was on its way is lost.
+    /// The streams are cut; pending messages are lost.
     fn cut(&mut self) {
         self.streams.clear();
         self.held.clear();
@@ -192,10 +192,10 @@ impl Teller {
     }
 }
 
-/// What a runtime without a socket has of its events.
+/// Events of a runtime without a socket.
 #[allow(dead_code, reason = "each test binary uses other parts")]
 impl State {
-    /// From now on this service tells what happens; without this there is none.
+    /// From now on this service reports events; without this there is none.
     pub fn tell_events(&mut self, service: EventService) {
         self.teller.service = Some(service);
     }
@@ -204,17 +204,17 @@ impl State {
         self.teller.faults = faults;
     }
 
-    /// A new stream of the service, when it is there.
-    pub fn follow_events(&mut self, service: EventService) -> Option<Told> {
+    /// A new stream of the service, if it is available.
+    pub fn follow_events(&mut self, service: EventService) -> Option<EventStream> {
         self.teller.follow(service.method().rsplit('/').next()?)
     }
 
-    /// Ends every stream in order.
+    /// Ends every stream orderly.
     pub fn end_event_streams(&mut self) {
         self.teller.end();
     }
 
-    /// Every connection is lost.
+    /// All connections are lost.
     pub fn cut_event_streams(&mut self) {
         self.teller.cut();
     }
@@ -223,7 +223,7 @@ impl State {
         self.teller.streams()
     }
 
-    /// When an event that is held back is told next.
+    /// When the next delayed event is due.
     pub fn next_held_event(&self) -> Option<Mono> {
         self.teller.held.iter().map(|(at, _)| *at).min()
     }
@@ -250,7 +250,7 @@ fn cri_event(kind: RuntimeEventKind, id: &str, uid: &str) -> Vec<u8> {
 fn containerd_event(kind: RuntimeEventKind, id: &str) -> Option<Vec<u8>> {
     let container_id = id.to_owned();
     let (topic, value) = match kind {
-        // Nobody subscribes to it.
+        // Without subscribers.
         RuntimeEventKind::Created => return None,
         RuntimeEventKind::Started => ("/tasks/start", containerd::TaskStart { container_id }.encode_to_vec()),
         RuntimeEventKind::Exited => {
@@ -266,14 +266,14 @@ fn containerd_event(kind: RuntimeEventKind, id: &str) -> Option<Vec<u8>> {
     Some(envelope.encode_to_vec())
 }
 
-/// The messages of one stream. A message counts as being told until the next one is asked for.
-pub struct Told {
+/// The messages of a stream. A message counts as pending until the next one is requested.
+pub struct EventStream {
     receiver: Pin<Box<Receiver<Vec<u8>>>>,
     telling: Arc<AtomicUsize>,
     carries: bool,
 }
 
-impl Told {
+impl EventStream {
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Vec<u8>>> {
         if std::mem::take(&mut self.carries) {
             self.telling.fetch_sub(1, Ordering::SeqCst);
@@ -284,7 +284,7 @@ impl Told {
     }
 }
 
-impl Drop for Told {
+impl Drop for EventStream {
     fn drop(&mut self) {
         self.receiver.close();
         let mut left = usize::from(self.carries);

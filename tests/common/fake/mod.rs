@@ -1,12 +1,12 @@
-//! A container runtime that runs nothing: stateful, on a real Unix socket, with real HTTP/2 and real protobuf,
-//! in a thread of its own. [`Fake`] is the handle a test holds: it looks at the state, breaks things and waits.
+//! A container runtime that runs nothing: stateful, on a real Unix socket, with real HTTP/2 and real protobuf, on its own
+//! thread. [`Fake`] is the handle of a test: it reads and changes the state, injects faults and waits.
 //!
-//! `state` owns what the runtime knows and what each method does to it; `store` containerd's image records; `events` what it
-//! tells by itself; `server` owns the socket and the wire.
-//! Time comes from the [`FakeClock`]: container programs end, and delays pass, on virtual time when it is virtual.
+//! `state` has the runtime's state and the effect of each method; `store` containerd's image records; `events` the event
+//! streams; `server` the socket and the wire.
+//! Time comes from the [`FakeClock`]: container programs exit, and delays elapse, on virtual time when it is virtual.
 //!
-//! Methods are named as in the CRI (`RunPodSandbox`); containers as `app`, `web/app` (pod, container) or by id: the
-//! newest that matches counts. Pods as `web` or by sandbox id.
+//! Methods have their CRI names (`RunPodSandbox`); containers are `app`, `web/app` (pod, container) or an id: the newest that
+//! matches. Pods are `web` or a sandbox id.
 
 mod crowd;
 mod events;
@@ -27,7 +27,7 @@ use smolet::proto::runtime::v1 as cri;
 #[allow(unused_imports, reason = "each test binary names other ones")]
 pub use crowd::Crowd;
 #[allow(unused_imports, reason = "each test binary names other ones")]
-pub use events::{EventFaults, Told};
+pub use events::{EventFaults, EventStream};
 use smolet::clock::{SharedClock, SystemClock, VirtualClock};
 use smolet::cri::{EventService, RuntimeEventKind};
 #[allow(unused_imports, reason = "each test binary names other ones")]
@@ -36,7 +36,7 @@ pub use state::{BreakOff, Call, Container, Exec, Image, Program, Reply, Rule, Sa
 use super::TempDir;
 use super::gauge::Gauge;
 
-/// Where the fake's time comes from.
+/// The fake's clock.
 #[derive(Clone)]
 pub enum FakeClock {
     System,
@@ -69,7 +69,7 @@ impl From<VirtualClock> for FakeClock {
 /// The fake runtime; stops when dropped.
 pub struct Fake {
     shared: Arc<Shared>,
-    commands: smol::channel::Sender<server::Letter>,
+    commands: smol::channel::Sender<server::Message>,
     thread: Option<JoinHandle<()>>,
     socket: PathBuf,
     _folder: TempDir,
@@ -84,7 +84,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// The state with every program that should have ended by now ended.
+    /// The state after all programs that are due have exited.
     fn settled(&self) -> MutexGuard<'_, State> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.settle(self.clock.now());
@@ -93,7 +93,7 @@ impl Shared {
 }
 
 impl Fake {
-    /// Listens on a socket of its own.
+    /// Listens on its own socket.
     pub fn start(clock: impl Into<FakeClock>) -> Self {
         let folder = TempDir::new();
         let socket = folder.path().join("cri.sock");
@@ -125,24 +125,24 @@ impl Fake {
         &self.socket
     }
 
-    /// The state, to look at or to change.
+    /// The state, to read or to change.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.shared.settled()
     }
 
-    /// Its thread has nothing to do: every call that has come is answered, and the answer written.
+    /// True when its thread is idle: every received call is answered, and the response written.
     pub fn is_idle(&self) -> bool {
         self.shared.gauge.idle()
     }
 
     // ---- the connection ------------------------------------------------------------------------------
 
-    /// Cuts every connection, mid-call or not.
+    /// Closes every connection, also during calls.
     pub fn drop_connections(&self) {
         self.command(server::Command::Cut);
     }
 
-    /// Stops listening and cuts every connection, as a runtime that is down: connecting is refused.
+    /// Stops listening and closes every connection, as a stopped runtime: connecting is refused.
     pub fn refuse_connections(&self) {
         self.command(server::Command::Refuse);
     }
@@ -152,55 +152,55 @@ impl Fake {
         self.command(server::Command::Listen);
     }
 
-    /// Connections accepted since the start.
+    /// Number of accepted connections.
     pub fn connections(&self) -> u64 {
         self.state().connections
     }
 
     fn command(&self, command: server::Command) {
         let (done, ack) = std::sync::mpsc::channel();
-        self.commands.try_send(server::Letter(command, done)).expect("the fake's thread runs");
+        self.commands.try_send(server::Message(command, done)).expect("the fake's thread runs");
         ack.recv_timeout(Duration::from_secs(10)).expect("the fake's thread answers");
     }
 
     // ---- faults --------------------------------------------------------------------------------------
 
-    /// The next `times` calls of `method` fail with this gRPC code and message; nothing is done.
+    /// The next `times` calls of `method` fail with this gRPC code and message, without an effect.
     pub fn fail(&self, method: &str, times: u32, code: i32, message: &str) {
         self.fail_on(method, "", times, code, message);
     }
 
-    /// The same, for calls whose target (see [`Call`]) contains `target`.
+    /// The same for calls whose target (see [`Call`]) contains `target`.
     pub fn fail_on(&self, method: &str, target: &str, times: u32, code: i32, message: &str) {
         self.rule(method, target, Rule::Fail { times, code, message: message.to_owned() });
     }
 
-    /// Calls of `method` whose target contains `target` never answer, until [`Fake::heal`].
+    /// Calls of `method` whose target contains `target` hang until [`Fake::heal`].
     pub fn hang_on(&self, method: &str, target: &str) {
         self.rule(method, target, Rule::Hang);
     }
 
-    /// Calls of `method` wait so long before they do anything.
+    /// Calls of `method` are delayed by this time.
     pub fn delay(&self, method: &str, delay: Duration) {
         self.rule(method, "", Rule::Delay(delay));
     }
 
-    /// Calls of `method` do nothing and never answer, until [`Fake::heal`].
+    /// Calls of `method` hang without an effect until [`Fake::heal`].
     pub fn hang(&self, method: &str) {
         self.rule(method, "", Rule::Hang);
     }
 
-    /// The next `times` calls of `method` do their work, but the connection is cut before the answer.
+    /// The next `times` calls of `method` take effect, but the connection is closed before the response.
     pub fn lose_answer(&self, method: &str, times: u32) {
         self.rule(method, "", Rule::LoseAnswer { times });
     }
 
-    /// The next call of the streaming list `method` ends too early.
+    /// The next call of the streaming list `method` ends early.
     pub fn break_off(&self, method: &str, how: BreakOff) {
         self.rule(method, "", Rule::BreakOff(how));
     }
 
-    /// Takes back every fault of `method`.
+    /// Removes the faults of `method`.
     pub fn heal(&self, method: &str) {
         self.state().heal(method);
     }
@@ -211,17 +211,17 @@ impl Fake {
 
     // ---- events --------------------------------------------------------------------------------------
 
-    /// From now on this service tells what happens; without this there is none.
+    /// From now on this service reports events; without this there is none.
     pub fn tell_events(&self, service: EventService) {
         self.state().teller.service = Some(service);
     }
 
-    /// What becomes of events on their way from now on.
+    /// Faults of events from now on.
     pub fn event_faults(&self, faults: EventFaults) {
         self.state().teller.faults = faults;
     }
 
-    /// Tells these events, true or not: what happened, to which id, of which pod.
+    /// Reports these events, true or not: kind, id and pod.
     pub fn flood(&self, events: impl IntoIterator<Item = (RuntimeEventKind, String, String)>) {
         let now = self.shared.clock.now().mono;
         let mut state = self.state();
@@ -236,88 +236,88 @@ impl Fake {
         messages.into_iter().for_each(|message| state.teller.send(&message));
     }
 
-    /// Events that were told and are not on the wire yet.
+    /// Number of reported events that are not sent yet.
     pub fn events_waiting(&self) -> usize {
         self.state().teller.telling()
     }
 
-    /// Ends every stream of events in order.
+    /// Ends every event stream orderly.
     pub fn end_event_streams(&self) {
         self.state().teller.end();
     }
 
-    /// Streams of events that are open.
+    /// Number of open event streams.
     pub fn event_streams(&self) -> usize {
         self.state().teller.streams()
     }
 
-    /// A container that ends by itself is shown running for so long after its event, as with containerd's own.
+    /// A container that exits by itself is reported as running for so long after its event, as in containerd.
     pub fn exit_lag(&self, lag: Duration) {
         self.state().exit_lag = lag;
     }
 
     // ---- what happens in the runtime -----------------------------------------------------------------
 
-    /// What containers do whose image, command or name contains `what`; the last rule that matches counts.
+    /// Behaviour of containers whose image, command or name contains `what`; the last rule that matches applies.
     pub fn program(&self, what: &str, program: Program) {
         self.state().programs.push((what.to_owned(), program));
     }
 
-    /// What `ExecSync` answers in containers and for commands that contain `what`; the last that matches counts.
+    /// Response to `ExecSync` in containers and for commands that contain `what`; the last rule that matches applies.
     pub fn exec(&self, what: &str, exec: Exec) {
         self.state().execs.push((what.to_owned(), exec));
     }
 
-    /// A running container ends by itself.
+    /// A running container exits by itself.
     pub fn exit(&self, container: &str, code: i32, reason: &str, message: &str) {
         let now = self.shared.clock.now();
         self.state().exit(container, now.wall, code, reason, message);
     }
 
-    /// The runtime knows nothing of the container any more.
+    /// The runtime loses the container.
     pub fn forget_container(&self, container: &str) {
         self.state().forget(container);
     }
 
-    /// The runtime knows nothing of the pod's newest sandbox and its containers any more.
+    /// The runtime loses the pod's newest sandbox and its containers.
     pub fn forget_sandbox(&self, pod: &str) {
         self.state().forget_sandbox(pod);
     }
 
-    /// A running pod that some other agent made. The containers' images have to be there.
+    /// A running pod of another agent. The containers' images have to be present.
     pub fn run_pod(&self, sandbox: cri::PodSandboxConfig, containers: Vec<cri::ContainerConfig>) {
         let now = self.shared.clock.now();
         self.state().run_pod(sandbox, containers, now);
     }
 
-    /// A running container that some other agent makes in the pod's newest sandbox.
+    /// A running container of another agent in the pod's newest sandbox.
     pub fn run_container(&self, pod: &str, container: cri::ContainerConfig) {
         let now = self.shared.clock.now();
         self.state().run_container(pod, container, now);
     }
 
-    /// The runtime reports `CONTAINER_UNKNOWN` from now on, until the container is stopped.
+    /// The container is reported as `CONTAINER_UNKNOWN` from now on, until it is stopped.
     pub fn report_unknown(&self, container: &str) {
         self.state().report_unknown(container);
     }
 
-    /// The pod's newest sandbox dies from outside; its containers stay as they are.
+    /// The pod's newest sandbox dies; its containers are unchanged.
     pub fn stop_sandbox(&self, pod: &str) {
         self.state().kill_sandbox(pod);
     }
 
-    /// As after a reboot of the node: every sandbox is not ready, every container has exited with 255.
+    /// A reboot of the node: every sandbox is not ready, every container has exited with 255.
     pub fn reboot(&self) {
         let now = self.shared.clock.now();
         self.state().reboot(now.wall);
     }
 
-    /// What other agents run here from now on.
+    /// Objects of other clients from now on.
     pub fn crowd(&self, crowd: Crowd) {
         self.state().crowd = crowd;
     }
 
-    /// An image that is already there.
+    /// Adds an image.
     pub fn add_image(&self, name: &str) {
         self.state().add_image(name);
     }
@@ -327,7 +327,7 @@ impl Fake {
         self.state().missing.insert(name.to_owned());
     }
 
-    /// `RuntimeReady` or `NetworkReady` does not hold, with this reason and message; empty ones = it holds again.
+    /// `RuntimeReady` or `NetworkReady` is false, with this reason and message; empty ones = it is true again.
     pub fn condition(&self, kind: &str, reason: &str, message: &str) {
         self.state().condition(kind, reason, message);
     }
@@ -344,23 +344,22 @@ impl Fake {
         self.state().calls.iter().filter(|call| call.changes()).map(ToString::to_string).collect()
     }
 
-    /// Forgets the calls so far.
+    /// Clears the recorded calls.
     pub fn clear_calls(&self) {
         self.state().calls.clear();
     }
 
-    /// How often `method` was called.
+    /// Number of calls of `method`.
     pub fn count(&self, method: &str) -> usize {
         self.state().calls.iter().filter(|call| call.method == method).count()
     }
 
-    /// Bytes of answers that were taken for the wire since the start; what a client does not read is not among them, but
-    /// for what the connection buffers.
+    /// Bytes of responses that were written since the start; unread ones count only as far as the connection buffers them.
     pub fn bytes_sent(&self) -> u64 {
         self.shared.sent.load(Ordering::Relaxed)
     }
 
-    /// Waits (in real time) until `holds`. Panics with the calls so far when it never does.
+    /// Waits (in real time) until `holds` returns true. Panics with the recorded calls after the deadline.
     pub fn wait_for(&self, what: &str, timeout: Duration, mut holds: impl FnMut(&State) -> bool) {
         let start = Instant::now();
         loop {

@@ -22,7 +22,7 @@ use smol::LocalExecutor;
 use smol_hyper::rt::FuturesIo;
 
 use super::Shared;
-use super::events::Told;
+use super::events::EventStream;
 use super::state::{BreakOff, Fault, Reply};
 use super::store;
 
@@ -32,8 +32,8 @@ pub enum Command {
     Cut,
 }
 
-/// A command, and where to say that it is done.
-pub struct Letter(pub Command, pub mpsc::Sender<()>);
+/// A command, and a channel for its completion.
+pub struct Message(pub Command, pub mpsc::Sender<()>);
 
 #[derive(Clone)]
 struct Spawner(Rc<LocalExecutor<'static>>);
@@ -48,11 +48,11 @@ where
 }
 
 /// Serves until the command channel is closed.
-pub fn run(shared: Arc<Shared>, socket: &Path, inbox: smol::channel::Receiver<Letter>) {
+pub fn run(shared: Arc<Shared>, socket: &Path, inbox: smol::channel::Receiver<Message>) {
     let executor = Rc::new(LocalExecutor::new());
     shared.gauge.clone().block_on(executor.run(async {
         let mut listening: Option<smol::Task<()>> = None;
-        while let Ok(Letter(command, done)) = inbox.recv().await {
+        while let Ok(Message(command, done)) = inbox.recv().await {
             match command {
                 Command::Listen => {
                     let _ = std::fs::remove_file(socket);
@@ -61,7 +61,7 @@ pub fn run(shared: Arc<Shared>, socket: &Path, inbox: smol::channel::Receiver<Le
                     listening = Some(executor.spawn(accept(shared.clone(), listener, executor.clone())));
                 }
                 Command::Refuse => {
-                    // The socket's file stays: connecting to it is refused, as when a runtime has died.
+                    // The socket file stays: connecting is refused, as when a runtime has died.
                     if let Some(task) = listening.take() {
                         task.cancel().await;
                     }
@@ -106,7 +106,7 @@ async fn accept(shared: Arc<Shared>, listener: Async<UnixListener>, executor: Rc
             .serve_connection(FuturesIo::new(stream), service);
         let serving = async move {
             drop(connection.await);
-            // The last handle: the other end sees that nobody reads any more.
+            // The last handle: the client sees that the stream is closed.
             served.settled().streams.remove(&number);
         };
         executor.spawn(serving).detach();
@@ -168,7 +168,7 @@ async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answ
     let reply = loop {
         let reply = shared.settled().handle(list.unwrap_or(method), message, shared.clock.now());
         match reply {
-            // The program ignores SIGTERM: its grace period has to pass first.
+            // The program ignores SIGTERM: its grace period has to elapse.
             Reply::After(wait) => {
                 active.pause();
                 shared.clock.shared().sleep(wait).await;
@@ -193,11 +193,11 @@ async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answ
                     let foreign = crowd(method);
                     let length = message.len() + foreign.iter().flatten().map(Bytes::len).sum::<usize>();
                     let own = [prefix(length), message.into()];
-                    // Without empty pieces: an empty frame is nothing a gRPC server sends.
+                    // Without empty pieces: gRPC servers send no empty frames.
                     let all = own.into_iter().chain(foreign.into_iter().flatten());
                     all.filter(|piece| !piece.is_empty()).collect()
                 }
-                // Two items a message; none at all when there are no items.
+                // Two items a message; no message without items.
                 Some(list) => {
                     let mut data: VecDeque<_> = items(&message).map(|item| [item, Bytes::new()]).collect();
                     data.extend(crowd(list));
@@ -230,14 +230,14 @@ async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answ
     }
 }
 
-/// What stands before a message on the wire.
+/// The prefix of a message on the wire.
 fn prefix(length: usize) -> Bytes {
     let mut prefix = vec![0];
     prefix.extend_from_slice(&u32::try_from(length).unwrap().to_be_bytes());
     prefix.into()
 }
 
-/// The items of a list's answer, each with its field's key and length.
+/// The items of a list response, each with its field's key and length.
 fn items(answer: &[u8]) -> impl Iterator<Item = Bytes> {
     let mut rest = answer;
     std::iter::from_fn(move || {
@@ -250,7 +250,8 @@ fn items(answer: &[u8]) -> impl Iterator<Item = Bytes> {
     })
 }
 
-/// A start that takes its time. As containerd, whoever hangs up meanwhile has failed it: the container ends with `StartError`.
+/// A start that takes time. As in containerd, it fails when the client disconnects meanwhile: the container exits with
+/// `StartError`.
 struct Starting {
     shared: Arc<Shared>,
     container: Option<String>,
@@ -276,7 +277,7 @@ impl Drop for Starting {
     }
 }
 
-/// Counts a call as being answered, until dropped.
+/// Counts a call in progress, until dropped.
 struct Active {
     shared: Arc<Shared>,
     counted: bool,
@@ -307,7 +308,7 @@ impl Drop for Active {
     }
 }
 
-/// A trailers-only answer, as grpc-go sends errors.
+/// A trailers-only response, as grpc-go sends errors.
 fn status(code: i32, message: &str) -> Response<Answer> {
     let mut response = Response::new(Answer {
         told: None,
@@ -348,12 +349,12 @@ fn framed(message: &[u8]) -> Bytes {
 
 struct Answer {
     /// The messages of a stream, before the trailers.
-    told: Option<Told>,
+    told: Option<EventStream>,
     data: VecDeque<Bytes>,
     trailers: Option<HeaderMap>,
-    /// It stays open after that.
+    /// It stays open after the messages.
     silent: bool,
-    /// Where its data is counted.
+    /// Counter of its data.
     shared: Option<Arc<Shared>>,
 }
 

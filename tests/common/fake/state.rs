@@ -1,4 +1,4 @@
-//! What the fake knows, and what each CRI method does to it. Errors read as containerd's.
+//! The fake's state, and the effect of each CRI method on it. Errors have containerd's wording.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -12,7 +12,7 @@ use smolet::proto::runtime::v1 as cri;
 use smolet::proto::runtime::v1::{ContainerState, PodSandboxState};
 
 use super::crowd::Crowd;
-use super::events::Teller;
+use super::events::EventSource;
 use super::store::{self, Store};
 
 /// gRPC codes as containerd uses them.
@@ -25,68 +25,68 @@ pub struct State {
     pub sandboxes: BTreeMap<String, Sandbox>,
     pub containers: BTreeMap<String, Container>,
     pub images: BTreeMap<String, Image>,
-    /// Where they lie; a place that is not there unless it is set.
+    /// Path of the images' file system; a missing one unless it is set.
     pub image_mountpoint: Option<String>,
-    /// Bytes of memory that containers of that name use.
+    /// Memory usage of containers of that name.
     pub memory: BTreeMap<String, i64>,
-    /// Bytes that containers of that name have written to their root.
+    /// Size of the writable layer of containers of that name.
     pub written: BTreeMap<String, i64>,
-    /// What sandboxes are made of, told as containerd does.
+    /// The sandbox image, reported as by containerd.
     pub sandbox_image: Option<String>,
-    /// Names that no registry has.
+    /// Images that no registry has.
     pub missing: BTreeSet<String>,
-    /// Names that a registry gives to this user with this password only.
+    /// Images that a registry gives only to this user with this password.
     pub private: BTreeMap<String, (String, String)>,
     /// Every call since the start or the last [`super::Fake::clear_calls`].
     pub calls: Vec<Call>,
     pub connections: u64,
-    /// Which gRPC services are there.
+    /// The available gRPC services.
     pub services: Services,
-    /// What others run here; in lists of everything only.
+    /// Objects of other clients; only in unfiltered lists.
     pub crowd: Crowd,
-    /// Each row of `ListContainerStats` comes twice.
+    /// Each item of `ListContainerStats` is sent twice.
     pub repeats_stats: bool,
     /// It has the streaming list calls (KEP-5825).
     pub streams_lists: bool,
     pub(super) rules: Vec<(String, String, Rule)>,
-    /// Calls that hang, to be asked again when faults are taken back.
+    /// Calls that hang, to be polled again when faults are removed.
     hanging: Vec<Waker>,
     pub programs: Vec<(String, Program)>,
-    /// `http://ADDRESS:PORT` of its streaming server; without one its URLs lead nowhere.
+    /// `http://ADDRESS:PORT` of its streaming server; without one its URLs are unreachable.
     pub streaming_server: Option<String>,
     pub(super) execs: Vec<(String, Exec)>,
-    /// The connections that are served, by the number of their arrival.
+    /// The open connections, by the order of their arrival.
     pub(super) streams: BTreeMap<u64, UnixStream>,
     conditions: BTreeMap<String, (String, String)>,
-    /// Its handlers, and whether each runs pods with users of their own; an older runtime lists none.
+    /// Its handlers, and whether each supports user namespaces; an older runtime lists none.
     pub handlers: Vec<(String, bool)>,
-    /// It knows `supplementalGroupsPolicy: Strict`.
+    /// It supports `supplementalGroupsPolicy: Strict`.
     pub strict_groups: bool,
     /// It reports a container's stop signal.
     pub stop_signals: bool,
-    /// It reports what a container runs with (containerd since 1.6.9).
+    /// It reports a container's resources (containerd since 1.6.9).
     pub reports_resources: bool,
-    /// Its name and version, when it is to be taken for a runtime that is known.
+    /// Its name and version, to pose as a known runtime.
     pub version: Option<(&'static str, &'static str)>,
     made: u64,
-    /// Times that all containers were listed.
+    /// Number of unfiltered container lists.
     pub relists: usize,
-    /// Calls being answered now; those that hang, or wait for time to pass, do not count.
+    /// Calls in progress; those that hang, or wait for time to pass, do not count.
     pub(super) active: usize,
-    /// What the fake tells by itself.
-    pub(super) teller: Teller,
-    /// containerd's own.
+    /// The event streams.
+    pub(super) teller: EventSource,
+    /// containerd's image store.
     pub store: Store,
-    /// How long a container that ended by itself is still shown running.
+    /// How long a container that exited by itself is still reported as running.
     pub exit_lag: Duration,
     now: Mono,
-    /// A container that starts gets its log file, as in a real runtime.
+    /// A container that starts creates its log file, as in a real runtime.
     pub writes_logs: bool,
-    /// What `RuntimeConfig` tells; `None` = the runtime has no such call.
+    /// The response to `RuntimeConfig`; `None` = not implemented.
     pub cgroup_driver: Option<cri::CgroupDriver>,
     /// Pods have addresses on which tests can listen.
     pub pods_on_loopback: bool,
-    /// What no agent may ever do, seen after a call: see [`State::check`].
+    /// Violations of invariants, detected after each call: see [`State::check`].
     pub violations: Vec<String>,
 }
 
@@ -96,7 +96,7 @@ pub struct Sandbox {
     pub handler: String,
     pub ready: bool,
     pub created_at: Wall,
-    /// Empty on the host's network and once the sandbox is stopped.
+    /// Empty with the host's network, and after the sandbox is stopped.
     pub ip: String,
 }
 
@@ -113,7 +113,7 @@ pub struct Container {
     pub message: String,
     pub program: Program,
     ends: Option<Mono>,
-    /// It has exited, and is shown running until then.
+    /// It has exited, and is reported as running until then.
     shown_at: Option<Mono>,
 }
 
@@ -127,7 +127,7 @@ pub struct Image {
     pub username: String,
 }
 
-/// What kind of server it is.
+/// The kind of server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Services {
     #[default]
@@ -140,12 +140,12 @@ pub enum Services {
     Other,
 }
 
-/// What a container does.
+/// The behaviour of a container.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// Ends by itself with this code, so long after its start; `None` = runs until it is stopped.
+    /// Exits with this code, so long after its start; `None` = runs until it is stopped.
     pub ends: Option<(Duration, i32)>,
-    /// Ends at SIGTERM at once with this code; `None` = ignores it and is killed (137) after the grace period.
+    /// Exits with this code at SIGTERM; `None` = ignores it and is killed (137) after the grace period.
     pub term: Option<i32>,
 }
 
@@ -161,7 +161,7 @@ impl Program {
     }
 }
 
-/// What `ExecSync` answers.
+/// The response to `ExecSync`.
 #[derive(Clone, Debug, Default)]
 pub struct Exec {
     pub code: i32,
@@ -169,12 +169,12 @@ pub struct Exec {
     pub stderr: Vec<u8>,
 }
 
-/// One call: `StopContainer web/app#0 grace=30`.
+/// A call: `StopContainer web/app#0 grace=30`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     pub method: String,
-    /// `POD#ATTEMPT` for sandboxes, `POD/CONTAINER#ATTEMPT` for containers, the name of an image; the id when the
-    /// fake does not know it. Then what else matters: the grace period, the command.
+    /// `POD#ATTEMPT` for sandboxes, `POD/CONTAINER#ATTEMPT` for containers, the name of an image; the id of an unknown object.
+    /// Then further arguments: the grace period, the command.
     pub target: String,
     pub at: Wall,
     pub mono: Mono,
@@ -210,16 +210,16 @@ pub enum Rule {
     BreakOff(BreakOff),
 }
 
-/// What comes of a streamed list after its first message, of two items.
+/// How a streamed list ends after its first message of two items.
 #[derive(Clone, Copy, Debug)]
 pub enum BreakOff {
-    /// Nothing, and the connection stays.
+    /// Not at all: the connection stays open.
     Silence,
-    /// The end of the stream, without a status.
+    /// End of the stream, without a status.
     NoStatus,
     /// A status: this gRPC code.
     Status(i32),
-    /// The end with OK, but the first message lacks its second item.
+    /// End with OK, but without the first message's second item.
     WithinMessage,
 }
 
@@ -235,7 +235,7 @@ type Result<T> = std::result::Result<T, (i32, String)>;
 
 pub enum Reply {
     Done(Result<Vec<u8>>),
-    /// Ask again after this time.
+    /// To be polled again after this time.
     After(Duration),
 }
 
@@ -254,7 +254,7 @@ impl Sandbox {
         options.is_some_and(|options| options.network() == cri::NamespaceMode::Node)
     }
 
-    /// containerd's name of a sandbox, which it reserves.
+    /// containerd's reserved name of a sandbox.
     fn reserved(&self) -> String {
         let m = self.config.metadata.clone().unwrap_or_default();
         format!("{}_{}_{}_{}", m.name, m.namespace, m.uid, m.attempt)
@@ -310,7 +310,7 @@ impl State {
         self.sandboxes.values().filter(of_pod).max_by_key(|sandbox| (sandbox.attempt(), sandbox.created_at))
     }
 
-    /// The newest container called `app` or `web/app`, or with that id. Ids count up; the wall clock may have stepped.
+    /// The newest container called `app` or `web/app`, or with that id. Ids increase; the wall clock may have stepped.
     pub fn container(&self, container: &str) -> Option<&Container> {
         let of_name = |c: &&Container| match container.split_once('/') {
             Some((pod, name)) => c.name() == name && self.pod_of(c) == pod,
@@ -324,7 +324,7 @@ impl State {
         self.containers.values().filter(|c| c.running()).map(|c| self.label(c)).collect()
     }
 
-    /// The others, likewise.
+    /// The containers that do not run, likewise.
     pub fn dead(&self) -> Vec<String> {
         self.containers.values().filter(|c| !c.running()).map(|c| self.label(c)).collect()
     }
@@ -334,7 +334,7 @@ impl State {
         self.containers.get_mut(&id).unwrap()
     }
 
-    /// Whoever waited for the container's start hung up: it ends as it does in containerd. By the label that its call has.
+    /// The client of the container's start has disconnected: the start fails as in containerd. Identified by its call's label.
     pub(super) fn start_was_cut_off(&mut self, label: &str, at: Wall) {
         let id = self.containers.values().find(|c| self.label(c) == label).map(|c| c.id.clone());
         let Some(container) = id.and_then(|id| self.containers.get_mut(&id)) else { return };
@@ -350,7 +350,7 @@ impl State {
         container.shown_at = shown_at;
     }
 
-    /// A container that some other agent makes and starts in the pod's newest sandbox.
+    /// Another agent creates and starts a container in the pod's newest sandbox.
     pub(super) fn run_container(&mut self, pod: &str, config: cri::ContainerConfig, now: Now) {
         let pod_sandbox_id = self.sandbox(pod).unwrap_or_else(|| panic!("no sandbox of {pod}")).id.clone();
         let request =
@@ -384,7 +384,7 @@ impl State {
         self.containers.retain(|_, container| container.sandbox_id != id);
     }
 
-    /// A running pod that some other agent made.
+    /// A running pod of another agent.
     pub fn run_pod(
         &mut self,
         sandbox: cri::PodSandboxConfig,
@@ -404,14 +404,14 @@ impl State {
         }
     }
 
-    /// A call is being answered now, or came and was not read yet.
+    /// True while a call is in progress, or was received and not read.
     pub fn is_active(&self) -> bool {
         let unread = |stream: &UnixStream| rustix::io::ioctl_fionread(stream).is_ok_and(|bytes| bytes > 0);
         self.active > 0 || self.teller.telling() > 0 || self.streams.values().any(unread)
     }
 
-    /// Writes down what must never be: two running instances of one container, two ready sandboxes of one pod, two
-    /// running pods of one name.
+    /// Records violations: two running instances of one container, two ready sandboxes of one pod, two running pods of one
+    /// name.
     pub fn check(&mut self, method: &str, target: &str) {
         let mut running = BTreeSet::new();
         let mut uids: BTreeMap<(String, String), String> = BTreeMap::new();
@@ -448,7 +448,7 @@ impl State {
             sandbox.ip.clear();
         }
         for container in self.containers.values_mut() {
-            // An instant of the clock before the boot.
+            // An instant before the boot.
             container.shown_at = None;
             if container.state != ContainerState::ContainerExited {
                 container.finish(at, 255, "Unknown", "");
@@ -502,7 +502,7 @@ impl State {
         self.teller.tell(&self.sandboxes, &self.containers, now.mono);
     }
 
-    /// When something happens next without a call: a program ends, or its end is shown.
+    /// The next instant at which the state changes without a call: a program exits, or its exit is reported.
     #[allow(dead_code, reason = "each test binary uses other parts")]
     pub fn next_change(&self) -> Option<Mono> {
         let later = |at: &Mono| *at > self.now;
@@ -533,13 +533,13 @@ impl State {
         Some(fault)
     }
 
-    /// No fault of `method` is left.
+    /// True when no fault of `method` is left.
     pub fn healthy(&self, method: &str) -> bool {
         self.rules.iter().all(|(of, ..)| of != method)
     }
 
-    /// Ready once no fault makes this call hang any more. Until [`State::heal`] it costs nothing: a thread that looks
-    /// again and again is never idle when many calls hang.
+    /// Ready once no fault makes this call hang. It sleeps until [`State::heal`]: polling many hanging calls would keep the
+    /// thread busy.
     pub(super) fn poll_hanging(&mut self, method: &str, target: &str, cx: &Context<'_>) -> Poll<()> {
         let hang = |(of, what, rule): &(String, String, Rule)| {
             of == method && target.contains(what.as_str()) && matches!(rule, Rule::Hang)
@@ -551,7 +551,7 @@ impl State {
         Poll::Pending
     }
 
-    /// Takes back every fault of `method`.
+    /// Removes the faults of `method`.
     pub(super) fn heal(&mut self, method: &str) {
         self.rules.retain(|(of, ..)| of != method);
         self.hanging.drain(..).for_each(Waker::wake);
@@ -559,7 +559,7 @@ impl State {
 
     // ---- calls ---------------------------------------------------------------------------------------
 
-    /// Writes the call down; returns its target.
+    /// Records the call; returns its target.
     pub fn record(&mut self, method: &str, message: &[u8], timeout: Option<String>, now: Now) -> String {
         let target = self.target(method, message).unwrap_or_default();
         let lists = method == "ListContainers" || method == "StreamContainers" && self.streams_lists;
@@ -673,7 +673,7 @@ impl State {
             || self.store.is_there && store::named(service, "").is_some()
     }
 
-    /// The list call that says in one message what a streaming one says in many; a runtime without streaming has none.
+    /// The unary list call of a streaming one; `None` for other methods, and for a runtime without streaming.
     pub(super) fn list_of(&self, streaming: &str) -> Option<&'static str> {
         let list = match streaming {
             "StreamPodSandboxes" => "ListPodSandbox",
@@ -685,7 +685,7 @@ impl State {
         self.streams_lists.then_some(list)
     }
 
-    /// Does what the method does.
+    /// Executes the method.
     pub fn handle(&mut self, method: &str, m: &[u8], now: Now) -> Reply {
         if method == "StopContainer"
             && let Ok(request) = decode::<cri::StopContainerRequest>(m)
@@ -694,7 +694,7 @@ impl State {
             && container.program.term.is_none()
             && request.timeout > 0
         {
-            // Once only: the second time the grace period is over.
+            // Only once: the second time the grace period has elapsed.
             container.program.term = Some(137);
             return Reply::After(Duration::from_secs(request.timeout.unsigned_abs()));
         }
@@ -817,7 +817,7 @@ impl State {
                     .is_some_and(|login| *login != (auth.username, auth.password.clone()))
                 {
                     let full = full_name(&name);
-                    // With what was sent: a registry may say anything.
+                    // With the credentials that were sent: a registry may return anything.
                     let message = format!(
                         "failed to resolve reference \"{full}\": pull access denied, {:?} may not: authorization failed",
                         auth.password
@@ -867,7 +867,7 @@ impl State {
             name: name.clone(),
             features: Some(cri::RuntimeHandlerFeatures {
                 user_namespaces: *user_namespaces,
-                // As new as that.
+                // As recent as that.
                 recursive_read_only_mounts: *user_namespaces,
             }),
         };
@@ -1020,7 +1020,7 @@ impl State {
         container.ends = container.program.ends.map(|(after, _)| now.mono + after);
         if self.writes_logs {
             let log = self.log_path(&self.containers[id]);
-            // A folder that was removed meanwhile gets none.
+            // A directory that was removed meanwhile gets none.
             let _ = std::fs::write(log, "");
         }
         self.settle(now);
@@ -1037,7 +1037,7 @@ impl State {
         }
     }
 
-    /// As containerd: what is 0 stays as it is.
+    /// As containerd: a value of 0 leaves the setting unchanged.
     fn update_container(&mut self, request: cri::UpdateContainerResourcesRequest) -> Result<()> {
         let id = &request.container_id;
         let container = self.containers.get_mut(id).ok_or_else(|| not_found("container", id))?;

@@ -1,4 +1,4 @@
-//! What the fake's containers use: a quarter of a core and, unless a test says otherwise, 5 MiB each.
+//! Resource usage of the fake's containers: a quarter of a core and, unless a test sets it, 5 MiB each.
 
 use smolet::model::Now;
 use smolet::proto::runtime::v1 as cri;
@@ -6,7 +6,7 @@ use smolet::proto::runtime::v1 as cri;
 use super::state::{Container, State};
 
 impl State {
-    /// `ListContainerStats`, of those that run.
+    /// `ListContainerStats` of the running containers.
     pub(super) fn stats(&self, now: Now) -> cri::ListContainerStatsResponse {
         let value = |value: i64| Some(cri::UInt64Value { value: value.unsigned_abs() });
         let stats = |container: &Container| cri::ContainerStats {

@@ -1,4 +1,4 @@
-//! containerd's own stores beside the CRI: leases and image records. Every blob is there already, so none is ever sent.
+//! containerd's own stores: leases and image records. All blobs exist already, so none is ever sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ const NOT_FOUND: i32 = 5;
 const ALREADY_EXISTS: i32 = 6;
 const UNIMPLEMENTED: i32 = 12;
 
-/// What is in the stores.
+/// Content of the stores.
 #[derive(Default)]
 pub struct Store {
     /// The runtime has these services.
@@ -31,7 +31,7 @@ pub fn named(service: &str, method: &str) -> Option<String> {
     Some(format!("{of}/{method}"))
 }
 
-/// The answer to a method that is answered before its request has ended: the blob is there.
+/// The response to a method that is answered before its request ends: the blob exists.
 pub fn answered_at_once(method: &str) -> Option<(i32, &'static str)> {
     (method == "Content/Write").then_some((ALREADY_EXISTS, "content already exists"))
 }

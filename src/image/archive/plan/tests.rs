@@ -118,7 +118,7 @@ fn names_come_from_either_annotation() {
 
 /// Rows: the node, the available platforms, the selected one.
 #[test]
-fn the_best_platform_is_taken() {
+fn the_best_matching_platform_is_selected() {
     let node = |architecture, variant| Platform { architecture, variant };
     for (platform, offers, taken) in [
         (node("arm", 7), &[("arm", "v5"), ("arm", "v6"), ("arm", "v7"), ("arm64", "v8")][..], Some(2)),
@@ -167,7 +167,7 @@ fn docker(tags: &Value, layers: &[(&str, &[u8], &str)]) -> Layout {
 }
 
 #[test]
-fn what_docker_saves_gets_the_manifest_that_containerd_makes() {
+fn a_docker_archive_gets_the_manifest_of_containerds_importer() {
     let (plain, packed) = (sha256(b"plain"), sha256(b"\x1f\x8bpacked"));
     let unpacked = sha256(b"unpacked");
     let layers: [(&str, &[u8], &str); 2] =
@@ -195,7 +195,7 @@ fn what_docker_saves_gets_the_manifest_that_containerd_makes() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_the_image_and_the_mend() {
+fn errors_name_the_image_and_say_how_to_fix_it() {
     let plain = sha256(b"plain");
     let good: [(&str, &[u8], &str); 1] = [("l.tar", b"plain", &plain)];
     let docker_error = |change: &dyn Fn(&mut Layout)| {
@@ -330,7 +330,7 @@ fn hostile_archives_are_planned_or_refused() {
 }
 
 #[test]
-fn an_image_that_is_left_out_takes_its_own_blobs_with_it() {
+fn an_image_that_is_left_out_drops_its_own_blobs() {
     let mut layout = Layout::default();
     let one = layout.manifest("linux", "arm64", "");
     let other = layout.manifest("linux", "arm64", "v8");

@@ -1,4 +1,4 @@
-//! Asking the cluster for a certificate: the request, which may be there from before, the answer, and the pace of it all.
+//! Requests a certificate from the cluster: the certificate signing request, which may exist already, its approval, and retries.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -16,13 +16,13 @@ use crate::limits::{CSR_POLL_MAX, CSR_POLL_MIN, CSR_POLL_SERVER_MAX, CSR_RETRY_M
 use crate::x509::Validity;
 
 /// What is asked for, again and again.
-pub(crate) struct Asking {
+pub(crate) struct CertificateRequester {
     /// But for the addresses.
     pub(crate) wanted: Wanted,
     pub(crate) addresses: NodeAddresses,
     pub(crate) clock: SharedClock,
-    /// The request of which it was said that it waits.
-    pub(crate) told: RefCell<String>,
+    /// Name of the pending request that was logged.
+    pub(crate) logged_pending: RefCell<String>,
 }
 
 /// Why there is no certificate.
@@ -71,7 +71,7 @@ impl Pace {
     }
 }
 
-impl Asking {
+impl CertificateRequester {
     /// What is asked for, with the node's addresses as they are now.
     pub(crate) fn wanted(&self) -> Wanted {
         let mut wanted = self.wanted.clone();
@@ -121,14 +121,14 @@ impl Asking {
                 Err(why) if why.is_not_found() => self.ask(client, request).await?,
                 object => object?,
             };
-            if *self.told.borrow() != *name && csr::answer(name, &object) == Answer::Pending {
+            if *self.logged_pending.borrow() != *name && csr::answer(name, &object) == Answer::Pending {
                 let mend = match request.purpose {
                     Purpose::Client => ", unless the cluster does that itself",
                     // No cluster does of its own accord.
                     Purpose::Server => "",
                 };
                 log::info!("waiting for a certificate: kubectl certificate approve {name}{mend}");
-                self.told.replace(name.clone());
+                self.logged_pending.replace(name.clone());
             }
             pause = (2 * pause).min(match request.purpose {
                 Purpose::Client => CSR_POLL_MAX,

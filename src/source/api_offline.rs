@@ -7,17 +7,17 @@ use std::rc::Rc;
 use smol::channel::Sender;
 
 use super::api::{ApiPods, Shared};
-use super::api_here::PodsHere;
-use super::api_statuses::StatusesThere;
+use super::api_local_pods::LocalPods;
+use super::api_status_versions::ApiStatusVersions;
 use super::identity::NodeName;
 use super::{API, SourceUpdate};
 use crate::clock::SharedClock;
 use crate::decode::Node;
 use crate::kube::Follower as _;
-use crate::limits::KEPT_TREES_BYTES_MAX;
+use crate::limits::OFFLINE_TREES_BYTES_MAX;
 use crate::model::PodUid;
 use crate::model::SortedMap;
-use crate::store::keep::tree;
+use crate::store::offline::tree;
 
 /// Objects of new or changed pods, as they are written. They are held until the loop has processed the update with their pods.
 #[derive(Clone)]
@@ -38,7 +38,7 @@ impl Trees {
         let mut trees = self.trees.borrow_mut();
         trees.remove(uid);
         let waiting: usize = trees.values().map(Vec::len).sum();
-        if waiting + bytes.len() <= KEPT_TREES_BYTES_MAX {
+        if waiting + bytes.len() <= OFFLINE_TREES_BYTES_MAX {
             trees.insert(uid.clone(), bytes);
         } else {
             log::warn!(
@@ -69,10 +69,10 @@ impl Trees {
 }
 
 /// The pods of the offline copy, as an incomplete update: no pod is terminated because it is missing from it.
-pub fn update(node: &NodeName, clock: SharedClock, here: PodsHere, pods: Vec<Vec<u8>>) -> SourceUpdate {
+pub fn update(node: &NodeName, clock: SharedClock, here: LocalPods, pods: Vec<Vec<u8>>) -> SourceUpdate {
     let (updates, receiver) = smol::channel::bounded(1);
     let (failed, _) = smol::channel::bounded(1);
-    let shared = Shared { here, statuses: StatusesThere::default() };
+    let shared = Shared { here, statuses: ApiStatusVersions::default() };
     let mut source = ApiPods::new(node.clone(), clock, updates, Trees::new(failed), shared);
     // One at a time: a parsed object takes ten times its bytes.
     for bytes in pods {
@@ -87,7 +87,7 @@ pub fn update(node: &NodeName, clock: SharedClock, here: PodsHere, pods: Vec<Vec
         objects: Vec::new(),
         problems: Vec::new(),
         complete: false,
-        held: super::Held::default(),
+        held: super::SourceUsage::default(),
         server: super::ServerPods::default(),
     });
     SourceUpdate { complete: false, ..update }

@@ -1,9 +1,9 @@
-//! The device's key, and what is sealed by it: ChaCha20-Poly1305 (ring), which needs no help of the processor's, under random
-//! nonces of the system. I/O at the key's file alone.
+//! The device's key, and encryption with it: ChaCha20-Poly1305 (ring), which is fast without processor support, with random
+//! nonces from the system. I/O only at the key's file.
 //!
-//! The key is 32 random bytes in a file of mode 0600, made when the first Secret is kept, and never told to anybody. Whoever
-//! wants it elsewhere (a mount that only this board's TPM opens) moves the file there and leaves a symbolic link: a link that
-//! leads nowhere means that the key is away, and no other is made in its place.
+//! The key is 32 random bytes in a file of mode 0600, created when the first Secret is stored, and never sent anywhere. To
+//! store it elsewhere (a mount that only this board's TPM unlocks), move the file there and leave a symbolic link: a dangling
+//! link means that the key is not available, and no new one is created.
 
 use std::io;
 use std::path::Path;
@@ -16,15 +16,15 @@ use crate::filesystem::replace;
 
 const KEY_BYTES: usize = 32;
 
-/// The device's key; its `Debug` shows nothing of it (ring).
+/// The device's key; its `Debug` output does not show it (ring).
 #[derive(Debug)]
 pub struct Key(LessSafeKey);
 
 impl Key {
-    /// The key of that file; `None` = there is no such file, nor a link.
+    /// Reads the key; `None` = there is neither a file nor a link.
     ///
     /// # Errors
-    /// A sentence: it is away, or no key.
+    /// A sentence: the key is not available, or invalid.
     pub fn read(path: &Path) -> Result<Option<Self>, String> {
         if std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
             return Ok(None);
@@ -34,7 +34,7 @@ impl Key {
         Self::of(&bytes).map(Some).ok_or_else(|| format!("{}: must have {KEY_BYTES} bytes", path.display()))
     }
 
-    /// A new key in that file, which is not there.
+    /// Creates a key in that file, which must not exist.
     ///
     /// # Errors
     /// The disk's, or the system has no random bytes.
@@ -49,7 +49,7 @@ impl Key {
         UnboundKey::new(&CHACHA20_POLY1305, bytes).ok().map(|key| Self(LessSafeKey::new(key)))
     }
 
-    /// The nonce, the sealed content and its tag. `about` has to be the same to open it.
+    /// Encrypts: the nonce, the ciphertext and its tag. `about` is the associated data, the same for decryption.
     ///
     /// # Errors
     /// The system has no random bytes.
@@ -66,7 +66,7 @@ impl Key {
         Ok([&nonce, &*sealed, tag.as_ref()].concat())
     }
 
-    /// The content; nothing when it was sealed by another key, about something else, or was changed.
+    /// Decrypts; `None` when it was encrypted with another key or other associated data, or was changed.
     pub fn open(&self, sealed: &[u8], about: &[u8]) -> Option<Vec<u8>> {
         let (nonce, rest) = sealed.split_first_chunk::<NONCE_LEN>()?;
         let mut content = rest.to_vec();

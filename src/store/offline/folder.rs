@@ -1,4 +1,4 @@
-//! The folder of what is kept: written file by file, read once at a start without a server. I/O, blocking.
+//! The folder of the offline copy: written file by file, read once at a start without the API server. I/O, blocking.
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -14,35 +14,35 @@ use super::seal::Key;
 use super::tree;
 use crate::filesystem::read_start;
 use crate::filesystem::replace_only;
-use crate::limits::{KEPT_BYTES_MAX, KEPT_RECORD_BYTES_MAX, KEPT_RECORDS_MAX};
+use crate::limits::{OFFLINE_BYTES_MAX, OFFLINE_RECORD_BYTES_MAX, OFFLINE_RECORDS_MAX};
 use crate::model::{Object, ObjectKey};
 use crate::model::{SortedMap, SortedSet};
 
-/// Its name below the state directory.
+/// Its name in the state directory.
 const FOLDER: &str = "cluster";
-/// The key's, in it.
+/// The key's file in it.
 const KEY: &str = "key";
-/// A file that is being written.
+/// The temporary file of a write.
 const NEW: &str = "new";
 
-/// SHA-256, its first bytes.
+/// The first bytes of the SHA-256 hash.
 fn first_bytes(of: &[u8]) -> Digest {
     let mut first = [0; DIGEST_BYTES];
     first.copy_from_slice(&digest(&SHA256, of).as_ref()[..DIGEST_BYTES]);
     first
 }
 
-/// Whose files these are: another cluster's, known by what its server is trusted by, or another node's, are not used.
+/// The cluster and node that files belong to: those of another one are not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner(Digest);
 
 impl Owner {
-    /// Of that node, in the cluster that `trust` is of: the authorities' certificates, else the server's address.
+    /// The owner for that node in the cluster with that `trust`: the certificate authorities, else the server's address.
     pub fn new(node: &str, trust: &[u8]) -> Self {
         Self(first_bytes(&[node.as_bytes(), &[0], trust].concat()))
     }
 
-    /// What is sealed with a content: it belongs to that owner and name, and to no other.
+    /// Associated data of an encrypted content: it is valid for that owner and name only.
     fn about(self, name: &Name) -> Vec<u8> {
         [&self.0, &*name.as_bytes()].concat()
     }
@@ -53,7 +53,7 @@ impl Owner {
 pub struct FileName(Digest);
 
 impl FileName {
-    /// That of the object.
+    /// The file name of that object.
     pub fn of(name: &Name) -> Self {
         Self(first_bytes(&name.as_bytes()))
     }
@@ -79,22 +79,22 @@ impl FileName {
 
 /// A file to write.
 pub struct Put {
-    /// Of which object it is.
+    /// Its object.
     pub name: Name,
     /// Its content.
     pub content: Content,
 }
 
-/// A content, made into bytes when it is written.
+/// A file's content, encoded when it is written.
 pub enum Content {
-    /// As it is.
+    /// Encoded already.
     Bytes(Vec<u8>),
-    /// That of an object; `None` = it is not there.
+    /// An object; `None` = it does not exist.
     Object(Option<Object>),
 }
 
 impl Content {
-    /// Nothing = there is nothing to be kept.
+    /// `None` = nothing is stored for it.
     fn bytes(&self) -> Option<Vec<u8>> {
         match self {
             Self::Bytes(bytes) => Some(bytes.clone()),
@@ -103,46 +103,46 @@ impl Content {
     }
 }
 
-/// What became of a write.
+/// Result of a write.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Written {
-    /// Files that were made or replaced.
+    /// Files that were created or replaced.
     pub files: usize,
-    /// Objects that there was no room for.
+    /// Objects that were left out because the folder is full.
     pub left_out: usize,
-    /// Why Secrets and tokens were not kept.
+    /// Why Secrets and tokens were not stored.
     pub no_key: Option<String>,
 }
 
-/// All that was kept.
+/// The content of the folder.
 #[derive(Default)]
-pub struct Kept {
-    /// The pods' objects, each as it is in its file ([`tree::decode`]).
+pub struct OfflineState {
+    /// The encoded pods ([`tree::decode`]).
     pub pods: Vec<Vec<u8>>,
-    /// Objects that they reference; `None` = not found.
+    /// Objects that they reference; `None` = it does not exist.
     pub objects: SortedMap<ObjectKey, Option<Object>>,
-    /// The Node's marks.
+    /// The Node's labels, taints and pod CIDRs.
     pub marks: Option<Marks>,
 }
 
-/// The folder. Clones are of the same.
+/// The folder. Clones share it.
 #[derive(Clone)]
 pub struct Folder {
     dir: PathBuf,
-    /// One write at a time: one that was given up goes on in its thread.
+    /// One write at a time: an abandoned one continues in its thread.
     turn: Arc<Mutex<()>>,
 }
 
 impl Folder {
-    /// That of the state directory, which this process holds.
+    /// The folder in that state directory, which this process has locked.
     pub fn new(root_dir: &Path) -> Self {
         Self { dir: root_dir.join(FOLDER), turn: Arc::default() }
     }
 
-    /// Writes what is other than it is there, and removes files that are not `wanted`. Waits for the disk.
+    /// Writes the changed files and removes those that are not `wanted`. Waits for the disk.
     ///
     /// # Errors
-    /// The disk's; what was written before it stays.
+    /// The disk's; files written before it stay.
     pub fn write(
         &self,
         owner: Owner,
@@ -154,7 +154,8 @@ impl Folder {
         let mut write = Write {
             folder: self,
             owner,
-            // Those that are damaged or of a later version go by themselves, those of another cluster when it is ours again.
+            // Damaged files and those of a newer version are renamed when they are read; files of another cluster are removed
+            // or replaced here.
             sizes: self.list()?.into_iter().collect(),
             key: None,
             changed: false,
@@ -174,12 +175,17 @@ impl Folder {
         Ok(write.written)
     }
 
-    /// Reads it all. What cannot be read is set aside, with one line in the log for all of it: the pods that it is of wait for
-    /// the server.
-    pub fn read(&self, owner: Owner) -> Kept {
+    /// Reads all files. Unreadable ones are set aside, with one log line for all of them: their pods wait for the server.
+    pub fn read(&self, owner: Owner) -> OfflineState {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut read =
-            Reading { kept: Kept::default(), owner, key: self.key(), aside: 0, unopened: 0, others: 0 };
+        let mut read = Reading {
+            kept: OfflineState::default(),
+            owner,
+            key: self.key(),
+            aside: 0,
+            unopened: 0,
+            others: 0,
+        };
         match self.list() {
             Ok(files) => files.into_iter().for_each(|(file, _)| read.file(self, file)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -189,13 +195,13 @@ impl Folder {
         read.kept
     }
 
-    /// The files and their sizes.
+    /// The files, with their sizes.
     fn list(&self) -> io::Result<Vec<(FileName, u64)>> {
         let mut files = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
             let entry = entry?;
             let file = entry.file_name().to_str().and_then(FileName::read);
-            if let Some(file) = file.filter(|_| files.len() < KEPT_RECORDS_MAX) {
+            if let Some(file) = file.filter(|_| files.len() < OFFLINE_RECORDS_MAX) {
                 files.push((file, entry.metadata()?.len()));
             }
         }
@@ -207,8 +213,8 @@ impl Folder {
     }
 
     fn bytes(&self, file: FileName) -> io::Result<Vec<u8>> {
-        // One byte too many shows that there are more.
-        read_start(&self.path(file), KEPT_RECORD_BYTES_MAX + 1)
+        // One byte more than allowed shows that the file is too long.
+        read_start(&self.path(file), OFFLINE_RECORD_BYTES_MAX + 1)
     }
 
     fn key(&self) -> Result<Option<Key>, String> {
@@ -221,7 +227,7 @@ struct Write<'a> {
     folder: &'a Folder,
     owner: Owner,
     sizes: SortedMap<FileName, u64>,
-    /// Read, or made, when it is needed.
+    /// Read, or created, when it is needed.
     key: Option<Result<Key, String>>,
     changed: bool,
     written: Written,
@@ -246,7 +252,7 @@ impl Write<'_> {
 
     fn put(&mut self, file: FileName, put: &Put) -> io::Result<()> {
         let Some(content) = put.content.bytes() else { return Ok(()) };
-        if self.has(file, put, &content) {
+        if self.is_stored(file, put, &content) {
             return Ok(());
         }
         let about = self.owner.about(&put.name);
@@ -266,17 +272,17 @@ impl Write<'_> {
             to_bytes(&Record { owner: self.owner.0, kind: *kind, namespace, name, content: &content });
         let others: u64 = self.sizes.iter().filter(|(other, _)| **other != file).map(|(_, size)| size).sum();
         let is_new = !self.sizes.contains_key(&file);
-        if bytes.len() > KEPT_RECORD_BYTES_MAX
-            || others + bytes.len() as u64 > KEPT_BYTES_MAX as u64
-            || is_new && self.sizes.len() >= KEPT_RECORDS_MAX
+        if bytes.len() > OFFLINE_RECORD_BYTES_MAX
+            || others + bytes.len() as u64 > OFFLINE_BYTES_MAX as u64
+            || is_new && self.sizes.len() >= OFFLINE_RECORDS_MAX
         {
             self.written.left_out += 1;
-            // What it was before is not what is wanted.
+            // The earlier version is out of date.
             return if is_new { Ok(()) } else { self.remove(file) };
         }
         let beside = self.folder.dir.join(NEW);
         if let Err(error) = replace_only(&self.folder.path(file), &beside, &bytes) {
-            // Half of it would only take room on a full disk.
+            // A partial file would only use space on a full disk.
             let _ = fs::remove_file(beside);
             return Err(error);
         }
@@ -286,8 +292,8 @@ impl Write<'_> {
         Ok(())
     }
 
-    /// It stands there already; of a token, any does.
-    fn has(&mut self, file: FileName, put: &Put, content: &[u8]) -> bool {
+    /// True when the file holds this content already; any token counts as the same.
+    fn is_stored(&mut self, file: FileName, put: &Put, content: &[u8]) -> bool {
         if !self.sizes.contains_key(&file) {
             return false;
         }
@@ -305,16 +311,16 @@ impl Write<'_> {
     }
 }
 
-/// One reading of all.
+/// A read of all files.
 struct Reading {
-    kept: Kept,
+    kept: OfflineState,
     owner: Owner,
     key: Result<Option<Key>, String>,
     /// Files that were set aside.
     aside: usize,
-    /// Those that the key does not open.
+    /// Files that the key does not decrypt.
     unopened: usize,
-    /// Those of another cluster or node.
+    /// Files of another cluster or node.
     others: usize,
 }
 
@@ -333,7 +339,7 @@ impl Reading {
                 Unreadable::Damaged => "damaged",
             };
             self.aside += 1;
-            // One of each kind is kept for whoever looks into it.
+            // One of each kind is kept for inspection.
             if let Err(error) = fs::rename(folder.path(file), folder.dir.join(aside)) {
                 log::warn!("{}: not set aside: {error}", folder.path(file).display());
             }
@@ -355,7 +361,7 @@ impl Reading {
             let about = self.owner.about(&name);
             let key = self.key.as_ref().ok().and_then(Option::as_ref);
             let Some(content) = key.and_then(|key| key.open(record.content, &about)) else {
-                // The key may come back.
+                // The key may be restored later.
                 self.unopened += 1;
                 return Ok(());
             };

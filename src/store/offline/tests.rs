@@ -1,4 +1,4 @@
-//! The folder and its files: what is written is read, and what was touched is not.
+//! The folder and its files: what is written is read, and a modified file is not used.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 use std::fs;
@@ -13,19 +13,19 @@ use serde_json::json;
 
 use super::super::checkpoint::Unreadable;
 use super::content::{self, Marks, decode, decode_marks, encode, encode_marks, key_of, name_of};
-use super::folder::{Content, FileName, Folder, Kept, Owner, Put, Written};
+use super::folder::{Content, FileName, Folder, OfflineState, Owner, Put, Written};
 use super::record::{Kind, Name, Record, from_bytes, to_bytes};
 use super::tree;
 use crate::decode::Node;
-use crate::limits::{KEPT_BYTES_MAX, KEPT_RECORD_BYTES_MAX, PODS_BYTES_MAX};
+use crate::limits::{OFFLINE_BYTES_MAX, OFFLINE_RECORD_BYTES_MAX, PODS_BYTES_MAX};
 use crate::model::NfsExport;
 use crate::model::object::{Claim, ClaimedVolume, RuntimeClass, Services, Token, VolumeSource};
 use crate::model::{Object, ObjectKey, ObjectKind, Side};
 use crate::model::{SortedMap, SortedSet};
 
-struct Place(PathBuf);
+struct Scratch(PathBuf);
 
-impl Place {
+impl Scratch {
     fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -42,7 +42,7 @@ impl Place {
         self.0.join("cluster").join(name)
     }
 
-    /// The files of objects, by what they are of.
+    /// The objects' files by kind.
     fn files(&self) -> SortedMap<Kind, PathBuf> {
         let entries = fs::read_dir(self.0.join("cluster")).unwrap().flatten().map(|entry| entry.path());
         let files = entries.filter(|path| path.file_name().unwrap().len() == 32);
@@ -50,7 +50,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -147,7 +147,7 @@ fn of_pod(uid: &str) -> Name {
     Name { kind: Kind::Pod, namespace: "".into(), name: uid.into() }
 }
 
-/// One of each, by its file.
+/// One object of each kind, by file name.
 fn all() -> SortedMap<FileName, Put> {
     let node = Name { kind: Kind::Node, namespace: "".into(), name: "gw".into() };
     let fixed = [
@@ -168,7 +168,7 @@ fn names(of: &SortedMap<FileName, Put>) -> SortedSet<FileName> {
     of.keys().copied().collect()
 }
 
-fn shown(kept: &Kept) -> String {
+fn shown(kept: &OfflineState) -> String {
     let objects =
         kept.objects.iter().map(|(key, object)| format!("{key}{}", if object.is_some() { "" } else { " -" }));
     let objects: Vec<String> = objects.collect();
@@ -205,13 +205,17 @@ fn every_kind_of_object_reads_back_equal() {
     let refused = decode(&changed.key(Side::ApiServer), &encode(Some(&changed)).expect("kept"));
     assert!(
         refused.is_err_and(|error| error.to_string().contains("nfs.server")),
-        "what is kept is checked too"
+        "a stored object is checked too"
     );
     let waiting = Claim { namespace: "".into(), name: "".into(), volume: Err("PVC is not bound".into()) };
-    assert_eq!(content::encode(Some(&Object::Claim(Arc::new(waiting)))), None, "it is asked for again");
+    assert_eq!(
+        content::encode(Some(&Object::Claim(Arc::new(waiting)))),
+        None,
+        "an unbound claim is not stored"
+    );
 }
 
-/// Files of version 1 as they are on devices: they are read for ever, and written so until the version changes.
+/// Files of version 1 as they are on devices: they stay readable, and are written in the same way until the version changes.
 #[test]
 fn the_format_is_the_golden_files() {
     let map = encode(Some(&object(ObjectKind::ConfigMap))).expect("kept");
@@ -230,7 +234,7 @@ fn the_format_is_the_golden_files() {
 }
 
 #[test]
-fn a_torn_or_flipped_file_is_refused_at_every_byte_and_bit() {
+fn a_file_truncated_or_with_a_flipped_bit_is_refused() {
     let content = encode(Some(&object(ObjectKind::ConfigMap))).expect("kept");
     let record = Record {
         owner: [7; 16],
@@ -254,9 +258,9 @@ fn a_torn_or_flipped_file_is_refused_at_every_byte_and_bit() {
 }
 
 #[test]
-fn what_is_kept_is_read_and_nothing_else_is_written() {
-    let (place, puts) = (Place::new(), all());
-    assert_eq!(shown(&place.folder().read(ours())), "0 pods, 0 marks, ", "nothing was kept");
+fn stored_objects_are_read_and_unchanged_ones_are_not_rewritten() {
+    let (place, puts) = (Scratch::new(), all());
+    assert_eq!(shown(&place.folder().read(ours())), "0 pods, 0 marks, ", "nothing was stored");
     let written = place.folder().write(ours(), &names(&puts), &puts).expect("written");
     assert_eq!(written, Written { files: 9, ..Written::default() });
     let kept = place.folder().read(ours());
@@ -273,7 +277,7 @@ fn what_is_kept_is_read_and_nothing_else_is_written() {
     let mode = |path: PathBuf| fs::metadata(path).unwrap().mode() & 0o777;
     assert_eq!(mode(place.0.join("cluster")), 0o700);
     assert_eq!(mode(place.path("key")), 0o600);
-    // Neither the same once more nor another token is written.
+    // Neither an unchanged object nor a renewed token is written.
     let inodes =
         || place.files().into_values().map(|path| fs::metadata(path).unwrap().ino()).collect::<Vec<_>>();
     let before = inodes();
@@ -290,7 +294,7 @@ fn what_is_kept_is_read_and_nothing_else_is_written() {
         let bytes = fs::read(path).unwrap();
         assert!(!bytes.windows(SECRET.len()).any(|part| part == SECRET.as_bytes()), "plain");
     }
-    // What is not wanted any more goes.
+    // Files that are no longer wanted are removed.
     let pod = SortedSet::from([FileName::of(&of_pod("uid"))]);
     place.folder().write(ours(), &pod, &SortedMap::new()).expect("written");
     assert_eq!(shown(&place.folder().read(ours())), "1 pods, 0 marks, ");
@@ -298,7 +302,7 @@ fn what_is_kept_is_read_and_nothing_else_is_written() {
 
 #[test]
 fn another_owners_files_are_not_used() {
-    let (place, puts) = (Place::new(), all());
+    let (place, puts) = (Scratch::new(), all());
     place.folder().write(ours(), &names(&puts), &puts).expect("written");
     for other in [Owner::new("gw", b"another authority"), Owner::new("gw2", b"the authority")] {
         assert_eq!(shown(&place.folder().read(other)), "0 pods, 0 marks, ");
@@ -306,13 +310,13 @@ fn another_owners_files_are_not_used() {
     assert!(shown(&place.folder().read(ours())).starts_with("1 pods"), "they stay");
     let theirs = Owner::new("gw", b"another authority");
     let written = place.folder().write(theirs, &names(&puts), &puts).expect("written");
-    assert_eq!(written.files, 9, "its word takes their place");
+    assert_eq!(written.files, 9, "its objects replace them");
     assert_eq!(shown(&place.folder().read(ours())), "0 pods, 0 marks, ");
 }
 
 #[test]
-fn what_cannot_be_read_is_set_aside_and_the_rest_counts() {
-    let (place, puts) = (Place::new(), all());
+fn an_unreadable_file_is_set_aside_and_the_others_are_read() {
+    let (place, puts) = (Scratch::new(), all());
     let write = || drop(place.folder().write(ours(), &names(&puts), &puts).expect("written"));
     write();
     let pod = place.files()[&Kind::Pod].clone();
@@ -332,8 +336,8 @@ fn what_cannot_be_read_is_set_aside_and_the_rest_counts() {
     assert!(shown(&place.folder().read(ours())).starts_with("0 pods"));
     assert_eq!(fs::read(place.path("newer")).unwrap(), newer);
     write();
-    assert_eq!(fs::read(&pod).unwrap(), whole, "it is written anew");
-    // Files that changed their places.
+    assert_eq!(fs::read(&pod).unwrap(), whole, "it is written again");
+    // Files that were swapped.
     let files = place.files();
     let (map, class) = (&files[&Kind::RuntimeClass], &files[&Kind::Services]);
     let bytes = (fs::read(map).unwrap(), fs::read(class).unwrap());
@@ -347,17 +351,18 @@ fn what_cannot_be_read_is_set_aside_and_the_rest_counts() {
 }
 
 #[test]
-fn a_secret_opens_with_its_key_in_its_place_alone() {
-    let (place, puts) = (Place::new(), all());
+fn a_secret_is_decrypted_only_with_its_key_and_under_its_name() {
+    let (place, puts) = (Scratch::new(), all());
     place.folder().write(ours(), &names(&puts), &puts).expect("written");
     let key = fs::read(place.path("key")).unwrap();
-    let secrets =
-        |kept: &Kept| kept.objects.values().flatten().filter(|of| matches!(of, Object::Secret(_))).count();
+    let secrets = |kept: &OfflineState| {
+        kept.objects.values().flatten().filter(|of| matches!(of, Object::Secret(_))).count()
+    };
     let refused = |what: &str| {
         let kept = place.folder().read(ours());
         assert_eq!(secrets(&kept), 0, "{what}");
-        assert_eq!(kept.objects.len(), 5, "{what}: the others count");
-        assert!(!place.path("damaged").exists(), "{what}: it may open later");
+        assert_eq!(kept.objects.len(), 5, "{what}: the others are read");
+        assert!(!place.path("damaged").exists(), "{what}: the key may return");
     };
     fs::rename(place.path("key"), place.path("elsewhere")).unwrap();
     refused("no key");
@@ -370,15 +375,15 @@ fn a_secret_opens_with_its_key_in_its_place_alone() {
     let written = place.folder().write(ours(), &names(&puts), &puts).expect("written");
     assert!(written.no_key.is_some_and(|why| why.ends_with("key: must have 32 bytes")));
     assert_eq!(fs::read(&secret).unwrap(), before);
-    // A key that was moved away, and a link that leads nowhere: none is made in its place.
+    // The key was moved away, and its link is dangling: no new one is created.
     fs::remove_file(place.path("key")).unwrap();
     symlink("away", place.path("key")).unwrap();
-    refused("a link that leads nowhere");
+    refused("a dangling link");
     let written = place.folder().write(ours(), &names(&puts), &puts).expect("written");
     assert!(written.no_key.is_some() && !place.path("away").exists());
     fs::rename(place.path("elsewhere"), place.path("away")).unwrap();
     assert_eq!(secrets(&place.folder().read(ours())), 1);
-    // The same bytes as another object's: one that was put in its place.
+    // The same bytes in the file of another object.
     let record = fs::read(&secret).unwrap();
     let record = from_bytes(&record).unwrap();
     let other = Name { name: "other".into(), ..record.of() };
@@ -393,31 +398,31 @@ fn a_secret_opens_with_its_key_in_its_place_alone() {
 }
 
 #[test]
-fn what_has_no_room_is_left_out_with_what_it_was_before() {
-    let place = Place::new();
+fn an_object_beyond_the_limit_is_left_out_with_its_earlier_version() {
+    let place = Scratch::new();
     let big = |uid: &str, bytes: usize| {
         let put = Put { name: of_pod(uid), content: Content::Bytes(vec![0; bytes]) };
         (FileName::of(&put.name), put)
     };
-    let half = KEPT_RECORD_BYTES_MAX - 1024;
+    let half = OFFLINE_RECORD_BYTES_MAX - 1024;
     let first: SortedMap<_, _> = [big("a", half), big("b", half), big("c", 10)].into();
     let written = place.folder().write(ours(), &names(&first), &first).expect("written");
     assert_eq!(written, Written { files: 3, ..Written::default() });
-    let second: SortedMap<_, _> = [big("c", KEPT_BYTES_MAX - 2 * half)].into();
+    let second: SortedMap<_, _> = [big("c", OFFLINE_BYTES_MAX - 2 * half)].into();
     let written = place.folder().write(ours(), &names(&first), &second).expect("written");
     assert_eq!(written, Written { left_out: 1, ..Written::default() });
     assert_eq!(place.files().len(), 1, "of one kind");
     let files = fs::read_dir(place.0.join("cluster")).unwrap().flatten();
-    assert_eq!(files.count(), 2, "what it was before is not what is wanted");
+    assert_eq!(files.count(), 2, "the earlier version is removed");
     let long: SortedMap<_, _> = [big("c", PODS_BYTES_MAX)].into();
     assert_eq!(place.folder().write(ours(), &names(&long), &long).expect("written").left_out, 1);
 }
 
 #[test]
-fn a_disk_that_does_not_take_it_leaves_what_is_there() {
-    let (place, puts) = (Place::new(), all());
+fn a_failed_write_leaves_the_existing_files() {
+    let (place, puts) = (Scratch::new(), all());
     place.folder().write(ours(), &names(&puts), &puts).expect("written");
-    // A full disk, as far as a directory in the way is one.
+    // A directory in its path stands for a full disk.
     fs::create_dir(place.path("new")).unwrap();
     let mut changed = all();
     let file = FileName::of(&of_pod("uid"));

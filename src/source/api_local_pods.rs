@@ -11,14 +11,14 @@ use crate::model::SortedSet;
 
 /// The UIDs of pods with a record or with sandboxes or containers in the runtime. The loop sets them; the source only reads.
 #[derive(Clone)]
-pub struct PodsHere {
+pub struct LocalPods {
     /// As many as a relist and the records hold.
     uids: Rc<RefCell<SortedSet<PodUid>>>,
     /// Bounded by one: the first relist has completed.
     looked: Sender<()>,
 }
 
-impl PodsHere {
+impl LocalPods {
     /// An empty set; the receiver is notified of the first relist. The server's pods cannot be judged before.
     pub fn new() -> (Self, Receiver<()>) {
         let (looked, first_look) = smol::channel::bounded(1);

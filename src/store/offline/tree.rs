@@ -1,19 +1,19 @@
-//! PURE: an object's tree ⇄ CBOR, each value as CBOR's own. What is written reads back equal, so that a pod that was kept has
-//! the hash of the one that the server told.
+//! PURE: an object's tree ⇄ CBOR, each value as CBOR's own type. It decodes to an equal tree, so that a pod of the offline copy
+//! has the same hash as the server's.
 
 use minicbor::data::Type;
 use minicbor::{Decoder, Encoder};
 
 use crate::decode::Node;
-use crate::limits::{KEPT_DEPTH_MAX, POD_NODES_MAX};
+use crate::limits::{OFFLINE_DEPTH_MAX, POD_NODES_MAX};
 
-/// Why bytes are no tree.
+/// Why bytes are not a tree.
 pub type DecodeError = minicbor::decode::Error;
 
-/// The tree's bytes.
+/// Encodes a tree.
 pub fn encode(tree: &Node) -> Vec<u8> {
     let mut writer = Encoder::new(Vec::new());
-    // `Infallible`: a vector takes what it is given.
+    // `Infallible`: writing to a vector does not fail.
     let _ = write(&mut writer, tree);
     writer.into_writer()
 }
@@ -45,10 +45,10 @@ fn write(to: &mut Encoder<Vec<u8>>, tree: &Node) -> Written {
     Ok(())
 }
 
-/// The tree of these bytes.
+/// Decodes a tree.
 ///
 /// # Errors
-/// When they are none of ours, or more than a pod may be.
+/// The bytes are not an encoded tree, or exceed a pod's limits.
 pub fn decode(bytes: &[u8]) -> Result<Node, DecodeError> {
     let mut reader = Decoder::new(bytes);
     let tree = read(&mut reader, &mut 0, 0)?;
@@ -60,7 +60,7 @@ pub fn decode(bytes: &[u8]) -> Result<Node, DecodeError> {
 
 fn read(from: &mut Decoder<'_>, values: &mut usize, depth: usize) -> Result<Node, DecodeError> {
     *values += 1;
-    if *values > POD_NODES_MAX || depth > KEPT_DEPTH_MAX {
+    if *values > POD_NODES_MAX || depth > OFFLINE_DEPTH_MAX {
         return Err(DecodeError::message("more than a pod may be"));
     }
     let sized = |size: Option<u64>| size.ok_or(DecodeError::message("a length is missing"));
@@ -75,7 +75,7 @@ fn read(from: &mut Decoder<'_>, values: &mut usize, depth: usize) -> Result<Node
             _ => return Err(DecodeError::message("no number")),
         },
         Type::String => Node::Text(from.str()?.into()),
-        // Room is made for what is there, not for what is said to be.
+        // The capacity does not depend on the claimed length.
         Type::Array => {
             let size = sized(from.array()?)?;
             let mut items = Vec::new();

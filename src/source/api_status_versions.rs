@@ -49,13 +49,13 @@ const CONDITIONS: &[&str] = &[
 
 /// One version of a pod's status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StatusThere {
+pub struct ApiStatusVersion {
     /// `metadata.resourceVersion`; for one pod a later one is greater (KEP-5504).
     version: u64,
     digest: u64,
 }
 
-impl StatusThere {
+impl ApiStatusVersion {
     /// The version of this pod; `None` when its resourceVersion is not a number.
     pub fn of(object: &Node) -> Option<Self> {
         let version = object.field("metadata")?.field("resourceVersion")?.text()?.parse().ok()?;
@@ -108,9 +108,9 @@ fn hash(node: &Node, into: &mut impl Hasher) {
 struct Compared {
     is_sending: bool,
     /// From the response to the last patch.
-    sent: Option<StatusThere>,
+    sent: Option<ApiStatusVersion>,
     /// From the last watch event.
-    watched: Option<StatusThere>,
+    watched: Option<ApiStatusVersion>,
 }
 
 impl Compared {
@@ -122,14 +122,14 @@ impl Compared {
 
 /// The versions of the pods' statuses in the API server. The source records watch events, the loop patches.
 #[derive(Clone, Default)]
-pub struct StatusesThere {
+pub struct ApiStatusVersions {
     /// Entries of the source's pods, and bounded as they are.
     pods: Rc<RefCell<SortedMap<PodUid, Compared>>>,
 }
 
-impl StatusesThere {
+impl ApiStatusVersions {
     /// Records a watch event of a pod. True when another client has changed the status that was sent.
-    pub fn watched(&self, uid: &PodUid, status: Option<StatusThere>) -> bool {
+    pub fn watched(&self, uid: &PodUid, status: Option<ApiStatusVersion>) -> bool {
         let mut pods = self.pods.borrow_mut();
         let compared = pods.entry(uid.clone()).or_default();
         compared.watched = status;
@@ -144,7 +144,7 @@ impl StatusesThere {
     }
 
     /// Records the response to the patch, or its absence. True when another client has changed the status since.
-    pub fn sent(&self, uid: &PodUid, status: Option<StatusThere>) -> bool {
+    pub fn sent(&self, uid: &PodUid, status: Option<ApiStatusVersion>) -> bool {
         let mut pods = self.pods.borrow_mut();
         let Some(compared) = pods.get_mut(uid) else { return false };
         compared.is_sending = false;
@@ -162,9 +162,9 @@ impl StatusesThere {
 mod tests {
     use super::*;
 
-    fn pod(version: &str, status: &str) -> Option<StatusThere> {
+    fn pod(version: &str, status: &str) -> Option<ApiStatusVersion> {
         let text = format!(r#"{{"metadata": {{"resourceVersion": "{version}"}}, "status": {status}}}"#);
-        StatusThere::of(&crate::decode::json::read(text.as_bytes()).expect("JSON"))
+        ApiStatusVersion::of(&crate::decode::json::read(text.as_bytes()).expect("JSON"))
     }
 
     #[test]
@@ -194,7 +194,7 @@ mod tests {
     fn a_status_is_changed_by_what_comes_after_the_answer_alone() {
         let (ours, theirs) = (r#"{"phase": "Running"}"#, r#"{"phase": "Pending"}"#);
         let uid = PodUid::from("u");
-        let there = StatusesThere::default();
+        let there = ApiStatusVersions::default();
         assert!(!there.sent(&uid, pod("1", ours)), "the source knows no such pod");
         assert!(!there.watched(&uid, pod("2", theirs)), "nothing was sent yet");
         there.sending(&uid);

@@ -1,7 +1,7 @@
-//! PURE: what is needed of a ConfigMap, a Secret, a token, services, a runtime class, a claim or the Node ⇄ minicbor.
+//! PURE: the needed fields of a ConfigMap, a Secret, a token, services, a runtime class, a claim or the Node ⇄ minicbor.
 //!
-//! Fields are numbered, for ever; an older agent skips those it does not know. That an object is not there is kept too: a pod
-//! that may do without it begins without it.
+//! Field numbers never change; an older agent skips those it does not know. The absence of an object is stored too: a pod with
+//! an optional reference starts without it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use minicbor::{Decode, Encode};
 
 use super::record::{Kind, Name};
-use crate::limits::{KEPT_LABELS_MAX, KUBE_SERVICES_MAX, LIST_ITEMS_MAX, POD_CIDRS_MAX};
+use crate::limits::{KUBE_SERVICES_MAX, LIST_ITEMS_MAX, OFFLINE_LABELS_MAX, POD_CIDRS_MAX};
 use crate::model::object::{Claim, ClaimedVolume, RuntimeClass, Services, Token, VolumeSource};
 use crate::model::{NfsExport, Object, ObjectKey, ObjectKind, Side};
 
-/// Why bytes are no content.
+/// Why bytes are not a valid content.
 pub type DecodeError = minicbor::decode::Error;
 
-/// Of an object that is not there: CBOR's null.
+/// Encoding of an object that does not exist: CBOR's null.
 const NOTHING: &[u8] = &[0xf6];
 
 #[derive(Encode, Decode)]
@@ -50,20 +50,20 @@ struct Value<'a> {
 
 #[derive(Encode, Decode)]
 #[cbor(map)]
-struct KeptService<'a> {
+struct StoredService<'a> {
     #[b(0)]
     name: Option<&'a str>,
     #[b(1)]
     cluster_ip: Option<&'a str>,
     #[b(2)]
-    ports: Vec<KeptPort<'a>>,
+    ports: Vec<StoredPort<'a>>,
     #[b(3)]
     namespace: Option<&'a str>,
 }
 
 #[derive(Encode, Decode)]
 #[cbor(map)]
-struct KeptPort<'a> {
+struct StoredPort<'a> {
     #[b(0)]
     name: Option<&'a str>,
     #[b(1)]
@@ -74,10 +74,11 @@ struct KeptPort<'a> {
 
 #[derive(Encode, Decode)]
 #[cbor(map)]
-struct KeptVolume<'a> {
+struct StoredVolume<'a> {
     #[b(0)]
     name: &'a str,
-    /// Of a path of the node. An agent that knows no other volumes cannot read one without, and asks the server again.
+    /// For a path on the node. An older agent, which knows only this source, cannot decode a volume without it and asks the
+    /// server again.
     #[b(1)]
     path: Option<&'a str>,
     #[b(2)]
@@ -85,12 +86,12 @@ struct KeptVolume<'a> {
     #[b(3)]
     nodes: Option<Vec<Term<'a>>>,
     #[b(4)]
-    nfs: Option<KeptExport<'a>>,
+    nfs: Option<StoredExport<'a>>,
 }
 
 #[derive(Encode, Decode)]
 #[cbor(map)]
-struct KeptExport<'a> {
+struct StoredExport<'a> {
     #[b(0)]
     server: &'a str,
     #[b(1)]
@@ -121,7 +122,7 @@ struct Requirement<'a> {
 
 #[derive(Encode, Decode)]
 #[cbor(map)]
-struct KeptTaint<'a> {
+struct StoredTaint<'a> {
     #[b(0)]
     key: &'a str,
     #[b(1)]
@@ -132,16 +133,16 @@ struct KeptTaint<'a> {
 
 #[derive(Encode, Decode)]
 #[cbor(map)]
-struct KeptMarks<'a> {
+struct StoredMarks<'a> {
     #[b(0)]
     labels: Vec<(&'a str, &'a str)>,
     #[b(1)]
-    taints: Vec<KeptTaint<'a>>,
+    taints: Vec<StoredTaint<'a>>,
     #[b(2)]
     pod_cidrs: Vec<&'a str>,
 }
 
-/// What is kept of the Node: by which pods are admitted, and the pods' addresses.
+/// Stored fields of the Node: those that admission needs, and the pods' address ranges.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Marks {
     /// `metadata.labels`.
@@ -152,7 +153,7 @@ pub struct Marks {
     pub pod_cidrs: Vec<Box<str>>,
 }
 
-/// The name under which an object of the API server is kept; no others are.
+/// The name of an API server object in the offline copy; other objects are not stored.
 pub fn name_of(key: &ObjectKey) -> Name {
     debug_assert_eq!(key.side, Side::ApiServer, "{key} is no object of the API server");
     let kind = match key.kind {
@@ -166,7 +167,7 @@ pub fn name_of(key: &ObjectKey) -> Name {
     Name { kind, namespace: (*key.namespace).into(), name: (*key.name).into() }
 }
 
-/// The key of the object of that name; a pod and the Node have none.
+/// The key of the object of that name; `None` for a pod and the Node.
 pub fn key_of(name: &Name) -> Option<ObjectKey> {
     let kind = match name.kind {
         Kind::Pod | Kind::Node => return None,
@@ -182,7 +183,7 @@ pub fn key_of(name: &Name) -> Option<ObjectKey> {
 
 fn to_vec(of: &impl Encode<()>) -> Vec<u8> {
     let mut bytes = Vec::new();
-    // `Infallible`: a vector takes what it is given.
+    // `Infallible`: writing to a vector does not fail.
     let _ = minicbor::encode(of, &mut bytes);
     bytes
 }
@@ -195,7 +196,7 @@ fn values(of: Option<&BTreeMap<String, ByteString>>) -> Vec<Value<'_>> {
     of.into_iter().flatten().map(|(key, value)| Value { key, value: &value.0 }).collect()
 }
 
-/// The object's content; `None` = it is not there. Nothing for what says nothing by itself: a claim without a volume.
+/// Encodes an object; `None` = it does not exist. Returns `None` for a claim without a volume, which is not stored.
 pub fn encode(object: Option<&Object>) -> Option<Vec<u8>> {
     Some(match object {
         None => NOTHING.to_vec(),
@@ -213,22 +214,22 @@ pub fn encode(object: Option<&Object>) -> Option<Vec<u8>> {
         }),
         Some(Object::Token(token)) => to_vec(&&*token.value),
         Some(Object::Services(services)) => {
-            to_vec(&services.list.iter().map(kept_service).collect::<Vec<_>>())
+            to_vec(&services.list.iter().map(stored_service).collect::<Vec<_>>())
         }
         Some(Object::RuntimeClass(class)) => to_vec(&&*class.handler),
-        Some(Object::Claim(claim)) => to_vec(&kept_volume(claim.volume.as_ref().ok()?)),
+        Some(Object::Claim(claim)) => to_vec(&stored_volume(claim.volume.as_ref().ok()?)),
     })
 }
 
-fn kept_service(service: &Service) -> KeptService<'_> {
+fn stored_service(service: &Service) -> StoredService<'_> {
     let spec = service.spec.as_ref();
     let ports = spec.and_then(|spec| spec.ports.as_ref()).into_iter().flatten();
-    KeptService {
+    StoredService {
         name: service.metadata.name.as_deref(),
         namespace: service.metadata.namespace.as_deref(),
         cluster_ip: spec.and_then(|spec| spec.cluster_ip.as_deref()),
         ports: ports
-            .map(|port| KeptPort {
+            .map(|port| StoredPort {
                 name: port.name.as_deref(),
                 protocol: port.protocol.as_deref(),
                 port: port.port,
@@ -237,7 +238,7 @@ fn kept_service(service: &Service) -> KeptService<'_> {
     }
 }
 
-fn kept_volume(volume: &ClaimedVolume) -> KeptVolume<'_> {
+fn stored_volume(volume: &ClaimedVolume) -> StoredVolume<'_> {
     fn requirement(of: &NodeSelectorRequirement) -> Requirement<'_> {
         let values = of.values.as_ref().map(|values| values.iter().map(String::as_str).collect());
         Requirement { key: &of.key, operator: &of.operator, values }
@@ -258,10 +259,10 @@ fn kept_volume(volume: &ClaimedVolume) -> KeptVolume<'_> {
         VolumeSource::Path { path, kind } => (Some(&**path), Some(&**kind), None),
         VolumeSource::Nfs(NfsExport { server, path, options }) => {
             let options = options.iter().map(|option| &**option).collect();
-            (None, None, Some(KeptExport { server, path, options }))
+            (None, None, Some(StoredExport { server, path, options }))
         }
     };
-    KeptVolume { name: &volume.name, path, kind, nodes, nfs }
+    StoredVolume { name: &volume.name, path, kind, nodes, nfs }
 }
 
 fn whole<'b, T: Decode<'b, ()>>(bytes: &'b [u8]) -> Result<T, DecodeError> {
@@ -277,10 +278,10 @@ fn few<T>(list: &[T], max: usize) -> Result<(), DecodeError> {
     if list.len() > max { Err(DecodeError::message("more than there can be")) } else { Ok(()) }
 }
 
-/// The object of that key; `None` = it is not there.
+/// Decodes the object of that key; `None` = it does not exist.
 ///
 /// # Errors
-/// When the bytes are not a whole content of that kind, or more than it may have.
+/// The bytes are not exactly one content of that kind, or exceed its limits.
 pub fn decode(key: &ObjectKey, bytes: &[u8]) -> Result<Option<Object>, DecodeError> {
     if bytes == NOTHING {
         return Ok(None);
@@ -318,7 +319,7 @@ pub fn decode(key: &ObjectKey, bytes: &[u8]) -> Result<Option<Object>, DecodeErr
             Object::Token(Arc::new(Token { namespace, name, value: value.into() }))
         }
         ObjectKind::Services => {
-            let list: Vec<KeptService<'_>> = whole(bytes)?;
+            let list: Vec<StoredService<'_>> = whole(bytes)?;
             few(&list, KUBE_SERVICES_MAX)?;
             let list = list.into_iter().map(service).collect::<Result<_, _>>()?;
             Object::Services(Arc::new(Services { namespace, name, list }))
@@ -334,10 +335,10 @@ pub fn decode(key: &ObjectKey, bytes: &[u8]) -> Result<Option<Object>, DecodeErr
     }))
 }
 
-fn service(of: KeptService<'_>) -> Result<Service, DecodeError> {
+fn service(of: StoredService<'_>) -> Result<Service, DecodeError> {
     few(&of.ports, LIST_ITEMS_MAX)?;
     let text = |text: Option<&str>| text.map(str::to_owned);
-    let port = |of: KeptPort<'_>| ServicePort {
+    let port = |of: StoredPort<'_>| ServicePort {
         name: text(of.name),
         protocol: text(of.protocol),
         port: of.port,
@@ -354,7 +355,7 @@ fn service(of: KeptService<'_>) -> Result<Service, DecodeError> {
     })
 }
 
-fn volume(of: KeptVolume<'_>) -> Result<ClaimedVolume, DecodeError> {
+fn volume(of: StoredVolume<'_>) -> Result<ClaimedVolume, DecodeError> {
     let requirement = |of: Requirement<'_>| NodeSelectorRequirement {
         key: of.key.to_owned(),
         operator: of.operator.to_owned(),
@@ -369,7 +370,7 @@ fn volume(of: KeptVolume<'_>) -> Result<ClaimedVolume, DecodeError> {
         of.nodes.map(|terms| NodeSelector { node_selector_terms: terms.into_iter().map(term).collect() });
     let source = match (of.path, of.kind, of.nfs) {
         (Some(path), Some(kind), None) => VolumeSource::Path { path: path.into(), kind: kind.into() },
-        (None, None, Some(KeptExport { server, path, options })) => {
+        (None, None, Some(StoredExport { server, path, options })) => {
             let export = NfsExport::new(server, path, options.into_iter());
             VolumeSource::Nfs(export.map_err(|refused| DecodeError::message(refused.field))?)
         }
@@ -378,28 +379,28 @@ fn volume(of: KeptVolume<'_>) -> Result<ClaimedVolume, DecodeError> {
     Ok(ClaimedVolume { name: of.name.into(), source, nodes })
 }
 
-/// The marks' content.
+/// Encodes the Node's fields.
 pub fn encode_marks(marks: &Marks) -> Vec<u8> {
-    fn taint(of: &Taint) -> KeptTaint<'_> {
-        KeptTaint { key: &of.key, value: of.value.as_deref(), effect: &of.effect }
+    fn taint(of: &Taint) -> StoredTaint<'_> {
+        StoredTaint { key: &of.key, value: of.value.as_deref(), effect: &of.effect }
     }
-    to_vec(&KeptMarks {
+    to_vec(&StoredMarks {
         labels: pairs(&marks.labels),
         taints: marks.taints.iter().map(taint).collect(),
         pod_cidrs: marks.pod_cidrs.iter().map(|cidr| &**cidr).collect(),
     })
 }
 
-/// The marks of that content.
+/// Decodes the Node's fields.
 ///
 /// # Errors
-/// When it is none, or more than a Node may have.
+/// The bytes are invalid, or exceed a Node's limits.
 pub fn decode_marks(bytes: &[u8]) -> Result<Marks, DecodeError> {
-    let KeptMarks { labels, taints, pod_cidrs } = whole(bytes)?;
-    few(&labels, KEPT_LABELS_MAX)?;
-    few(&taints, KEPT_LABELS_MAX)?;
+    let StoredMarks { labels, taints, pod_cidrs } = whole(bytes)?;
+    few(&labels, OFFLINE_LABELS_MAX)?;
+    few(&taints, OFFLINE_LABELS_MAX)?;
     few(&pod_cidrs, POD_CIDRS_MAX)?;
-    let taint = |of: KeptTaint<'_>| Taint {
+    let taint = |of: StoredTaint<'_>| Taint {
         key: of.key.to_owned(),
         value: of.value.map(str::to_owned),
         effect: of.effect.to_owned(),
