@@ -37,7 +37,7 @@ pub fn an_exit_is_told_and_waits_for_no_relist(runtime: &Runtime) {
     let agent = Agent::started(runtime, "told");
     NAMES.iter().for_each(|name| agent.apply_pod(name, PLAIN));
     NAMES.iter().for_each(|name| drop(agent.running(name)));
-    wait_for("events", PATIENCE, || (said(&agent, "come; everything is looked at") == 1).then_some(()));
+    wait_for("events", PATIENCE, || (said(&agent, "is up; relisting every 60 s") == 1).then_some(()));
     let relists = relists_for_restarts(runtime, &agent);
     println!("  {} restarts, {relists} relists meanwhile", NAMES.len());
     // A relist that is due by itself may fall into the time.
@@ -47,7 +47,7 @@ pub fn an_exit_is_told_and_waits_for_no_relist(runtime: &Runtime) {
             is_ready(status) && container(status, "app").is_some_and(|app| app.restart_count == 1)
         });
     }
-    assert_eq!(said(&agent, "did not tell"), 0, "nothing was missed");
+    assert_eq!(said(&agent, "missed changes of"), 0, "nothing was missed");
     agent.end_pods();
 }
 
@@ -55,9 +55,9 @@ pub fn events_come_again_after_containerd_was_killed(runtime: &Runtime) {
     let agent = Agent::started(runtime, "again");
     NAMES.iter().for_each(|name| agent.apply_pod(name, PLAIN));
     NAMES.iter().for_each(|name| drop(agent.running(name)));
-    wait_for("events", PATIENCE, || (said(&agent, "come; everything is looked at") == 1).then_some(()));
+    wait_for("events", PATIENCE, || (said(&agent, "is up; relisting every 60 s") == 1).then_some(()));
     runtime.kill();
-    wait_for("the stream's end", PATIENCE, || (said(&agent, "is lost") == 1).then_some(()));
+    wait_for("the stream's end", PATIENCE, || (said(&agent, " lost: ") == 1).then_some(()));
     runtime.start();
     // The first event after the restart shows that events come again. One that comes before the stream is open shows
     // nothing.
@@ -68,7 +68,7 @@ pub fn events_come_again_after_containerd_was_killed(runtime: &Runtime) {
         agent.apply_pod(&name, PLAIN);
         agent.running(&name);
         agent.delete(&name);
-        (said(&agent, "come; everything is looked at") == 2).then_some(())
+        (said(&agent, "is up; relisting every 60 s") == 2).then_some(())
     });
     let relists = relists_for_restarts(runtime, &agent);
     println!("  {} restarts, {relists} relists meanwhile", NAMES.len());

@@ -236,7 +236,7 @@ pub fn a_process_that_the_runtime_forgot_ends_with_its_pod(runtime: &Runtime) {
     let ended = wait_for("the process ends", PATIENCE, || forgotten.try_wait().expect("a child"));
     assert_eq!(ended.signal(), Some(Signal::KILL.as_raw()));
     assert_eq!(cgroups(runtime, &format!("pod{uid}")), Vec::<PathBuf>::new());
-    let told = format!("killed: processes {{{}}}", forgotten.id());
+    let told = format!("killed processes {{{}}}", forgotten.id());
     assert!(agent.log().contains(&told), "the log says {told}");
 }
 
