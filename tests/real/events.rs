@@ -57,7 +57,7 @@ pub fn events_come_again_after_containerd_was_killed(runtime: &Runtime) {
     NAMES.iter().for_each(|name| drop(agent.running(name)));
     wait_for("events", PATIENCE, || (said(&agent, "is up; relisting every 60 s") == 1).then_some(()));
     runtime.kill();
-    wait_for("the stream's end", PATIENCE, || (said(&agent, " lost: ") == 1).then_some(()));
+    wait_for("the stream's end", PATIENCE, || (said(&agent, "reopening it") == 1).then_some(()));
     runtime.start();
     // The first event after the restart shows that events come again. One that comes before the stream is open shows
     // nothing.
