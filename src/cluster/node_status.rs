@@ -420,8 +420,10 @@ mod tests {
                 let what = match (is_registered, sync.told(REPORT, mono)) {
                     (false, _) => "register",
                     (true, None) => "report",
-                    (true, Some(7)) => "compare",
-                    (true, Some(_)) => unreachable!(),
+                    (true, Some(last)) => {
+                        assert_eq!(last, 7, "what was told last");
+                        "compare"
+                    }
                 };
                 log.push(format!("{what}@{now}"));
             }

@@ -46,13 +46,15 @@ pub(super) struct Fate {
 
 /// State of the connection; behind an async lock, so that calls that start together share one attempt.
 ///
-/// HTTP/2's tables of streams and frames never shrink (h2): what more than `limits::GRPC_CONNECTION_CALLS` calls at once need has
-/// a connection of its own, which ends with them.
+/// HTTP/2's tables of streams and frames never shrink (h2): calls beyond `limits::GRPC_CONNECTION_CALLS` at once share a further
+/// connection, which ends with the last of them and the first call that finds room on this one.
 #[derive(Default)]
 pub(super) struct Link {
     up: Option<Rc<Connected>>,
-    /// Held by its calls alone.
+    /// Held by its calls.
     further: Weak<Connected>,
+    /// The same while `up` is full: hanging calls would have each later call connect anew.
+    kept: Option<Rc<Connected>>,
     /// Connections made so far.
     made: u64,
     failures: u32,
@@ -88,8 +90,8 @@ impl Link {
         if let Some(up) = self.up.clone() {
             // One holder is this link, and one is this call.
             let is_full = Rc::strong_count(&up) - 2 >= GRPC_CONNECTION_CALLS;
-            let further = if is_full { self.further(path, clock, spawner).await } else { None };
-            return Ok(further.unwrap_or(up));
+            self.kept = if is_full { self.further(path, clock, spawner).await } else { None };
+            return Ok(self.kept.clone().unwrap_or(up));
         }
         if let Some((until, error)) = &self.wait {
             let left = until.since(clock.now().mono);

@@ -98,6 +98,13 @@ fn answer(text: &str) -> VersionResponse {
     VersionResponse { version: text.into(), ..VersionResponse::default() }
 }
 
+/// Answers a call as a server that has nothing special does.
+fn whole(peer: &mut Peer, stream: u32, text: &str) {
+    peer.head(stream);
+    peer.message(stream, &answer(text));
+    peer.trailers(stream, 0, "");
+}
+
 fn status(code: Code, message: &str) -> GrpcError {
     GrpcError::Status { code, message: message.into() }
 }
@@ -132,9 +139,7 @@ fn is_protocol(result: Result<VersionResponse, GrpcError>, words: &str) {
 #[test]
 fn a_call_is_answered() {
     let result = one_call(|peer, stream| {
-        peer.head(stream);
-        peer.message(stream, &answer("fine"));
-        peer.trailers(stream, 0, "");
+        whole(peer, stream, "fine");
     });
     assert_eq!(result.unwrap().version, "fine");
 }
@@ -321,9 +326,7 @@ fn the_largest_request_gets_through() {
     let peer = world.serve(|listener| {
         let mut peer = Peer::accept(&listener);
         let (stream, body) = peer.request();
-        peer.head(stream);
-        peer.message(stream, &answer("big"));
-        peer.trailers(stream, 0, "");
+        whole(&mut peer, stream, "big");
         peer.until_quiet();
         body.len()
     });
@@ -345,9 +348,7 @@ fn an_answer_over_the_cap_is_cut_off_and_the_connection_goes_on() {
         let huge = framed(&answer(&"x".repeat(8 * limits::GRPC_ANSWER_BYTES_MAX)));
         let sent = peer.data_until_reset(stream, &huge);
         let (stream, _) = peer.request();
-        peer.head(stream);
-        peer.message(stream, &answer("fine"));
-        peer.trailers(stream, 0, "");
+        whole(&mut peer, stream, "fine");
         peer.until_quiet();
         sent
     });
@@ -373,9 +374,7 @@ fn a_long_error_message_is_cut_and_an_endless_one_is_an_error() {
         }
         let mut second = Peer::accept(&listener);
         let (stream, _) = second.request();
-        second.head(stream);
-        second.message(stream, &answer("fine"));
-        second.trailers(stream, 0, "");
+        whole(&mut second, stream, "fine");
     });
     world.run(async {
         let cut = "x".repeat(limits::GRPC_STATUS_MESSAGE_BYTES_MAX);
@@ -426,9 +425,7 @@ fn a_deadline_passes_on_the_injected_clock_and_the_server_is_told() {
         asked.send(()).unwrap();
         assert_eq!(peer.wait_for_reset(stream), 8, "CANCEL");
         let (stream, _) = peer.request();
-        peer.head(stream);
-        peer.message(stream, &answer("fine"));
-        peer.trailers(stream, 0, "");
+        whole(&mut peer, stream, "fine");
     });
     world.run(async {
         let late = async {
@@ -504,18 +501,14 @@ fn nothing_is_sent_while_idle() {
     let peer = world.serve(move |listener| {
         let mut peer = Peer::accept(&listener);
         let (stream, _) = peer.request();
-        peer.head(stream);
-        peer.message(stream, &answer("fine"));
-        peer.trailers(stream, 0, "");
+        whole(&mut peer, stream, "fine");
         // Settings and windows are exchanged first.
         (0..3).for_each(|_| peer.until_quiet());
         let idle = peer.bytes_within(Duration::from_millis(700));
         listened.send(()).unwrap();
         // Still the same connection.
         let (stream, _) = peer.request();
-        peer.head(stream);
-        peer.message(stream, &answer("again"));
-        peer.trailers(stream, 0, "");
+        whole(&mut peer, stream, "again");
         idle
     });
     world.run(async {
@@ -541,14 +534,10 @@ fn a_goaway_lets_running_calls_finish_and_the_next_one_connects_anew() {
         let (stream, _) = first.request();
         first.goaway(stream, 0);
         std::thread::sleep(Duration::from_millis(50));
-        first.head(stream);
-        first.message(stream, &answer("old"));
-        first.trailers(stream, 0, "");
+        whole(&mut first, stream, "old");
         let mut second = Peer::accept(&listener);
         let (stream, _) = second.request();
-        second.head(stream);
-        second.message(stream, &answer("new"));
-        second.trailers(stream, 0, "");
+        whole(&mut second, stream, "new");
         second.until_quiet();
     });
     world.run(async {
@@ -570,18 +559,14 @@ fn a_call_the_server_did_not_begin_is_made_again_once() {
                 first.reset(stream, 7);
                 let (stream, again) = first.request();
                 assert_eq!(body, again);
-                first.head(stream);
-                first.message(stream, &answer("second try"));
-                first.trailers(stream, 0, "");
+                whole(&mut first, stream, "second try");
                 first.until_quiet();
             } else {
                 first.goaway(0, 0);
                 let mut second = Peer::accept(&listener);
                 let (stream, again) = second.request();
                 assert_eq!(body, again);
-                second.head(stream);
-                second.message(stream, &answer("second try"));
-                second.trailers(stream, 0, "");
+                whole(&mut second, stream, "second try");
                 second.until_quiet();
             }
         });
@@ -624,9 +609,7 @@ fn a_connection_lost_mid_call_is_unavailable_and_the_next_call_connects_anew() {
         let peer = world.serve(move |listener| {
             let mut first = Peer::accept(&listener);
             let (stream, _) = first.request();
-            first.head(stream);
-            first.message(stream, &answer("warm"));
-            first.trailers(stream, 0, "");
+            whole(&mut first, stream, "warm");
             let (stream, _) = first.request();
             if stage > 0 {
                 first.head(stream);
@@ -636,9 +619,7 @@ fn a_connection_lost_mid_call_is_unavailable_and_the_next_call_connects_anew() {
             drop(first);
             let mut second = Peer::accept(&listener);
             let (stream, _) = second.request();
-            second.head(stream);
-            second.message(stream, &answer("back"));
-            second.trailers(stream, 0, "");
+            whole(&mut second, stream, "back");
             second.until_quiet();
         });
         world.run(async {
@@ -664,11 +645,7 @@ async fn calls_at_once(world: &World, count: usize) {
 }
 
 fn answers(peer: &mut Peer, streams: Vec<u32>) {
-    for stream in streams {
-        peer.head(stream);
-        peer.message(stream, &answer("x"));
-        peer.trailers(stream, 0, "");
-    }
+    streams.into_iter().for_each(|stream| whole(peer, stream, "x"));
 }
 
 #[test]
@@ -695,15 +672,43 @@ fn a_burst_of_calls_has_a_connection_that_ends_with_it() {
         let mut further = Peer::accept(&listener);
         let of_further = (0..40).map(|_| further.request().0).collect();
         answers(&mut further, of_further);
-        further.until_closed();
         answers(&mut first, of_first);
         let (stream, _) = first.request();
+        further.until_closed();
         answers(&mut first, vec![stream]);
         first.until_quiet();
     });
     world.run(async {
         calls_at_once(&world, limits::GRPC_CONNECTION_CALLS + 40).await;
         world.call().await.unwrap();
+    });
+    world.join(peer);
+}
+
+#[test]
+fn beside_hanging_calls_the_others_share_one_further_connection() {
+    let world = World::new();
+    let peer = world.serve(|listener| {
+        let mut first = Peer::accept(&listener);
+        let of_first: Vec<u32> = (0..limits::GRPC_CONNECTION_CALLS).map(|_| first.request().0).collect();
+        let mut further = Peer::accept(&listener);
+        for _ in 0..3 {
+            let (stream, _) = further.request();
+            answers(&mut further, vec![stream]);
+        }
+        answers(&mut first, of_first);
+        first.until_quiet();
+    });
+    world.run(async {
+        let hanging = calls_at_once(&world, limits::GRPC_CONNECTION_CALLS);
+        let others = async {
+            // Behind the others.
+            smol::future::yield_now().await;
+            for _ in 0..3 {
+                world.call().await.unwrap();
+            }
+        };
+        smol::future::zip(hanging, others).await;
     });
     world.join(peer);
 }
