@@ -106,13 +106,14 @@ impl Drop for MainThread {
 static HANGING: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 /// The threads of agents that work on the disk or wait for it: the agent waits for them, not for time. Another test's thread
-/// may be among them, which costs a moment. For each, whether it waits.
+/// may be among them, which costs a moment. For each, whether it waits: for a disk, or for a lock, as in an emulator's memory
+/// map or in the C library, at the start of the thread too.
 fn at_the_disk() -> Vec<(PathBuf, bool)> {
     let mut hanging = HANGING.lock().unwrap();
     let mut still = BTreeSet::new();
     let mut found = Vec::new();
     for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
-        // "TID (NAME) STATE ...": R is runnable, D waits for a disk. It may have exited meanwhile.
+        // "TID (NAME) STATE ...": R is runnable, D waits for a disk, S for a lock. It may have exited meanwhile.
         let task = task.path();
         let stat = std::fs::read_to_string(task.join("stat")).unwrap_or_default();
         let (name, state) =
@@ -121,7 +122,7 @@ fn at_the_disk() -> Vec<(PathBuf, bool)> {
         if name != "blocking" && !is_new() {
             continue;
         }
-        let waits = state.starts_with('D');
+        let waits = state.starts_with(['D', 'S']);
         if waits && hanging.contains(&task) {
             still.insert(task);
         } else if waits || state.starts_with('R') {
@@ -269,7 +270,6 @@ impl World {
 
     /// Waits until a relist began after `before`. On a busy machine the last step may have ended during the previous relist;
     /// the next one is then due a second later, and needs another step.
-    /// moves until time does.
     fn await_relist(&self, before: usize) {
         if self.silent.get() || self.seldom.get() {
             return;
