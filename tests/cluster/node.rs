@@ -1,5 +1,7 @@
 //! The Node object and its lease.
 
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, TcpStream};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -136,4 +138,24 @@ fn a_node_that_was_deleted_registers_again() {
     world.api.delete("nodes", "", NODE, None);
     let again = world.wait("it is registered again", World::node);
     assert_ne!(first["metadata"]["uid"], again["metadata"]["uid"]);
+}
+
+/// A task that held the executor would stay, with its sockets, after the agent.
+#[test]
+fn an_agent_that_has_ended_leaves_no_port_open() {
+    let world = World::new();
+    for kill in [true, false] {
+        let port = world.node_port();
+        TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("the node API listens");
+        if kill {
+            world.kill()
+        } else {
+            world.stop()
+        }
+        let refused = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).map(drop).map_err(|error| error.kind());
+        assert_eq!(refused, Err(ErrorKind::ConnectionRefused));
+        // The next agent's port is another one.
+        world.api.delete("nodes", "", NODE, None);
+        world.start();
+    }
 }
