@@ -7,7 +7,6 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use smolet::config::{Config, NodeTaint, Periods, Registration, Reserved};
 
-use crate::common::Stopwatch;
 use crate::world::{NODE, World};
 
 fn condition(node: &Value, kind: &str) -> Value {
@@ -84,13 +83,13 @@ fn a_node_is_registered_with_what_it_was_given() {
     // Its status and its lease are told each second.
     let told = |world: &World| world.api.count("PATCH", &format!("/api/v1/nodes/{NODE}/status"));
     let before = told(&world);
-    let begun = Stopwatch::start();
+    let begun = world.now();
     world.until("it is told of again", |world| {
         let renewed =
             lease(world).is_some_and(|lease| lease["spec"]["renewTime"] != first["spec"]["renewTime"]);
         renewed && told(world) >= before + 2
     });
-    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    assert!(world.since(begun) < Duration::from_secs(8), "{:?}", world.since(begun));
 }
 
 #[test]
@@ -117,9 +116,9 @@ fn a_node_that_was_given_up_says_that_it_is_ready() {
         condition["status"] = "Unknown".into();
     }
     world.api.patch("nodes", "", NODE, &json!({"status": {"conditions": conditions}}));
-    let begun = Stopwatch::start();
+    let begun = world.now();
     world.until("it is ready again", is_ready);
-    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    assert!(world.since(begun) < Duration::from_secs(30), "{:?}", world.since(begun));
 }
 
 fn is_ready(world: &World) -> bool {
