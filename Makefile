@@ -30,10 +30,8 @@ SIZE_MAX := 5242880
 SIZE_MAX_PLAIN := 4194304
 # Of the tests most wait most of the time: more at once than there are processors.
 THREADS := $(shell echo $$((2 * $$(nproc))))
-# Those in a cluster wait for all but a twentieth of it.
+# Of those in a cluster some run on real time, and wait for nearly all of it.
 CLUSTER_THREADS := $(shell echo $$((4 * $$(nproc))))
-# In two processes: an agent that is killed in a test leaves its inotify instance behind, and there are 128 for all of a user's.
-CLUSTER_FIRST := addresses:: admission:: api:: certificates:: claims:: client:: ended:: finished:: gates:: k3s::
 # The tests that `cargo test` runs: but for the four that Cargo.toml leaves to targets of their own.
 TESTS := $(filter-out attack real sim systemd,$(notdir $(patsubst %/main.rs,%,$(wildcard tests/*/main.rs))))
 # Of the attacks those that run one at a time: beside others it would be the machine whose silence is measured.
@@ -100,8 +98,7 @@ unit: setup-rust  ## unit and integration tests that need no runtime, but for th
 	@$(TEST) --no-run
 	@RUST_TEST_THREADS=$(THREADS) $(TEST) --lib --bins $(addprefix --test ,$(filter-out cluster,$(TESTS))) -- --quiet
 	$(call step,a node of a cluster)
-	@RUST_TEST_THREADS=$(CLUSTER_THREADS) $(TEST) --test cluster -- --quiet $(CLUSTER_FIRST)
-	@RUST_TEST_THREADS=$(CLUSTER_THREADS) $(TEST) --test cluster -- --quiet $(addprefix --skip ,$(CLUSTER_FIRST))
+	@RUST_TEST_THREADS=$(CLUSTER_THREADS) $(TEST) --test cluster -- --quiet
 
 # The one is bound to one processor most of the time, and so are the others.
 unit-beside-release: setup-rust

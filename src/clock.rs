@@ -2,12 +2,12 @@
 //!
 //! [`SystemClock`] is the machine's; [`VirtualClock`] advances only when a test moves it.
 
-use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::model::{Mono, Now, Wall};
@@ -71,33 +71,29 @@ pub struct VirtualClock(Arc<Mutex<VirtualState>>);
 struct VirtualState {
     now: Now,
     boots: u32,
-    sleepers: Vec<(Mono, Waker)>,
+    /// Polled sleeps that are neither due nor dropped, by their instant and a number.
+    sleepers: BTreeMap<(Mono, u64), Waker>,
+    sleeps: u64,
 }
 
 impl VirtualClock {
     /// Starts at the given wall time, a minute after boot.
     pub fn new(wall: Wall) -> Self {
         let now = Now { mono: Mono(60_000_000_000), wall };
-        Self(Arc::new(Mutex::new(VirtualState { now, boots: 1, sleepers: Vec::new() })))
+        Self(Arc::new(Mutex::new(VirtualState { now, boots: 1, sleepers: BTreeMap::new(), sleeps: 0 })))
     }
 
     /// Advances both clocks and wakes the sleepers that are due.
     pub fn advance(&self, by: Duration) {
-        let mut woken = Vec::new();
-        {
+        let woken = {
             let mut state = self.state();
             state.now.mono = state.now.mono + by;
             state.now.wall = Wall(state.now.wall.0 + i64::try_from(by.as_nanos()).unwrap_or(i64::MAX));
             let now = state.now.mono;
-            state.sleepers.retain(|(at, waker)| {
-                let sleeping = *at > now;
-                if !sleeping {
-                    woken.push(waker.clone());
-                }
-                sleeping
-            });
-        }
-        woken.into_iter().for_each(Waker::wake);
+            let sleeping = state.sleepers.split_off(&(now, u64::MAX));
+            std::mem::replace(&mut state.sleepers, sleeping)
+        };
+        woken.into_values().for_each(Waker::wake);
     }
 
     /// Steps only the wall clock, as NTP does on a machine without an RTC.
@@ -113,9 +109,9 @@ impl VirtualClock {
         state.now.mono = Mono(60_000_000_000);
     }
 
-    /// The earliest instant of a sleeper.
+    /// The earliest instant of a sleep that is polled and not dropped.
     pub fn next_sleeper(&self) -> Option<Mono> {
-        self.state().sleepers.iter().map(|(at, _)| *at).min()
+        self.state().sleepers.keys().next().map(|(at, _)| *at)
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, VirtualState> {
@@ -133,19 +129,63 @@ impl Clock for VirtualClock {
     }
 
     fn sleep_until(&self, at: Mono) -> Sleep {
-        let clock = self.clone();
-        let registered = RefCell::new(None::<Waker>);
-        Box::pin(std::future::poll_fn(move |cx| {
-            let mut state = clock.state();
-            if state.now.mono >= at {
+        let number = {
+            let mut state = self.state();
+            state.sleeps += 1;
+            state.sleeps
+        };
+        Box::pin(VirtualSleep { clock: self.clone(), key: (at, number) })
+    }
+}
+
+/// A sleep on a [`VirtualClock`]. Dropped: the clock forgets it, with the task of its waker.
+struct VirtualSleep {
+    clock: VirtualClock,
+    key: (Mono, u64),
+}
+
+impl Future for VirtualSleep {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let former = {
+            let mut state = self.clock.state();
+            if state.now.mono >= self.key.0 {
                 return Poll::Ready(());
             }
-            let mut registered = registered.borrow_mut();
-            if !registered.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
-                state.sleepers.push((at, cx.waker().clone()));
-                *registered = Some(cx.waker().clone());
-            }
-            Poll::Pending
-        }))
+            state.sleepers.insert(self.key, cx.waker().clone())
+        };
+        // Outside the lock: the last waker of a task drops what it held.
+        drop(former);
+        Poll::Pending
+    }
+}
+
+impl Drop for VirtualSleep {
+    fn drop(&mut self) {
+        let former = self.clock.state().sleepers.remove(&self.key);
+        drop(former);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dropped_sleep_is_forgotten() {
+        let clock = VirtualClock::new(Wall(0));
+        let poll = |sleep: &mut Sleep| sleep.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        let (mut first, mut second) =
+            (clock.sleep(Duration::from_secs(1)), clock.sleep(Duration::from_secs(2)));
+        let now = clock.now().mono;
+        assert_eq!(clock.next_sleeper(), None, "a sleep begins with its first poll");
+        assert!(poll(&mut first).is_pending() && poll(&mut second).is_pending());
+        assert_eq!(clock.next_sleeper(), Some(now + Duration::from_secs(1)));
+        drop(first);
+        assert_eq!(clock.next_sleeper(), Some(now + Duration::from_secs(2)));
+        clock.advance(Duration::from_secs(2));
+        assert_eq!(clock.next_sleeper(), None, "it was woken");
+        assert!(poll(&mut second).is_ready());
     }
 }

@@ -6,7 +6,7 @@ mod requester;
 mod serving;
 
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::rc::Weak;
 use std::time::Duration;
 
 pub(crate) use files::{Wanted, current, is_for, usable};
@@ -32,7 +32,8 @@ pub(crate) struct Certificates {
     pub(crate) requester: CertificateRequester,
     /// The node's own client.
     pub(crate) client: Client,
-    pub(crate) executor: Rc<Executor>,
+    /// Weak: a task that holds the executor lasts for ever.
+    pub(crate) executor: Weak<Executor>,
 }
 
 impl Certificates {
@@ -108,14 +109,16 @@ impl Certificates {
 
     /// Joins with the bootstrap kubeconfig.
     async fn join(&self, bootstrap: &Path, file: PathBuf, kept: &mut Mono) -> Result<Duration, Failed> {
+        let executor = self.executor.upgrade().ok_or_else(|| Failed::Again("the agent ends".to_owned()))?;
         let access = Access::new(bootstrap);
         let client = Client::new(
             access,
-            &self.executor,
+            &executor,
             self.requester.clock.clone(),
             kube::seed(&self.requester.wanted.node),
             ApiRates::default(),
         );
+        drop(executor);
         let at = |why: String| format!("bootstrap kubeconfig {}: {why}", bootstrap.display());
         self.obtain(&client, file, kept).await.map_err(|failed| match failed {
             Failed::Again(why) => Failed::Again(at(why)),

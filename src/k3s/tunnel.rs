@@ -13,7 +13,7 @@
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,7 +68,8 @@ pub(crate) struct Common {
     /// The node's kubeconfig: its identity, and the authorities it trusts.
     pub(crate) access: Access,
     pub(crate) reach: Reach,
-    pub(crate) executor: Rc<Executor>,
+    /// Spawns a task for each connection. Weak: a task that holds the executor lasts for ever.
+    pub(crate) executor: Weak<Executor>,
     pub(crate) clock: SharedClock,
     /// Differs from node to node, so that they do not reconnect at the same instant.
     pub(crate) seed: u64,

@@ -145,6 +145,7 @@ impl Tunnels {
         if kept.iter().any(|of| of.server == *server) {
             return;
         }
+        let Some(executor) = self.common.executor.upgrade() else { return };
         let standing = Rc::new(Cell::new(TunnelState::Tried));
         let tunnel = Tunnel {
             server: server.clone(),
@@ -152,7 +153,7 @@ impl Tunnels {
             standing: standing.clone(),
             told: self.told.clone(),
         };
-        let task = self.common.executor.spawn("k3s tunnel", tunnel.run());
+        let task = executor.spawn("k3s tunnel", tunnel.run());
         kept.push(TunnelTask { server: server.clone(), _task: task, standing, was_open: false });
     }
 }

@@ -168,7 +168,7 @@ impl Start<'_> {
                 rotates: config.rotate_certificates,
                 requester: self.requester(Purpose::Client),
                 client: self.client.clone(),
-                executor: self.executor.clone(),
+                executor: Rc::downgrade(self.executor),
             };
             self.executor.spawn("client certificate", certificates.run()).detach();
         }
@@ -222,7 +222,7 @@ impl Start<'_> {
                 supervisor,
                 access: self.access.clone(),
                 reach,
-                executor: self.executor.clone(),
+                executor: Rc::downgrade(self.executor),
                 clock: self.clock.clone(),
                 seed: self.seed,
                 held: held.clone(),
@@ -239,7 +239,7 @@ impl Start<'_> {
             client: self.client.clone(),
             queries,
             blocking,
-            executor: self.executor.clone(),
+            executor: Rc::downgrade(self.executor),
             clock: self.clock.clone(),
             held,
         };

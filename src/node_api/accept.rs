@@ -4,7 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -88,7 +88,7 @@ pub(super) async fn accept<F: Future<Output = ()> + 'static>(
     listener: &Async<TcpListener>,
     limits: Limits,
     known: &KnownOrigins,
-    executor: &Executor,
+    executor: &Weak<Executor>,
     clock: &SharedClock,
     serve: impl Fn(Socket<TcpStream>, PendingConnection) -> F,
 ) {
@@ -138,12 +138,15 @@ pub(super) async fn accept<F: Future<Output = ()> + 'static>(
         let stage = Rc::new(Cell::new(Stage::Unauthenticated));
         seats.push(OpenConnection { origin, stage: stage.clone(), wanted });
         let served = serve(socket.into(), PendingConnection { origin, evicted, stage });
+        // Not held across an await, where the executor may end.
+        let Some(executor) = executor.upgrade() else { return };
         executor
             .spawn("node API request", async move {
                 served.await;
                 drop(held);
             })
             .detach();
+        drop(executor);
         // The task is polled once before the next accept, which might close it.
         smol::future::yield_now().await;
     }

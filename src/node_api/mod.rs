@@ -36,7 +36,7 @@ mod upgrade;
 use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -178,8 +178,8 @@ pub struct Needs {
     pub queries: Sender<Query>,
     /// Threads that read logs.
     pub blocking: Rc<Blocking>,
-    /// Spawns a task for each connection.
-    pub executor: Rc<Executor>,
+    /// Spawns a task for each connection. Weak: a task that holds the executor lasts for ever.
+    pub executor: Weak<Executor>,
     /// The machine's clock.
     pub clock: SharedClock,
     /// Memory gauges.

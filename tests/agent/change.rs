@@ -85,10 +85,10 @@ fn operations_of_a_pod_do_not_delay_its_termination() {
     );
     world.until("the hook", |world| world.fake.count("ExecSync") == 1);
     world.fake.program("slow", Program::STUBBORN);
-    let slow = "terminationGracePeriodSeconds: 600, containers: [{name: slow, image: 'busybox:1'}]";
+    let slow = "terminationGracePeriodSeconds: 60, containers: [{name: slow, image: 'busybox:1'}]";
     world.run("slow", slow);
     world.put("slow", &slow.replace("busybox:1", "busybox:2"));
-    world.until("the stop", |world| world.count("StopContainer slow/slow#0 grace=600") == 1);
+    world.until("the stop", |world| world.count("StopContainer slow/slow#0 grace=60") == 1);
     world.fake.clear_calls();
     world.remove("hook");
     world.remove("slow");
@@ -96,7 +96,7 @@ fn operations_of_a_pod_do_not_delay_its_termination() {
     let actions = world.actions();
     for (stop, sandbox) in [
         ("StopContainer hook/app#0 grace=5", "StopPodSandbox hook#0"),
-        ("StopContainer slow/slow#0 grace=600", "StopPodSandbox slow#0"),
+        ("StopContainer slow/slow#0 grace=60", "StopPodSandbox slow#0"),
     ] {
         let at = |call: &str| actions.iter().position(|action| action == call).unwrap();
         assert!(at(stop) < at(sandbox), "{actions:?}");

@@ -4,34 +4,26 @@
 //! real time), so that every call to the runtime has the second it belongs to.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
-use std::io::{ErrorKind, Read as _, Write as _};
-use std::os::unix::net::UnixStream;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::List;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
-use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use smolet::clock::VirtualClock;
 use smolet::config::{Config, Flags};
 use smolet::model::Wall;
 use smolet::node::{Ending, Stop};
 
-use crate::common::agent::{Ended, Home, Life, MAIN_THREAD, Waits, endpoint};
+use crate::common::agent::{Ended, Home, endpoint};
 pub use crate::common::agent::{NODE, PATIENCE, answer, ask, full, manifest};
 use crate::common::fake::{Fake, State};
-use crate::common::gauge::Gauge;
+use crate::common::rest::{PeersActivity, Watched, is_at_the_disk};
 use crate::common::show_log;
 
 pub const START: Wall = Wall(1_770_000_000_000_000_000);
 /// Virtual time that [`World::until`] allows.
 const SECONDS_MAX: u32 = 90;
-/// How long work on the disk may take, or hang on purpose, before time advances without it.
-const DISK_PATIENCE: Duration = Duration::from_secs(3);
-/// Consecutive works on the disk that are waited for before time advances: a sandbox and a container take some ten.
-const DISK_WORKS_MAX: usize = 12;
 
 pub struct World {
     pub fake: Fake,
@@ -42,99 +34,6 @@ pub struct World {
     silent: Cell<bool>,
     /// The runtime has an event stream, so that relists are rare.
     seldom: Cell<bool>,
-}
-
-/// A run of the agent, with its gauge.
-struct Watched {
-    life: Life,
-    gauge: Arc<Gauge>,
-    echo: UnixStream,
-}
-
-impl Watched {
-    fn begin(config: Config, once: bool, clock: VirtualClock) -> Self {
-        let gauge = Arc::new(Gauge::default());
-        let (echo, echoing) = UnixStream::pair().unwrap();
-        echo.set_read_timeout(Some(PATIENCE)).unwrap();
-        let life = Life::begin(config, once, clock, Waits::InTheGauge(gauge.clone()), |executor| {
-            executor.spawn("test", send_back(echoing)).detach();
-            MainThread::enter()
-        });
-        Self { life, gauge, echo }
-    }
-
-    /// Waits until the agent's executor has echoed a byte on a socket; false when it has ended.
-    fn answers(&self) -> bool {
-        let mut echo = &self.echo;
-        let answer = echo.write_all(&[0]).and_then(|()| echo.read_exact(&mut [0]));
-        let late = answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
-        assert!(!late, "the agent's thread does nothing else for {PATIENCE:?}");
-        answer.is_ok()
-    }
-}
-
-/// Echoes until the peer is closed.
-async fn send_back(stream: UnixStream) {
-    let mut stream = async_io::Async::new(stream).unwrap();
-    let mut byte = [0];
-    while stream.read_exact(&mut byte).await.is_ok() && stream.write_all(&byte).await.is_ok() {}
-}
-
-/// The main threads of this process' agents.
-static MAIN_THREADS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
-
-/// Identifies an agent's main thread among threads that it has just started.
-struct MainThread(PathBuf);
-
-impl MainThread {
-    fn enter() -> Self {
-        // "PID/task/TID", of /proc.
-        let here = std::fs::read_link("/proc/thread-self").unwrap();
-        let task = Path::new("/proc/self/task").join(here.file_name().unwrap());
-        MAIN_THREADS.lock().unwrap().insert(task.clone());
-        Self(task)
-    }
-}
-
-impl Drop for MainThread {
-    fn drop(&mut self) {
-        MAIN_THREADS.lock().unwrap().remove(&self.0);
-    }
-}
-
-/// Threads that hang on purpose: they were waited for once, for [`DISK_PATIENCE`].
-static HANGING: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
-
-/// The threads of agents that work on the disk or wait for it: the agent waits for them, not for time. Another test's thread
-/// may be among them, which costs a moment. For each, whether it waits: for a disk, or for a lock, as in an emulator's memory
-/// map or in the C library, at the start of the thread too.
-fn at_the_disk() -> Vec<(PathBuf, bool)> {
-    let mut hanging = HANGING.lock().unwrap();
-    let mut still = BTreeSet::new();
-    let mut found = Vec::new();
-    for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
-        // "TID (NAME) STATE ...": R is runnable, D waits for a disk, S for a lock. It may have exited meanwhile.
-        let task = task.path();
-        let stat = std::fs::read_to_string(task.join("stat")).unwrap_or_default();
-        let (name, state) =
-            stat.split_once('(').and_then(|(_, rest)| rest.split_once(") ")).unwrap_or_default();
-        let is_new = || name == MAIN_THREAD && !MAIN_THREADS.lock().unwrap().contains(&task);
-        if name != "blocking" && !is_new() {
-            continue;
-        }
-        let waits = state.starts_with(['D', 'S']);
-        if waits && hanging.contains(&task) {
-            still.insert(task);
-        } else if waits || state.starts_with('R') {
-            found.push((task, waits));
-        }
-    }
-    *hanging = still;
-    found
-}
-
-fn is_at_the_disk() -> bool {
-    !at_the_disk().is_empty()
 }
 
 impl World {
@@ -338,37 +237,6 @@ impl World {
         panic!("{SECONDS_MAX} s went by without {what}; {}", self.trace());
     }
 
-    /// What follows from the work at the disk comes about, and what follows from that: a start has some such works, one after the
-    /// other. Those of others' agents count too, so not for ever.
-    fn settle_disk(&self) {
-        for _ in 0..DISK_WORKS_MAX {
-            let was_there = self.await_disk();
-            // One that has just ended is not there any more, and its agent may not have heard of it.
-            self.settle();
-            if !was_there && !is_at_the_disk() {
-                return;
-            }
-        }
-    }
-
-    /// Waits until no agent's thread is at the disk, for no time is to go by meanwhile; whether one was. What waits there all
-    /// the time hangs.
-    fn await_disk(&self) -> bool {
-        let begun = Instant::now();
-        let mut there = at_the_disk();
-        let was_there = !there.is_empty();
-        let mut all_the_time = there.clone();
-        while !there.is_empty() && begun.elapsed() < DISK_PATIENCE {
-            std::thread::sleep(Duration::from_millis(2));
-            there = at_the_disk();
-            all_the_time.retain(|(task, waits)| *waits && there.contains(&(task.clone(), true)));
-        }
-        if !there.is_empty() {
-            HANGING.lock().unwrap().extend(all_the_time.into_iter().map(|(task, _)| task));
-        }
-        was_there
-    }
-
     /// Waits in real time; virtual time stands still.
     pub fn wait(&self, what: &str, mut holds: impl FnMut(&World) -> bool) {
         let begun = Instant::now();
@@ -385,52 +253,31 @@ impl World {
         }
     }
 
-    /// Waits until the agent waits for nothing but time (or an answer that a fault holds back).
-    ///
-    /// A byte that comes back from it on a socket shows that all that could be read before it was read: the reactor hands
-    /// out readiness in order.
+    /// Waits until the agent waits for nothing but time, or an answer that a fault holds back.
     pub fn settle(&self) {
-        let mut quiet = 0;
-        while quiet < 2 {
-            let Some(calls) = self.await_calm() else { return };
-            if !self.agent.borrow().as_ref().is_some_and(Watched::answers) {
-                return;
-            }
-            let Some(after) = self.await_calm() else { return };
-            quiet = if calls == after { quiet + 1 } else { 0 };
+        if let Some(agent) = self.agent.borrow().as_ref() {
+            agent.settle(|| self.peers(), || self.trace());
         }
     }
 
-    /// Waits until nothing moves; the number of calls so far. `None` when the agent has ended.
-    fn await_calm(&self) -> Option<usize> {
-        let begun = Instant::now();
-        let mut last = None;
-        loop {
-            let (idle, turns) = self.agent.borrow().as_ref().and_then(|agent| {
-                (!agent.life.is_over()).then(|| (agent.gauge.idle(), agent.gauge.turns()))
-            })?;
-            // An answer is on its way until the runtime's thread has nothing left to do.
-            let at_work = !self.fake.is_idle();
-            let (active, calls) = {
-                let state = self.fake.state();
-                (at_work || state.is_active(), state.calls.len())
-            };
-            if idle && !active && last == Some((turns, calls)) {
-                return Some(calls);
-            }
-            last = (idle && !active).then_some((turns, calls));
-            assert!(
-                begun.elapsed() < PATIENCE,
-                "no rest: agent idle {idle}, runtime active {active}, {turns} turns, {calls} calls; {}",
-                self.trace()
-            );
-            std::thread::sleep(Duration::from_micros(200));
+    /// The same with the work at the disk and what follows from it.
+    fn settle_disk(&self) {
+        if let Some(agent) = self.agent.borrow().as_ref() {
+            agent.settle_disk(|| self.peers(), || self.trace());
         }
+    }
+
+    /// What the runtime does.
+    fn peers(&self) -> PeersActivity {
+        // An answer is on its way until the runtime's thread has nothing left to do.
+        let at_work = !self.fake.is_idle();
+        let state = self.fake.state();
+        PeersActivity { active: at_work || state.is_active(), messages: state.calls.len() as u64 }
     }
 
     /// How often the agent's thread woke so far.
     pub fn turns(&self) -> u64 {
-        self.agent.borrow().as_ref().map_or(0, |agent| agent.gauge.turns())
+        self.agent.borrow().as_ref().map_or(0, Watched::turns)
     }
 
     pub fn trace(&self) -> String {

@@ -1,7 +1,7 @@
 //! The node's own API: who is let in, what it says, what it passes on.
 
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use smolet::limits::{
 };
 use smolet::model::Wall;
 
-use crate::client::{Client, Response};
+use crate::client::{Client, Response, unused_port};
 use crate::common::Stopwatch;
 use crate::common::apiserver::{ApiServer, Identity};
 use crate::common::away::Away;
@@ -135,6 +135,8 @@ fn what_is_here_is_told() {
     let world = World::new();
     world.run("web");
     world.run("job");
+    // A container has used the processor after a while.
+    world.pass(Duration::from_secs(1));
     let identity = server(&world);
     let ok = |path: &str| {
         let said = get(&world, &identity, path);
@@ -246,7 +248,8 @@ fn log(world: &World, pod: &str) -> std::fs::File {
 
 #[test]
 fn logs_are_shown_in_part_or_whole_and_followed() {
-    let world = World::new();
+    // On real time: a log is followed by the machine's clock.
+    let world = World::on_real_time();
     world.run("web");
     let identity = server(&world);
     let mut file = log(&world, "web");
@@ -292,7 +295,8 @@ fn logs_are_shown_in_part_or_whole_and_followed() {
 
 #[test]
 fn logs_that_are_followed_leave_room_for_questions() {
-    let world = World::new();
+    // On real time: a log is followed by the machine's clock.
+    let world = World::on_real_time();
     world.run("web");
     let identity = server(&world);
     let follow = || {
@@ -314,7 +318,8 @@ fn logs_that_are_followed_leave_room_for_questions() {
 /// A container with a hostPath on the logs may put anything in their place: what hangs takes none of the agent's own turns.
 #[test]
 fn a_log_that_hangs_holds_up_no_other() {
-    let world = World::new();
+    // On real time: a thread hangs on the disk.
+    let world = World::on_real_time();
     world.run("web");
     world.run("other");
     let identity = server(&world);
@@ -464,7 +469,8 @@ fn connections_are_upgraded_and_bytes_go_both_ways() {
 
 #[test]
 fn a_connection_on_which_nothing_moves_is_closed() {
-    let world = World::without_agent();
+    // On real time: the client and the runtime's streaming server exchange bytes now and then.
+    let world = World::on_real_time_without_agent();
     let idle = Duration::from_secs(5);
     let config = world.config();
     let node_api = NodeApi { stream_idle_max: idle, ..config.node_api.clone() };
@@ -476,7 +482,7 @@ fn a_connection_on_which_nothing_moves_is_closed() {
     for path in ["/exec/default/web/app?command=sh&input=1", "/portForward/default/web"] {
         let asked = echo(&world, SWITCHED);
         let mut client = world.connect(Some(&identity)).unwrap();
-        let begun = Stopwatch::start();
+        let begun = Instant::now();
         client.send(format!("POST {path} {HEAD}").as_bytes());
         client.until(|text| text.ends_with("\r\n\r\nhello "));
         // What moves now and then goes on for longer than that.
@@ -629,8 +635,7 @@ fn hostile_clients_hold_up_nobody() {
 fn health_is_told_without_a_question_on_a_port_of_its_own() {
     let world = World::without_agent();
     let config = world.config();
-    // Free a moment ago.
-    let healthz = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let healthz = SocketAddr::from((Ipv4Addr::LOCALHOST, unused_port()));
     let node_api = NodeApi { healthz: Some(healthz), ..config.node_api.clone() };
     world.start_with(Config { node_api, ..config });
     world.node_port();

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 use smolet::config::{Config, Registration};
@@ -125,10 +125,10 @@ fn after_a_denial_it_asks_with_another_key() {
     let world = World::without_agent();
     world.start_with(bootstrapping(&world));
     let first = world.wait("it asks for a certificate", pending);
-    let begun = Instant::now();
+    let begun = world.now();
     world.api.deny_request(&name(&first), "Unknown");
     let second = world.wait("it asks again", pending);
-    assert!(begun.elapsed() > Duration::from_secs(9), "not at once: {:?}", begun.elapsed());
+    assert!(world.since(begun) > Duration::from_secs(9), "not at once: {:?}", world.since(begun));
     assert_ne!(name(&second), name(&first));
     assert!(world.node().is_none());
     world.api.approve_request(&name(&second));
@@ -143,12 +143,16 @@ fn a_certificate_is_renewed_before_it_ends() {
     let first = world.wait("it asks for a certificate", pending);
     let life = Duration::from_secs(20);
     world.api.approve_request_for(&name(&first), Some(life));
-    let begun = Instant::now();
+    let begun = world.now();
     world.until("the node is ready", is_ready);
     let current = world.path("root/pki/kubelet-client-current.pem");
     let before = std::fs::read_link(&current).unwrap();
     let second = world.wait("it asks for another", pending);
-    assert!(begun.elapsed() >= Duration::from_secs(13) && begun.elapsed() < life, "{:?}", begun.elapsed());
+    assert!(
+        world.since(begun) >= Duration::from_secs(13) && world.since(begun) < life,
+        "{:?}",
+        world.since(begun)
+    );
     assert_eq!(second["spec"]["username"], format!("system:node:{NODE}"));
     assert_ne!(name(&second), name(&first));
     let connections = world.api.connections();
@@ -157,7 +161,7 @@ fn a_certificate_is_renewed_before_it_ends() {
     world.until("it uses another connection", |world| world.api.connections() > connections);
     assert!(!current.with_file_name(before).exists(), "the old one is gone");
     // The first one has ended: whoever is let in has shown the other.
-    std::thread::sleep(life.saturating_sub(begun.elapsed()));
+    world.pass(life.saturating_sub(world.since(begun)));
     world.api.clear_requests();
     world.run("web");
     assert!(world.api.requests().iter().all(|request| request.code != Some(401)));

@@ -1,8 +1,9 @@
 //! A client of the node's API: HTTP/1.1 over TLS, as bytes.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use async_io::{Async, Timer};
@@ -174,6 +175,21 @@ fn whole(mut chunks: &str) -> String {
         }
     }
     body
+}
+
+/// A port on which nothing listens, for an agent that has to be told one. It is below those that the kernel gives out, so that no
+/// other test has it before the agent does.
+pub fn unused_port() -> u16 {
+    const FIRST: u32 = 20_000;
+    const COUNT: u32 = 10_000;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    (0..COUNT)
+        .map(|_| NEXT.fetch_add(1, Ordering::Relaxed))
+        // Other processes' tests begin elsewhere.
+        .map(|number| FIRST + (std::process::id().wrapping_mul(61).wrapping_add(number)) % COUNT)
+        .filter_map(|port| u16::try_from(port).ok())
+        .find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok())
+        .expect("a port is unused")
 }
 
 /// A connection to that port of this machine, from one of its addresses.

@@ -1,9 +1,11 @@
 //! Strangers at the node's doors: nobody who was not let in stops the agent, or keeps others out. Addresses of loopback stand
 //! for those of a network; 127.0.0.1 is the machine itself.
+//!
+//! On real time: rates of connections and the processor time that they take are measured.
 
 use std::collections::VecDeque;
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +19,7 @@ use futures_rustls::rustls::{ALL_VERSIONS, ServerConfig};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use smolet::config::{Config, NodeApi};
 
-use crate::client::{Client, tcp};
+use crate::client::{Client, tcp, unused_port};
 use crate::common::apiserver::Identity;
 use crate::k3s::{is_ready, joining};
 use crate::servers::Relay;
@@ -179,7 +181,7 @@ fn tangled(linked: usize, others: usize) -> (Vec<CertificateDer<'static>>, Vec<u
 
 #[test]
 fn chains_of_hundreds_of_certificates_do_not_stop_the_agent() {
-    let world = World::new();
+    let world = World::on_real_time();
     let identity = server(&world);
     let (port, authority) = (world.node_port(), own_certificate(&world));
     let (all, few) = (tangled(9, 240), tangled(9, 0));
@@ -211,7 +213,7 @@ fn chains_of_hundreds_of_certificates_do_not_stop_the_agent() {
 
 #[test]
 fn whoever_answers_for_the_api_server_does_not_stop_the_agent_by_certificates() {
-    let world = World::without_agent();
+    let world = World::on_real_time_without_agent();
     let (chain, key) = tangled(9, 240);
     let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
@@ -268,7 +270,7 @@ fn kept_out(world: &World, from: Ipv4Addr, identity: &Identity) -> Vec<String> {
 
 #[test]
 fn connects_from_one_address_keep_nobody_else_out() {
-    let world = World::new();
+    let world = World::on_real_time();
     let identity = server(&world);
     let flood = connects(vec![HOSTILE], world.node_port(), b"\x16");
     std::thread::sleep(Duration::from_secs(1));
@@ -283,7 +285,7 @@ fn connects_from_one_address_keep_nobody_else_out() {
 
 #[test]
 fn connects_from_many_addresses_keep_out_no_client_that_is_known_nor_the_machine_itself() {
-    let world = World::new();
+    let world = World::on_real_time();
     let identity = server(&world);
     ask_late(&world, ELSEWHERE, Duration::ZERO, &identity).unwrap();
     let many = (100..200).map(|host| Ipv4Addr::new(127, 0, 0, host)).collect();
@@ -301,7 +303,7 @@ fn connects_from_many_addresses_keep_out_no_client_that_is_known_nor_the_machine
 /// A k3s server reaches the node through its tunnel, which ends in a socket of the agent's own: no local user has its places.
 #[test]
 fn connects_of_a_local_user_keep_out_neither_the_tunnel_nor_a_known_client() {
-    let world = World::without_agent();
+    let world = World::on_real_time_without_agent();
     let k3s = K3s::start(&world.api);
     let identity = server(&world);
     world.start_with(joining(&world, &k3s, &k3s.token()));
@@ -329,7 +331,7 @@ fn connects_of_a_local_user_keep_out_neither_the_tunnel_nor_a_known_client() {
 /// The address of the API server, which the agent has connected to by itself, is known before anybody was let in from there.
 #[test]
 fn connects_from_many_addresses_do_not_keep_the_api_server_from_a_new_agent() {
-    let world = World::without_agent();
+    let world = World::on_real_time_without_agent();
     let identity = server(&world);
     let relay = Relay::start(TcpListener::bind((ELSEWHERE, 0)).unwrap(), world.api.address());
     let config = world.config();
@@ -359,9 +361,9 @@ fn connects_from_many_addresses_do_not_keep_the_api_server_from_a_new_agent() {
 
 /// An agent that tells its health on a port, and that port.
 fn with_healthz() -> (World, u16) {
-    let world = World::without_agent();
+    let world = World::on_real_time_without_agent();
     let config = world.config();
-    let healthz = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let healthz = SocketAddr::from((Ipv4Addr::LOCALHOST, unused_port()));
     let node_api = NodeApi { healthz: Some(healthz), ..config.node_api.clone() };
     world.start_with(Config { node_api, ..config });
     world.node_port();
@@ -439,7 +441,7 @@ fn connects_keep_nobody_from_the_port_of_health() {
 #[test]
 fn handshakes_of_one_address_are_rationed() {
     use futures_rustls::rustls::version::TLS12;
-    let world = World::new();
+    let world = World::on_real_time();
     let identity = server(&world);
     ask_late(&world, ELSEWHERE, Duration::ZERO, &identity).unwrap();
     let (port, authority) = (world.node_port(), own_certificate(&world));
@@ -480,7 +482,7 @@ fn handshakes_of_one_address_are_rationed() {
 
 #[test]
 fn tokens_of_nobody_are_asked_for_a_few_times_and_a_known_clients_at_once() {
-    let world = World::new();
+    let world = World::on_real_time();
     let identity = server(&world);
     ask_late(&world, ELSEWHERE, Duration::ZERO, &identity).unwrap();
     world.api.add_token("new", "kube-apiserver", &[]);

@@ -98,7 +98,7 @@ fn of_a_pod_that_was_set_to_failed_what_has_crashed_does_not_start_again() {
     world.fake.clear_calls();
     world.start();
     has_failed(&world, "web");
-    std::thread::sleep(Duration::from_secs(2));
+    world.pass(Duration::from_secs(2));
     let actions = world.fake.actions();
     assert!(actions.iter().all(|call| !call.starts_with("CreateContainer")), "{actions:?}");
 }

@@ -1,4 +1,6 @@
 //! Joining a k3s server, and its tunnel to the node.
+//!
+//! On real time: the supervisor's thread and the ends of a tunnel do not tell when they have answered everything.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -43,7 +45,7 @@ fn mode(path: &Path) -> u32 {
 
 /// A node that has joined, with its server.
 fn joined() -> (World, K3s, Config) {
-    let world = World::without_agent();
+    let world = World::on_real_time_without_agent();
     let k3s = K3s::start(&world.api);
     let config = joining(&world, &k3s, &k3s.token());
     world.start_with(config.clone());
@@ -149,7 +151,7 @@ fn name_servers_are_those_of_the_cluster_also_without_its_server() {
 
 #[test]
 fn a_server_of_another_authority_learns_nothing() {
-    let world = World::without_agent();
+    let world = World::on_real_time_without_agent();
     let k3s = K3s::start(&world.api);
     let token = k3s.token().replacen("K10", "K10ffff", 1);
     let token = format!("{}{}", &token[..67], &token[71..]);
@@ -163,7 +165,7 @@ fn a_server_of_another_authority_learns_nothing() {
 
 #[test]
 fn servers_that_know_no_requests_of_nodes_send_keys() {
-    let world = World::without_agent();
+    let world = World::on_real_time_without_agent();
     let k3s = K3s::start(&world.api);
     k3s.state().legacy = true;
     world.start_with(joining(&world, &k3s, SECRET));
@@ -173,7 +175,7 @@ fn servers_that_know_no_requests_of_nodes_send_keys() {
 
 #[test]
 fn another_machines_name_is_not_taken_until_it_is_free() {
-    let world = World::without_agent();
+    let world = World::on_real_time_without_agent();
     let k3s = K3s::start(&world.api);
     k3s.state().passwords.insert(NODE.to_owned(), "another".to_owned());
     world.start_with(joining(&world, &k3s, &k3s.token()));
@@ -187,7 +189,7 @@ fn another_machines_name_is_not_taken_until_it_is_free() {
 
 #[test]
 fn certificates_are_fetched_anew_before_they_end() {
-    let world = World::without_agent();
+    let world = World::on_real_time_without_agent();
     let k3s = K3s::start(&world.api);
     k3s.state().seconds = Some(20);
     world.start_with(joining(&world, &k3s, &k3s.token()));
@@ -292,7 +294,7 @@ fn the_server_reaches_the_nodes_api_through_the_tunnel_and_nothing_else() {
 
 #[test]
 fn of_a_pod_on_the_nodes_network_declared_ports_are_reached() {
-    let world = World::without_agent();
+    let world = World::on_real_time_without_agent();
     let k3s = K3s::start(&world.api);
     k3s.state().reaches_pods = true;
     let config = joining(&world, &k3s, &k3s.token());

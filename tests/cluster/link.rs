@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use crate::common::Stopwatch;
 use crate::common::apiserver::ApiServer;
 use crate::world::{NODE, World, app};
 
@@ -12,7 +11,7 @@ fn pods_run_on_while_the_server_is_away_and_what_changed_meanwhile_is_done() {
     world.run("stays");
     world.run("goes");
     world.api.stop_listening();
-    std::thread::sleep(Duration::from_secs(2));
+    world.pass(Duration::from_secs(2));
     world.fake.exit("stays/app", 1, "Error", "");
     world.until("it restarts without the server", |world| {
         world.fake.state().running().contains(&"stays/app#1".to_owned())
@@ -35,7 +34,7 @@ fn a_restart_of_the_agent_without_a_server_ends_nothing() {
     world.kill();
     let before = world.fake.state().running();
     world.start();
-    std::thread::sleep(Duration::from_secs(4));
+    world.pass(Duration::from_secs(4));
     assert_eq!(world.fake.state().running(), before);
     world.api.listen_again();
     world.api.delete("pods", "default", "web", None);
@@ -70,7 +69,7 @@ fn a_server_that_is_back_is_followed_at_once_though_it_has_forgotten() {
     world.run("web");
     world.api.stop_listening();
     // At least two failures in a row: the next wait would be one of 3 s at least.
-    std::thread::sleep(Duration::from_secs(6));
+    world.pass(Duration::from_secs(6));
     world.api.clear_requests();
     world.api.compact();
     world.api.listen_again();
@@ -78,9 +77,9 @@ fn a_server_that_is_back_is_followed_at_once_though_it_has_forgotten() {
         world.api.requests().iter().any(|request| request.path == "/api/v1/pods" && request.verb == verb)
     };
     world.until("it goes on from where it was", |world| asks(world, "watch"));
-    let begun = Stopwatch::start();
+    let begun = world.now();
     world.until("it begins afresh", |world| asks(world, "list"));
-    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    assert!(world.since(begun) < Duration::from_secs(2), "{:?}", world.since(begun));
 }
 
 enum Fault {

@@ -1,5 +1,7 @@
 //! Volumes on NFS servers: the machine's own `mount` and `umount`, the whole way. They find their helpers in /sbin, so each test
 //! runs in a mount namespace of its own, where something else lies there; nothing of the machine's is written.
+//!
+//! On real time: `mount` and `umount` are processes, some of which hang.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -177,7 +179,7 @@ fn volumes_are_mounted_once_and_unmounted_with_their_pods() {
     let servers = Servers::new(helpers);
     servers.install();
     let (data, six) = (servers.export("nas:/data"), servers.export("[fd00::7]:/six"));
-    let world = World::new();
+    let world = World::on_real_time();
     claim(
         &world,
         "data",
@@ -258,7 +260,7 @@ fn what_cannot_be_mounted_keeps_its_pod_waiting_and_says_why() {
     let Some(helpers) = apart("what_cannot_be_mounted_keeps_its_pod_waiting_and_says_why") else { return };
     let servers = Servers::new(helpers);
     let data = servers.export("nas:/data");
-    let world = World::new();
+    let world = World::on_real_time();
     let pod = world.bind("web", with_nfs(json!({"server": "nas", "path": "/data"}), ""));
     let missing = "MountVolume.SetUp failed for volume \"v\" : this machine has no NFS client, there is no /sbin/mount.nfs: \
                    install nfs-common (Debian) or nfs-utils";
@@ -338,7 +340,7 @@ fn a_server_that_does_not_answer_holds_up_none_but_its_own_pods() {
     let servers = Servers::new(helpers);
     servers.install();
     let _data = servers.export("nas:/data");
-    let world = World::new();
+    let world = World::on_real_time();
     let away: Vec<String> = (0..=OUTSIDE_JOBS_MAX).map(|n| format!("away{n}")).collect();
     for name in &away {
         world.bind(name, with_nfs(json!({"server": "away", "path": format!("/{name}")}), ""));
@@ -384,7 +386,7 @@ fn a_volume_whose_server_is_away_stays_until_it_can_be_unmounted() {
     let servers = Servers::new(helpers);
     servers.install();
     let (data, other) = (servers.export("nas:/data"), servers.export("nas2:/data"));
-    let world = World::new();
+    let world = World::on_real_time();
     let mut spec = with_nfs(json!({"server": "nas", "path": "/data"}), "");
     spec["volumes"]
         .as_array_mut()

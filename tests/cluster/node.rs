@@ -1,11 +1,12 @@
 //! The Node object and its lease.
 
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, TcpStream};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use smolet::config::{Config, NodeTaint, Periods, Registration, Reserved};
 
-use crate::common::Stopwatch;
 use crate::world::{NODE, World};
 
 fn condition(node: &Value, kind: &str) -> Value {
@@ -82,13 +83,13 @@ fn a_node_is_registered_with_what_it_was_given() {
     // Its status and its lease are told each second.
     let told = |world: &World| world.api.count("PATCH", &format!("/api/v1/nodes/{NODE}/status"));
     let before = told(&world);
-    let begun = Stopwatch::start();
+    let begun = world.now();
     world.until("it is told of again", |world| {
         let renewed =
             lease(world).is_some_and(|lease| lease["spec"]["renewTime"] != first["spec"]["renewTime"]);
         renewed && told(world) >= before + 2
     });
-    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    assert!(world.since(begun) < Duration::from_secs(8), "{:?}", world.since(begun));
 }
 
 #[test]
@@ -115,9 +116,9 @@ fn a_node_that_was_given_up_says_that_it_is_ready() {
         condition["status"] = "Unknown".into();
     }
     world.api.patch("nodes", "", NODE, &json!({"status": {"conditions": conditions}}));
-    let begun = Stopwatch::start();
+    let begun = world.now();
     world.until("it is ready again", is_ready);
-    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    assert!(world.since(begun) < Duration::from_secs(30), "{:?}", world.since(begun));
 }
 
 fn is_ready(world: &World) -> bool {
@@ -136,4 +137,24 @@ fn a_node_that_was_deleted_registers_again() {
     world.api.delete("nodes", "", NODE, None);
     let again = world.wait("it is registered again", World::node);
     assert_ne!(first["metadata"]["uid"], again["metadata"]["uid"]);
+}
+
+/// A task that held the executor would stay, with its sockets, after the agent.
+#[test]
+fn an_agent_that_has_ended_leaves_no_port_open() {
+    let world = World::new();
+    for kill in [true, false] {
+        let port = world.node_port();
+        TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("the node API listens");
+        if kill {
+            world.kill()
+        } else {
+            world.stop()
+        }
+        let refused = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).map(drop).map_err(|error| error.kind());
+        assert_eq!(refused, Err(ErrorKind::ConnectionRefused));
+        // The next agent's port is another one.
+        world.api.delete("nodes", "", NODE, None);
+        world.start();
+    }
 }

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::common::Stopwatch;
 use crate::common::apiserver::ApiServer;
 use crate::world::{NODE, World, app};
 
@@ -220,7 +219,7 @@ fn without_its_key_the_pods_that_need_secrets_wait_and_others_begin() {
         }
         world.until("the other runs", |world| runs(world, "open/app"));
         // Longer than a start waits for a server that is there.
-        std::thread::sleep(Duration::from_secs(7));
+        world.pass(Duration::from_secs(7));
         assert_eq!(world.fake.state().running().len(), 1, "{:?}", world.fake.actions());
         world.api.listen_again();
         world.until("they run", |world| runs(world, "secretive/app") && runs(world, "choosy/app"));
@@ -312,7 +311,7 @@ fn neither_a_damaged_folder_nor_another_clusters_ends_or_begins_anything() {
     world.start();
     world.until("it is found out", |world| world.path("root/cluster/damaged").exists());
     // A moment to do what it should not.
-    std::thread::sleep(Duration::from_secs(1));
+    world.pass(Duration::from_secs(1));
     assert_eq!(world.fake.state().running(), before);
     world.api.listen_again();
     world.until("it is kept again", |world| kept(world).len() == 4);
@@ -326,7 +325,7 @@ fn neither_a_damaged_folder_nor_another_clusters_ends_or_begins_anything() {
     world.fake.exit("web/app", 1, "Error", "");
     world.start_with(config);
     // Longer than the patience with a server that is away.
-    std::thread::sleep(Duration::from_secs(8));
+    world.pass(Duration::from_secs(8));
     assert_eq!(world.fake.state().running(), Vec::<String>::new());
     assert!(
         !world.fake.actions().iter().any(|call| call.starts_with("Remove")),
@@ -398,10 +397,10 @@ fn a_link_that_swallows_everything_is_waited_for_no_longer_than_half_a_minute() 
     world.run("web");
     world.stop();
     world.api.freeze(true);
-    let begun = Stopwatch::start();
+    let begun = world.now();
     reboot(&world);
     world.until("it runs", |world| runs(world, "web/app"));
-    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    assert!(world.since(begun) < Duration::from_secs(30), "{:?}", world.since(begun));
     world.api.freeze(false);
     world.until("which is told", |world| world.is_ready("web"));
 }

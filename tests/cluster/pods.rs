@@ -2,7 +2,6 @@
 
 use serde_json::json;
 
-use crate::common::Stopwatch;
 use crate::common::fake::Program;
 use crate::world::{World, app};
 
@@ -19,7 +18,7 @@ fn a_bound_pod_runs_and_its_status_is_told() {
     assert_eq!(status["observedGeneration"], pod["metadata"]["generation"]);
     // A status is told when it changes, and not again.
     let told = world.api.count("PATCH", "/api/v1/namespaces/default/pods/web/status");
-    std::thread::sleep(std::time::Duration::from_secs(3));
+    world.pass(std::time::Duration::from_secs(3));
     assert_eq!(world.api.count("PATCH", "/api/v1/namespaces/default/pods/web/status"), told);
     assert!(told <= 4, "{told} patches for one start");
 }
@@ -99,9 +98,9 @@ fn a_deletions_own_grace_counts() {
     world.fake.program("app", Program::STUBBORN);
     world.run("web");
     world.api.delete("pods", "default", "web", Some(1));
-    let begun = Stopwatch::start();
+    let begun = world.now();
     world.until("it is gone there", |world| world.pod("web").is_none());
-    assert!(begun.elapsed() < std::time::Duration::from_secs(20), "{:?}", begun.elapsed());
+    assert!(world.since(begun) < std::time::Duration::from_secs(20), "{:?}", world.since(begun));
 }
 
 #[test]
@@ -126,11 +125,15 @@ fn a_second_deletion_with_a_shorter_grace_is_followed() {
         }
         // One that is longer changes nothing.
         world.api.delete("pods", "default", "web", Some(900));
-        let begun = Stopwatch::start();
+        let begun = world.now();
         world.api.delete("pods", "default", "web", Some(second));
         world.until("it is gone there", |world| world.pod("web").is_none());
         world.until("and here", |world| world.fake.state().running().is_empty());
-        assert!(begun.elapsed() < std::time::Duration::from_secs(30), "{number}: {:?}", begun.elapsed());
+        assert!(
+            world.since(begun) < std::time::Duration::from_secs(30),
+            "{number}: {:?}",
+            world.since(begun)
+        );
     }
     // The next agent knows it from the server.
     world.bind("web", spec);
@@ -138,11 +141,11 @@ fn a_second_deletion_with_a_shorter_grace_is_followed() {
     let before = stops(&world).len();
     world.kill();
     world.api.delete("pods", "default", "web", Some(1));
-    let begun = Stopwatch::start();
+    let begun = world.now();
     world.start();
     world.until("it is gone there", |world| world.pod("web").is_none());
     assert!(stops(&world).len() > before);
-    assert!(begun.elapsed() < std::time::Duration::from_secs(30), "{:?}", begun.elapsed());
+    assert!(world.since(begun) < std::time::Duration::from_secs(30), "{:?}", world.since(begun));
 }
 
 #[test]
@@ -169,7 +172,7 @@ fn a_restart_of_the_agent_touches_nothing() {
         world.until("its status is told", |world| {
             world.api.count("PATCH", "/api/v1/namespaces/default/pods") > 0
         });
-        std::thread::sleep(std::time::Duration::from_secs(2));
+        world.pass(std::time::Duration::from_secs(2));
         assert_eq!(world.fake.actions(), before);
         let pod = world.pod("web").unwrap();
         assert_eq!(pod["status"]["containerStatuses"][0]["containerID"], id);
@@ -193,7 +196,7 @@ fn a_pod_that_has_ended_stays_so() {
     world.fake.forget_sandbox("job");
     let before = world.fake.actions();
     world.start();
-    std::thread::sleep(std::time::Duration::from_secs(3));
+    world.pass(std::time::Duration::from_secs(3));
     assert_eq!(world.fake.actions(), before, "it does not begin once more");
     world.api.delete("pods", "default", "job", None);
     world.until("it is gone there", |world| world.pod("job").is_none());
@@ -283,7 +286,7 @@ fn a_pod_that_takes_more_disk_than_it_may_fails_for_good() {
         let pod = world.pod("greedy").unwrap();
         !pod["status"]["containerStatuses"][0]["state"]["terminated"].is_null()
     });
-    std::thread::sleep(std::time::Duration::from_secs(3));
+    world.pass(std::time::Duration::from_secs(3));
     let status = &world.pod("greedy").unwrap()["status"];
     let words = "Pod ephemeral local storage usage exceeds the total limit of containers 5Mi. ";
     assert_eq!((&status["phase"], &status["reason"]), (&json!("Failed"), &json!("Evicted")));

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::common::Stopwatch;
 use crate::common::fake::Program;
 use crate::world::{NODE, World};
 
@@ -115,7 +114,7 @@ fn a_running_container_gets_what_its_pod_is_to_have() {
         world.until("its status is told", |world| {
             world.api.count("PATCH", "/api/v1/namespaces/default/pods") > 0
         });
-        std::thread::sleep(Duration::from_secs(2));
+        world.pass(Duration::from_secs(2));
         assert_eq!(changes(&world), Vec::<String>::new());
         assert!(is_done(&world, "web"));
     }
@@ -153,7 +152,7 @@ fn a_container_whose_policy_wants_it_starts_anew() {
     world.kill();
     world.start();
     world.until("it is told", |world| world.api.count("PATCH", "/api/v1/namespaces/default/pods") > 0);
-    std::thread::sleep(Duration::from_secs(2));
+    world.pass(Duration::from_secs(2));
     assert_eq!(changes(&world), Vec::<String>::new());
 }
 
@@ -202,7 +201,7 @@ fn what_does_not_fit_waits_for_room() {
         world.until("it is told", |world| {
             world.api.count("PATCH", "/api/v1/namespaces/default/pods/web/status") > 0
         });
-        std::thread::sleep(Duration::from_secs(1));
+        world.pass(Duration::from_secs(1));
         let told = condition(&world, "web", "PodResizePending").unwrap();
         assert_eq!((&told["reason"], &told["message"]), (&json!("Deferred"), &told["message"]));
         let status = world.pod("web").unwrap()["status"].clone();
@@ -354,11 +353,11 @@ fn a_neighbour_that_waits_out_its_back_off_holds_up_nothing() {
         statuses.into_iter().find(|status| status["state"]["waiting"]["reason"] == "CrashLoopBackOff")
     };
     world.until("it waits", |world| waits(world).is_some());
-    let begun = Stopwatch::start();
+    let begun = world.now();
     resize(&world, "web", "app", &resources("200m/16Mi", "200m/16Mi"));
     world.until("the other has more", |world| made_with(world, "web/app") == (204, 20_000, 16 << 20));
     // The first wait is ten seconds.
-    assert!(begun.elapsed() < Duration::from_secs(7), "{:?}", begun.elapsed());
+    assert!(world.since(begun) < Duration::from_secs(7), "{:?}", world.since(begun));
 }
 
 /// Where a runtime reports what a container has, and where it does not.
@@ -391,7 +390,7 @@ fn an_agent_that_is_killed_in_the_middle_leaves_nothing_half_done() {
         world.until("it runs anew", |world| is_done(world, "web"));
         world.kill();
         world.start();
-        std::thread::sleep(Duration::from_secs(2));
+        world.pass(Duration::from_secs(2));
         assert_eq!(made_with(&world, "web/app"), (153, 30_000, 48 << 20));
         assert_eq!(world.fake.state().running().len(), 1, "{:?}", world.fake.state().running());
         let restarts = |call: &&String| call.starts_with("StopContainer");
@@ -407,7 +406,7 @@ fn an_agent_that_is_killed_in_the_middle_leaves_nothing_half_done() {
         world.until("it is told", |world| {
             world.api.count("PATCH", "/api/v1/namespaces/default/pods/web/status") > 0
         });
-        std::thread::sleep(Duration::from_secs(2));
+        world.pass(Duration::from_secs(2));
         assert_eq!(changes(&world), Vec::<String>::new());
         assert!(is_done(&world, "web"));
     }

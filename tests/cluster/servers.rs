@@ -1,4 +1,6 @@
 //! A node of a k3s cluster of several servers: a tunnel to each, and another one's turn when the one in use is gone.
+//!
+//! On real time: supervisors' threads and the ends of tunnels do not tell when they have answered everything.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -180,7 +182,7 @@ fn written(world: &World) -> (u64, i64) {
 
 #[test]
 fn the_node_goes_on_with_the_second_server_when_the_first_is_gone_also_after_a_restart() {
-    let world = World::without_agent();
+    let world = World::on_real_time_without_agent();
     world.api.allow_access("kube-apiserver", "*", "*");
     let [first, second] = servers(&world, ["127.0.0.2", "127.0.0.3"]);
     let config = settings(&world, &first);
@@ -225,7 +227,7 @@ fn the_node_goes_on_with_the_second_server_when_the_first_is_gone_also_after_a_r
 
 #[test]
 fn a_list_with_hostile_entries_brings_nobody_a_word() {
-    let world = World::without_agent();
+    let world = World::on_real_time_without_agent();
     world.api.allow_access("kube-apiserver", "*", "*");
     let servers = servers(&world, ["127.0.0.2", "127.0.0.3"]);
     let [first, second] = &servers;
@@ -282,7 +284,7 @@ fn a_list_with_hostile_entries_brings_nobody_a_word() {
 
 #[test]
 fn an_older_server_that_lists_none_is_the_only_one() {
-    let world = World::without_agent();
+    let world = World::on_real_time_without_agent();
     world.api.allow_access("kube-apiserver", "*", "*");
     let [only] = servers(&world, ["127.0.0.2"]);
     only.k3s.state().apiservers = None;
@@ -299,7 +301,7 @@ fn an_older_server_that_lists_none_is_the_only_one() {
 
 #[test]
 fn a_cluster_that_does_not_know_its_servers_yet_is_asked_again() {
-    let world = World::without_agent();
+    let world = World::on_real_time_without_agent();
     let servers = servers(&world, ["127.0.0.2", "127.0.0.3"]);
     list(&servers, &Value::Null);
     let [first, second] = &servers;
@@ -314,7 +316,7 @@ fn a_cluster_that_does_not_know_its_servers_yet_is_asked_again() {
 
 #[test]
 fn after_a_tunnel_was_lost_the_list_is_asked_for_and_who_left_has_none() {
-    let world = World::without_agent();
+    let world = World::on_real_time_without_agent();
     world.api.allow_access("kube-apiserver", "*", "*");
     let servers = servers(&world, ["127.0.0.2", "127.0.0.3", "127.0.0.4"]);
     world.start_with(settings(&world, &servers[0]));
@@ -342,7 +344,7 @@ fn after_a_tunnel_was_lost_the_list_is_asked_for_and_who_left_has_none() {
 
 #[test]
 fn a_server_is_left_that_says_nothing_any_more_and_the_node_stays_ready() {
-    let world = World::without_agent();
+    let world = World::on_real_time_without_agent();
     world.api.allow_access("kube-apiserver", "*", "*");
     let [first, second] = servers(&world, ["127.0.0.2", "127.0.0.3"]);
     world.start_with(settings(&world, &first));
@@ -363,7 +365,7 @@ fn a_server_is_left_that_says_nothing_any_more_and_the_node_stays_ready() {
 
 #[test]
 fn a_server_is_left_that_is_not_ready() {
-    let world = World::without_agent();
+    let world = World::on_real_time_without_agent();
     world.api.allow_access("kube-apiserver", "*", "*");
     let [first, second] = servers(&world, ["127.0.0.2", "127.0.0.3"]);
     world.start_with(settings(&world, &first));
@@ -376,7 +378,7 @@ fn a_server_is_left_that_is_not_ready() {
 
 #[test]
 fn a_server_by_another_name_has_a_tunnel_until_it_has_one_by_its_address() {
-    let world = World::without_agent();
+    let world = World::on_real_time_without_agent();
     world.api.allow_access("kube-apiserver", "*", "*");
     let servers = servers(&world, ["127.0.0.1"]);
     let [only] = &servers;

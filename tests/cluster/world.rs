@@ -1,4 +1,7 @@
-//! One test's cluster: an API server, a runtime and an agent.
+//! One test's cluster: an API server, a runtime and an agent, on one clock.
+//!
+//! Time is virtual unless a test says why it needs the machine's ([`World::on_real_time`]): it advances only while the test
+//! waits, and only when the agent waits for nothing but time, to the next instant at which something is due.
 
 use std::cell::RefCell;
 use std::net::Ipv4Addr;
@@ -6,21 +9,51 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use smolet::clock::SystemClock;
+use smolet::clock::{Clock as _, SystemClock, VirtualClock};
 use smolet::config::{Config, Flags, NodeApi};
-use smolet::node::Stop;
+use smolet::model::Mono;
+use smolet::node::{Ending, Stop};
 
-use crate::common::agent::{Home, Life, Waits, endpoint};
+use crate::common::agent::{Ended, Home, Life, Waits, endpoint};
 pub use crate::common::agent::{NODE, PATIENCE};
 use crate::common::apiserver::ApiServer;
-use crate::common::fake::Fake;
+use crate::common::fake::{Fake, FakeClock};
+use crate::common::rest::{PeersActivity, Watched};
 use crate::common::show_log;
+
+/// By how much virtual time advances at most before the agent is waited for again.
+const STEP_MAX: Duration = Duration::from_secs(1);
+/// How often a test on real time looks at what it waits for.
+const LOOK: Duration = Duration::from_millis(5);
 
 pub struct World {
     pub api: ApiServer,
     pub fake: Fake,
+    clock: FakeClock,
     home: Home,
-    agent: RefCell<Option<Life>>,
+    agent: RefCell<Option<Run>>,
+}
+
+/// A run of the agent.
+enum Run {
+    OnRealTime(Life),
+    OnVirtualTime(Watched),
+}
+
+impl Run {
+    fn life(&self) -> &Life {
+        match self {
+            Self::OnRealTime(life) => life,
+            Self::OnVirtualTime(watched) => &watched.life,
+        }
+    }
+
+    fn into_life(self) -> Life {
+        match self {
+            Self::OnRealTime(life) => life,
+            Self::OnVirtualTime(watched) => watched.life,
+        }
+    }
 }
 
 impl World {
@@ -32,15 +65,32 @@ impl World {
     }
 
     pub fn without_agent() -> Self {
+        // Certificates, which the agent's TLS checks by the machine's clock, are valid at the start.
+        Self::on(VirtualClock::new(SystemClock.now().wall).into())
+    }
+
+    /// As [`World::new`], on the machine's clock.
+    pub fn on_real_time() -> Self {
+        let world = Self::on_real_time_without_agent();
+        world.start();
+        world
+    }
+
+    /// As [`World::without_agent`], on the machine's clock.
+    pub fn on_real_time_without_agent() -> Self {
+        Self::on(FakeClock::System)
+    }
+
+    fn on(clock: FakeClock) -> Self {
         show_log();
-        let fake = Fake::start_on_real_time();
+        let fake = Fake::start(clock.clone());
         fake.state().writes_logs = true;
         for version in 1..=2 {
             fake.add_image(&format!("busybox:{version}"));
         }
-        let api = ApiServer::start();
+        let api = ApiServer::start_on(clock.clone());
         api.authorize_nodes();
-        Self { api, fake, home: Home::new(), agent: RefCell::default() }
+        Self { api, fake, clock, home: Home::new(), agent: RefCell::default() }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -73,65 +123,142 @@ impl World {
     }
 
     pub fn start_with(&self, config: Config) {
-        let life = Life::begin(config, false, SystemClock, Waits::InTheReactor, |_| ());
-        assert!(self.agent.replace(Some(life)).is_none(), "one agent at a time");
+        let run = match &self.clock {
+            FakeClock::System => {
+                Run::OnRealTime(Life::begin(config, false, SystemClock, Waits::InTheReactor, |_| ()))
+            }
+            FakeClock::Virtual(clock) => Run::OnVirtualTime(Watched::begin(config, false, clock.clone())),
+        };
+        assert!(self.agent.replace(Some(run)).is_none(), "one agent at a time");
     }
 
     /// Why an agent with these settings does not start.
     pub fn refusal(&self, config: Config) -> String {
         self.start_with(config);
-        let life = self.agent.take().expect("an agent was started");
-        life.end().expect_err("it does not start")
+        self.end().expect_err("it does not start")
     }
 
     /// As `systemctl stop`.
     pub fn stop(&self) {
-        self.agent.take().expect("an agent runs").stop();
+        self.tell(Stop::Agent);
+        assert_eq!(self.end(), Ok(Some(Ending::Stopped)));
     }
 
     /// As logind, or a signal.
     pub fn tell(&self, stop: Stop) {
-        self.agent.borrow().as_ref().expect("an agent runs").tell(stop);
+        self.agent.borrow().as_ref().expect("an agent runs").life().tell(stop);
     }
 
     /// The processor time that the agent's thread has taken.
     pub fn processor_time(&self) -> Duration {
-        let tid = self.agent.borrow().as_ref().expect("an agent runs").tid();
+        let tid = self.agent.borrow().as_ref().expect("an agent runs").life().tid();
         let text = std::fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).unwrap();
         Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
     }
 
     /// As `kill -9`.
     pub fn kill(&self) {
-        self.agent.take().expect("an agent runs").kill();
+        self.agent.take().expect("an agent runs").into_life().kill();
     }
 
+    fn is_over(&self) -> bool {
+        self.agent.borrow().as_ref().is_some_and(|run| run.life().is_over())
+    }
+
+    /// Waits for the agent's end; its result.
+    fn end(&self) -> Ended {
+        let deadline = Deadline::after(self, PATIENCE);
+        while !self.is_over() {
+            assert!(!deadline.is_past(self), "the agent does not end: {}", self.trace());
+            self.advance(STEP_MAX);
+        }
+        self.agent.take().expect("an agent runs").into_life().end()
+    }
+
+    // ---- time ------------------------------------------------------------------------------------------
+
+    /// The instant on the world's clock.
+    pub fn now(&self) -> Mono {
+        self.clock.now().mono
+    }
+
+    /// Time on the world's clock since that instant.
+    pub fn since(&self, instant: Mono) -> Duration {
+        self.now().since(instant)
+    }
+
+    /// Waits so long on the world's clock, and for what follows at once.
+    pub fn pass(&self, time: Duration) {
+        let end = self.now() + time;
+        loop {
+            let left = end.since(self.now());
+            if left.is_zero() {
+                break;
+            }
+            self.advance(left);
+        }
+        self.settle();
+    }
+
+    /// Waits until `look` finds something.
     pub fn wait<T>(&self, what: &str, mut look: impl FnMut(&World) -> Option<T>) -> T {
-        let begun = Instant::now();
+        let deadline = Deadline::after(self, PATIENCE);
         loop {
             if let Some(found) = look(self) {
                 return found;
             }
-            let ended = self.agent.borrow().as_ref().is_some_and(Life::is_over);
-            if ended {
-                let life = self.agent.take().expect("an agent ran");
-                panic!("waiting for {what}, the agent ended: {:?}", life.end());
+            if self.is_over() {
+                let run = self.agent.take().expect("an agent ran");
+                panic!("waiting for {what}, the agent ended: {:?}", run.into_life().end());
             }
-            let requests: Vec<String> = self.api.requests().iter().map(|r| format!("{r:?}")).collect();
-            let last = &requests[requests.len().saturating_sub(15)..];
-            assert!(
-                begun.elapsed() < PATIENCE,
-                "waited for {what}; pods: {:?}; calls: {:?}; requests:\n{}",
-                self.api.list("pods", ""),
-                self.fake.actions(),
-                last.join("\n")
-            );
-            std::thread::sleep(Duration::from_millis(5));
+            assert!(!deadline.is_past(self), "waited for {what}; {}", self.trace());
+            // What happens at this instant, before time goes on.
+            self.settle();
+            if let Some(found) = look(self) {
+                return found;
+            }
+            self.advance(STEP_MAX);
         }
     }
 
     pub fn until(&self, what: &str, holds: impl Fn(&World) -> bool) {
         self.wait(what, |world| holds(world).then_some(()));
+    }
+
+    /// Lets time advance to the next instant at which something is due, but by `at_most`.
+    fn advance(&self, at_most: Duration) {
+        match &self.clock {
+            FakeClock::System => std::thread::sleep(LOOK.min(at_most)),
+            FakeClock::Virtual(clock) => {
+                self.settle();
+                let now = clock.now().mono;
+                let due = clock.next_sleeper().map_or(at_most, |at| at.since(now));
+                clock.advance(due.clamp(Duration::from_nanos(1), at_most.min(STEP_MAX)));
+            }
+        }
+    }
+
+    /// On virtual time: waits until the agent waits for nothing but time, or an answer that a fault holds back.
+    fn settle(&self) {
+        if let Some(Run::OnVirtualTime(watched)) = self.agent.borrow().as_ref() {
+            watched.settle_disk(|| self.peers(), || self.trace());
+        }
+    }
+
+    /// What the runtime and the API server do.
+    fn peers(&self) -> PeersActivity {
+        // An answer is on its way until the server's thread has nothing left to do.
+        let at_work = !self.fake.is_idle() || !self.api.is_idle();
+        let state = self.fake.state();
+        let messages = state.calls.len() as u64 + self.api.turns();
+        PeersActivity { active: at_work || state.is_active(), messages }
+    }
+
+    fn trace(&self) -> String {
+        let requests: Vec<String> = self.api.requests().iter().map(|r| format!("{r:?}")).collect();
+        let last = &requests[requests.len().saturating_sub(15)..];
+        let (pods, calls) = (self.api.list("pods", ""), self.fake.actions());
+        format!("pods: {pods:?}; calls: {calls:?}; requests:\n{}", last.join("\n"))
     }
 
     /// What the agent answers to one GET on its own socket.
@@ -182,9 +309,26 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        if let Some(life) = self.agent.take() {
-            life.abandon();
+        if let Some(run) = self.agent.take() {
+            run.into_life().abandon();
         }
+    }
+}
+
+/// The end of a wait, on the world's clock and on the machine's.
+struct Deadline {
+    at: Mono,
+    begun: Instant,
+    patience: Duration,
+}
+
+impl Deadline {
+    fn after(world: &World, patience: Duration) -> Self {
+        Self { at: world.now() + patience, begun: Instant::now(), patience }
+    }
+
+    fn is_past(&self, world: &World) -> bool {
+        world.now() >= self.at || self.begun.elapsed() >= self.patience
     }
 }
 

@@ -18,6 +18,7 @@ use smolet::node::{self, Ending, Stop};
 use super::TempDir;
 use super::fake::Fake;
 use super::gauge::Gauge;
+use super::rest::MainThread;
 
 pub const NODE: &str = "gw";
 
@@ -179,13 +180,13 @@ pub struct Life {
 pub const MAIN_THREAD: &str = "agent";
 
 impl Life {
-    /// `enter` runs first on that thread; its result is kept until the end.
-    pub fn begin<C: Clock + Send + 'static, G>(
+    /// `enter` runs first on that thread.
+    pub fn begin<C: Clock + Send + 'static>(
         config: Config,
         once: bool,
         clock: C,
         waits: Waits,
-        enter: impl FnOnce(&Executor) -> G + Send + 'static,
+        enter: impl FnOnce(&Executor) + Send + 'static,
     ) -> Self {
         let (stop, stopped) = smol::channel::bounded(4);
         let (kill, killed) = smol::channel::bounded::<()>(1);
@@ -195,7 +196,8 @@ impl Life {
                 .send(rustix::thread::gettid().as_raw_nonzero().get())
                 .expect("the starter waits for it");
             let executor = Rc::new(Executor::new());
-            let _entered = enter(&executor);
+            let _main_thread = MainThread::enter();
+            enter(&executor);
             let life = async {
                 let agent = node::run_until(&config, once, &executor, Rc::new(clock), stopped);
                 let agent = async { agent.await.map(Some) };

@@ -170,7 +170,7 @@ impl SimRuntime {
                 at.and_then(|at| late.remove(at))
             };
             let Some((_, method, bytes)) = due else { return };
-            let _ = self.effect(method, &bytes);
+            let _ = self.effect(method, &bytes, false);
             self.check(method, "late");
         }
     }
@@ -240,12 +240,16 @@ impl SimRuntime {
             }
             Trouble::None | Trouble::WaitsAfter(_) | Trouble::HangsAfter | Trouble::AnswerLost => {}
         }
+        let mut graced = false;
         let answer = loop {
             let Some((_, bytes)) = &pending.work else { return Err(unavailable(method)) };
-            match self.effect(method, bytes) {
+            match self.effect(method, bytes, graced) {
                 Reply::Done(answer) => break answer,
                 // The program ignores SIGTERM: its grace period has to pass first.
-                Reply::After(time) => self.wait_for(method, time, limit).await?,
+                Reply::After(time) => {
+                    self.wait_for(method, time, limit).await?;
+                    graced = true;
+                }
             }
         };
         pending.work = None;
@@ -312,10 +316,11 @@ impl SimRuntime {
         }
     }
 
-    fn effect(&self, method: &'static str, bytes: &[u8]) -> Reply {
+    /// `graced`: the call has waited for a container's grace period.
+    fn effect(&self, method: &'static str, bytes: &[u8], graced: bool) -> Reply {
         let now = self.now();
         self.state(|state| {
-            let reply = state.handle(method, bytes, now);
+            let reply = state.handle(method, bytes, now, graced);
             if let Reply::Done(Ok(answer)) = &reply {
                 self.rules(|rules| rules.note_call(state, method, bytes, answer, now));
             }

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -105,7 +105,7 @@ impl Session {
     pub(super) async fn take(
         self: &Rc<Self>,
         message: &[u8],
-        executor: &Executor,
+        executor: &Weak<Executor>,
         closed: &Receiver<Infallible>,
         draining: &Receiver<()>,
     ) -> Result<(), String> {
@@ -138,7 +138,7 @@ impl Session {
         protocol: &str,
         address: &str,
         place: SemaphoreGuardArc,
-        executor: &Executor,
+        executor: &Weak<Executor>,
         closed: Receiver<Infallible>,
     ) {
         let (data, queue) = smol::channel::unbounded();
@@ -176,7 +176,9 @@ impl Session {
             // Nothing is ever sent: this ends with the session.
             let _ = closed.recv().await;
         };
-        executor.spawn("k3s tunnel connection", smol::future::or(Box::pin(served), closed)).detach();
+        if let Some(executor) = executor.upgrade() {
+            executor.spawn("k3s tunnel connection", smol::future::or(Box::pin(served), closed)).detach();
+        }
     }
 
     /// Appends bytes to a connection's queue. Waits while all queues together are full.

@@ -69,7 +69,10 @@ impl World {
             _ => Vec::new(),
         };
         let whole = [message::head(0, id, &message), rest].concat();
-        self.session.take(&whole, &self.executor, &self.closed, &self.draining).await.unwrap();
+        self.session
+            .take(&whole, &Rc::downgrade(&self.executor), &self.closed, &self.draining)
+            .await
+            .unwrap();
     }
 
     async fn dial(&self, id: i64) {
@@ -108,7 +111,7 @@ impl World {
             supervisor: Supervisor::new(clock.clone(), Authenticated::default()),
             access: Access::new(std::path::Path::new("/nowhere")),
             reach: self.session.reach.clone(),
-            executor: self.executor.clone(),
+            executor: Rc::downgrade(&self.executor),
             clock,
             seed: 1,
             held: NodeApiUse::default(),
@@ -337,7 +340,7 @@ fn there_are_so_many_connections_at_once_and_no_more() {
     });
     let twice = smol::block_on(world.executor.run(async {
         let to = [message::head(0, 1001, &Message::Connect("", "")), b"tcp/127.0.0.1:1".to_vec()].concat();
-        world.session.take(&to, &world.executor, &world.closed, &world.draining).await
+        world.session.take(&to, &Rc::downgrade(&world.executor), &world.closed, &world.draining).await
     }));
     assert_eq!(twice, Err("connection 1001 is opened twice".to_owned()));
 }

@@ -70,7 +70,8 @@ pub async fn serve(
     let verb = verb(&head.method, &route, &query);
     let number = {
         let name = user.as_ref().map(|user| user.name.clone()).unwrap_or_default();
-        shared.state().note(&head.method, verb, (&path, &text), name, &content_type)
+        let now = shared.clock.now().mono;
+        shared.state().note(&head.method, verb, (&path, &text), name, &content_type, now)
     };
 
     let read = Limited::new(body, BODY_BYTES_MAX).collect().await;

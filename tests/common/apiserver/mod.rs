@@ -144,6 +144,11 @@ impl ApiServer {
         self.shared.gauge.idle()
     }
 
+    /// How often its thread woke so far.
+    pub fn turns(&self) -> u64 {
+        self.shared.gauge.turns()
+    }
+
     fn now(&self) -> Wall {
         self.shared.clock.now().wall
     }

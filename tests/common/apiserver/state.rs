@@ -2,10 +2,11 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hyper::Method;
 use serde_json::Value;
+use smolet::model::Mono;
 
 use super::authorize::Lag;
 use super::review::Access;
@@ -53,8 +54,8 @@ pub struct Request {
     /// The body's JSON, if it was received and is small enough.
     pub body: Option<Arc<Value>>,
     pub body_bytes: usize,
-    /// Time at which its head was received.
-    pub at: Instant,
+    /// Instant at which its head was received, on the server's clock.
+    pub at: Mono,
     /// The code of the response; `None`: not answered yet.
     pub code: Option<u16>,
 }
@@ -97,6 +98,7 @@ impl State {
         (path, query): (&str, &str),
         user: String,
         content_type: &str,
+        at: Mono,
     ) -> u64 {
         self.asked += 1;
         if self.requests.len() >= REQUESTS_MAX {
@@ -112,7 +114,7 @@ impl State {
             content_type: content_type.to_owned(),
             body: None,
             body_bytes: 0,
-            at: Instant::now(),
+            at,
             code: None,
         });
         self.asked

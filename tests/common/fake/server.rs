@@ -165,14 +165,16 @@ async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answ
         return response;
     }
     let list = shared.settled().list_of(method);
+    let mut graced = false;
     let reply = loop {
-        let reply = shared.settled().handle(list.unwrap_or(method), message, shared.clock.now());
+        let reply = shared.settled().handle(list.unwrap_or(method), message, shared.clock.now(), graced);
         match reply {
             // The program ignores SIGTERM: its grace period has to elapse.
             Reply::After(wait) => {
                 active.pause();
                 shared.clock.shared().sleep(wait).await;
                 active.resume();
+                graced = true;
             }
             Reply::Done(result) => break result,
         }

@@ -685,17 +685,16 @@ impl State {
         self.streams_lists.then_some(list)
     }
 
-    /// Executes the method.
-    pub fn handle(&mut self, method: &str, m: &[u8], now: Now) -> Reply {
-        if method == "StopContainer"
+    /// Executes the method. `graced`: this call has waited for [`Reply::After`].
+    pub fn handle(&mut self, method: &str, m: &[u8], now: Now, graced: bool) -> Reply {
+        if !graced
+            && method == "StopContainer"
             && let Ok(request) = decode::<cri::StopContainerRequest>(m)
-            && let Some(container) = self.containers.get_mut(&request.container_id)
+            && let Some(container) = self.containers.get(&request.container_id)
             && container.running()
             && container.program.term.is_none()
             && request.timeout > 0
         {
-            // Only once: the second time the grace period has elapsed.
-            container.program.term = Some(137);
             return Reply::After(Duration::from_secs(request.timeout.unsigned_abs()));
         }
         Reply::Done(self.answer(method, m, now))
