@@ -77,7 +77,7 @@ use crate::server::{Query, Server};
 use crate::source::{FileSource, HttpSource, ManifestRoom, NodeName, SourceUpdate};
 use crate::store::identity::Identity;
 use crate::sync::act::{ActContext, RuntimeManager};
-use crate::sync::turns::StartTurns;
+use crate::sync::start_limiter::StartLimiter;
 use crate::systemd::Systemd;
 use crate::systemd::logind::{DelayLock, Logind, Preparation};
 use crate::systemd::notify::Notify;
@@ -611,7 +611,7 @@ fn context<R: Runtime + 'static>(
         hosts_file: Path::new("/etc/hosts").into(),
         resolv_conf: Some(config.resolv_conf.as_path().into()),
         blocking,
-        starts: StartTurns::new(processors),
+        starts: StartLimiter::new(processors),
     };
     ActContext::new(manager, node, Rc::new(ManifestObjects::default()))
 }

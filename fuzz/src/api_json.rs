@@ -105,10 +105,10 @@ fn pods(shape: Shape, objects: &[Node]) {
 }
 
 fn node(shape: Shape, objects: &[Node]) {
-    let (marks, told) = smol::channel::bounded(1);
-    tell(shape, objects, &mut ApiNode::new(marks));
-    if let Ok(Some(marks)) = told.try_recv() {
-        assert!(marks.pod_cidrs.len() <= limits::POD_CIDRS_MAX);
+    let (node, told) = smol::channel::bounded(1);
+    tell(shape, objects, &mut ApiNode::new(node));
+    if let Ok(Some(node)) = told.try_recv() {
+        assert!(node.pod_cidrs.len() <= limits::POD_CIDRS_MAX);
     }
 }
 

@@ -40,7 +40,7 @@ use crate::server::{self, Query, Question};
 use crate::shutdown::{TERMINATED, TERMINATED_MESSAGE};
 use crate::source::SourceUpdate;
 #[cfg(feature = "tls")]
-use crate::source::{self, api_node::NodeMarks};
+use crate::source::{self, api_node::NodeFields};
 use crate::store::file::CheckpointFile;
 use crate::systemd::logind::DelayLock;
 
@@ -271,7 +271,7 @@ impl<R: Runtime + 'static> Agent<R> {
         match effect {
             Effect::Drive(uid) => pods.drive(&uid, out),
             Effect::PlanAgain(uid) => pods.plan_again(&uid, out),
-            Effect::LookAgain(uid) => pods.look_again(&uid, out),
+            Effect::ReadAgain(uid) => pods.read_again(&uid, out),
             Effect::RefreshStatus(uid) => pods.refresh_status(&uid, pods.now()),
             Effect::Applied(over) => {
                 pods.look_at_gates();
@@ -338,12 +338,12 @@ impl<R: Runtime + 'static> Agent<R> {
             #[cfg(feature = "tls")]
             Effect::Hurry(ending) => pods.hurry(&ending, out),
             #[cfg(feature = "tls")]
-            Effect::Marks(marks) => {
-                let NodeMarks { labels, taints, scalars, .. } = *marks;
-                pods.set_marks(labels, taints, Some(&scalars));
+            Effect::NodeChanged(node) => {
+                let NodeFields { labels, taints, scalars, .. } = *node;
+                pods.set_node_fields(labels, taints, Some(&scalars));
             }
             #[cfg(feature = "tls")]
-            Effect::KeptMarks(marks) => pods.set_marks(marks.labels, marks.taints, None),
+            Effect::OfflineNode(node) => pods.set_node_fields(node.labels, node.taints, None),
             #[cfg(feature = "tls")]
             Effect::Dns(settings) => pods.set_dns(&settings.cluster_dns, &settings.cluster_domain),
             #[cfg(feature = "tls")]

@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::EphemeralContainer;
 use super::agent::Event;
 use super::effects::{Effect, Effects};
 use super::image_gc::ImageGc;
-use super::pods::{Granted, Pods, Resizing};
+use super::pods::{AllocatedSizes, Pods, Resizing};
 use super::shutdown::revive;
 use crate::cri::Runtime;
 use crate::limits::{
@@ -70,7 +70,7 @@ pub(super) struct Saved {
     pub(super) statuses: u64,
     /// The number of the container that `smolet debug` added last.
     pub(super) debuggers: u64,
-    /// The number of what was granted last.
+    /// The number of what was allocated last.
     pub(super) resizes: u64,
     /// The last write failed: nobody waits for the next one who does not have to.
     pub(super) failing: bool,
@@ -82,8 +82,8 @@ pub(super) struct Restored {
     pub(super) active_since: Option<Mono>,
     /// What `smolet debug` added to it.
     pub(super) debuggers: Vec<EphemeralContainer>,
-    /// What it was resized to, and what it was granted.
-    pub(super) resizing: Option<(Box<Resizing>, Granted)>,
+    /// What it was resized to, and what it was allocated.
+    pub(super) resizing: Option<(Box<Resizing>, AllocatedSizes)>,
 }
 
 impl Checkpointing {
@@ -291,8 +291,8 @@ impl Checkpointing {
                 }
                 (None, Some(restored)) => {
                     let added = &*restored.debuggers;
-                    let sizes = restored.resizing.as_ref().map(|(resizing, granted)| {
-                        resizing.kept(granted.iter().map(|(name, sizes)| (&**name, *sizes)))
+                    let sizes = restored.resizing.as_ref().map(|(resizing, allocated)| {
+                        resizing.kept(allocated.iter().map(|(name, sizes)| (&**name, *sizes)))
                     });
                     (&restored.key, restored.active_since, added, false, sizes)
                 }
@@ -350,7 +350,7 @@ fn take_over<R: Runtime + 'static>(
         }
         let sizes = pod.sizes.as_deref().filter(|sizes| !sizes.is_empty());
         let resizing = sizes.map(|sizes| Resizing::restored(sizes, &status));
-        let resizing = resizing.map(|(resizing, granted)| (Box::new(resizing), granted));
+        let resizing = resizing.map(|(resizing, allocated)| (Box::new(resizing), allocated));
         let key = PodKey::new(pod.namespace, pod.name, pod.uid);
         // What another boot ended is not started again.
         let debuggers = pod.debuggers.iter().flatten().filter(|_| is_current).map(Debugger::container);

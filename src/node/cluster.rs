@@ -52,7 +52,7 @@ use crate::limits::{
 use crate::metrics::{Gauge, Usage};
 use crate::model::{Mono, Now, PodKey, PodUid, SortedSet};
 use crate::source::api::Shared;
-use crate::source::api_node::NodeMarks;
+use crate::source::api_node::NodeFields;
 use crate::source::api_objects::ObjectStates;
 use crate::source::api_offline::Trees;
 use crate::source::api_status_versions::ApiStatusVersion;
@@ -65,7 +65,7 @@ use failures::FailureLog;
 use lease::NodeLease;
 use mirror_pods::{MirrorPods, Name};
 use network::Network;
-use node_status::{NodeStatus, RuntimeHere};
+use node_status::{NodeStatus, RuntimeInfo};
 use objects::ApiObjects;
 use offline::{OfflineCopy, Outcome};
 use oom::OomsRead;
@@ -80,7 +80,7 @@ pub struct Joined {
     /// The pods that are bound to it.
     pub pods: Receiver<SourceUpdate>,
     /// What others wrote on its Node; `None` = it was deleted.
-    pub marks: Receiver<Option<NodeMarks>>,
+    pub node: Receiver<Option<NodeFields>>,
     /// Where its pods are left for the disk.
     pub trees: Trees,
     /// What their source is told, and tells beside.
@@ -138,20 +138,20 @@ impl Membership {
 }
 
 /// What a task of the cluster's brings.
-pub(super) struct ClusterEvent(News);
+pub(super) struct ClusterEvent(ClusterEventKind);
 
 /// What it is.
-enum News {
+enum ClusterEventKind {
     Registered(Result<Registered, KubeError>),
     /// The runtime says how it is, or does not.
-    RuntimeSaid(Result<RuntimeStatus, String>),
+    RuntimeStatus(Result<RuntimeStatus, String>),
     /// What the runtime has.
-    RuntimeHere(RuntimeHere),
+    RuntimeInfo(RuntimeInfo),
     /// The kernel's log was read.
     OomsRead(OomsRead),
     Reported(Result<ReportEnd, KubeError>),
-    Leased(Result<Box<str>, KubeError>),
-    Told {
+    LeaseRenewed(Result<Box<str>, KubeError>),
+    StatusPatched {
         uid: PodUid,
         /// What the server has as the pod's key.
         key: PodKey,
@@ -161,33 +161,33 @@ enum News {
         result: Result<Option<ApiStatusVersion>, KubeError>,
     },
     /// The copy of the static pod of that name was created or deleted, or not.
-    Mirrored {
+    MirrorPodUpdated {
         name: Name,
         result: Result<(), KubeError>,
     },
     /// The runtime knows the pods' addresses, and the bridge's configuration is as it is to be; or not.
-    NetworkTold(Result<(), String>),
+    NetworkConfigured(Result<(), String>),
     /// The cluster's name servers.
     Dns(Settings),
     /// There is something in `Found`.
-    Found,
+    ObjectsChanged,
     /// The server is away: what was kept counts.
-    OfflineCounts,
+    ServerUnreachable,
     /// What was kept, or whose it is cannot be told.
     OfflineRead(Result<OfflineState, String>),
     /// A write of what is kept ended.
     OfflineWritten(Outcome),
     /// The Node is this now; `None` = it was deleted.
-    Marked(Option<NodeMarks>),
+    NodeChanged(Option<NodeFields>),
     /// The event with that revision of the ring was told, or not.
-    EventTold {
+    EventReported {
         of_node: bool,
         revision: u64,
         result: Result<(), KubeError>,
     },
 }
 
-impl News {
+impl ClusterEventKind {
     /// As the loop takes it.
     fn event(self) -> Event {
         Event::Cluster(Box::new(ClusterEvent(self)))
@@ -200,9 +200,9 @@ impl Cluster {
         let now = clock.now().mono;
         tasks.forward("pod source", joined.pods, |update| Event::Source(Box::new(update)));
         let (news, found) = smol::channel::bounded(1);
-        tasks.forward("objects found", found, |()| News::Found.event());
-        tasks.forward("pod annotations", joined.marks, |marks| News::Marked(marks).event());
-        tasks.forward("cluster DNS", joined.dns, |settings| News::Dns(settings).event());
+        tasks.forward("objects found", found, |()| ClusterEventKind::ObjectsChanged.event());
+        tasks.forward("pod annotations", joined.node, |node| ClusterEventKind::NodeChanged(node).event());
+        tasks.forward("cluster DNS", joined.dns, |settings| ClusterEventKind::Dns(settings).event());
         tasks.start("offline copy wait", offline::wait(joined.failed, clock.clone()));
         let seed = seed(&joined.machine.name);
         Self {
@@ -275,40 +275,40 @@ impl Cluster {
 
     pub(super) fn take<R: Runtime + 'static>(
         &mut self,
-        ClusterEvent(news): ClusterEvent,
+        ClusterEvent(kind): ClusterEvent,
         pods: &Pods<R>,
         now: Mono,
         out: &mut Effects,
     ) {
-        match news {
-            News::Found => self.objects.take(&mut self.kept, now, out),
-            News::OfflineCounts => {
+        match kind {
+            ClusterEventKind::ObjectsChanged => self.objects.take(&mut self.kept, now, out),
+            ClusterEventKind::ServerUnreachable => {
                 if !self.server_has_told(pods) {
                     self.kept.read(&self.of, pods, out);
                 }
             }
-            News::OfflineRead(kept) => self.kept_read(kept, pods, now, out),
-            News::OfflineWritten(outcome) => self.kept.written(outcome, now, out),
-            News::Marked(marks) => self.node_marked(marks, now, out),
-            News::EventTold { of_node, revision, result } => {
+            ClusterEventKind::OfflineRead(kept) => self.kept_read(kept, pods, now, out),
+            ClusterEventKind::OfflineWritten(outcome) => self.kept.written(outcome, now, out),
+            ClusterEventKind::NodeChanged(node) => self.node_changed(node, now, out),
+            ClusterEventKind::EventReported { of_node, revision, result } => {
                 self.events.take(of_node, revision, result, now);
             }
-            News::NetworkTold(result) => self.network.take(result, now),
-            News::Dns(settings) => out.push(Effect::Dns(settings)),
-            News::Mirrored { name, result } => {
+            ClusterEventKind::NetworkConfigured(result) => self.network.take(result, now),
+            ClusterEventKind::Dns(settings) => out.push(Effect::Dns(settings)),
+            ClusterEventKind::MirrorPodUpdated { name, result } => {
                 self.mirrors.take(&name, result, &mut self.of, now);
             }
-            News::Registered(result) => {
+            ClusterEventKind::Registered(result) => {
                 if self.status.registered(result, &mut self.of, now, out) {
                     self.lease.renew_at(now);
                 }
             }
-            News::RuntimeSaid(said) => self.status.runtime_said(said, &mut self.of, now),
-            News::RuntimeHere(here) => self.status.runtime_has(here, &mut self.of),
-            News::OomsRead(read) => self.status.ooms_read(read, out),
-            News::Reported(result) => self.status.reported(result, &mut self.of, now, out),
-            News::Leased(result) => self.lease.take(result, &mut self.of, now),
-            News::Told { uid, key, revision, deleted, result } => {
+            ClusterEventKind::RuntimeStatus(said) => self.status.take_runtime_status(said, &mut self.of, now),
+            ClusterEventKind::RuntimeInfo(here) => self.status.set_runtime_info(here, &mut self.of),
+            ClusterEventKind::OomsRead(read) => self.status.ooms_read(read, out),
+            ClusterEventKind::Reported(result) => self.status.reported(result, &mut self.of, now, out),
+            ClusterEventKind::LeaseRenewed(result) => self.lease.take(result, &mut self.of, now),
+            ClusterEventKind::StatusPatched { uid, key, revision, deleted, result } => {
                 let is_over = self.pods.take((&uid, &key, revision, deleted), &result, &mut self.of, now);
                 if is_over {
                     self.events.leaves(&uid, &out.ring().borrow());
@@ -318,16 +318,16 @@ impl Cluster {
     }
 
     /// Somebody, perhaps this agent, changed the Node; `None` = it was deleted.
-    fn node_marked(&mut self, marks: Option<NodeMarks>, now: Mono, out: &mut Effects) {
-        let Some(marks) = marks else { return self.status.register_again(&mut self.of, now) };
-        if self.of.registered.as_ref().is_some_and(|uid| *uid != marks.uid) {
+    fn node_changed(&mut self, node: Option<NodeFields>, now: Mono, out: &mut Effects) {
+        let Some(node) = node else { return self.status.register_again(&mut self.of, now) };
+        if self.of.registered.as_ref().is_some_and(|uid| *uid != node.uid) {
             self.status.register_again(&mut self.of, now);
         }
-        self.status.compare(&marks.conditions, now);
-        self.network.set_pod_cidrs(&marks.pod_cidrs, now);
-        if self.admission.learn(&marks) {
-            self.kept.put_marks(&self.of.machine.name, &marks, now);
-            out.push(Effect::Marks(Box::new(marks)));
+        self.status.compare_conditions(&node.conditions, now);
+        self.network.set_pod_cidrs(&node.pod_cidrs, now);
+        if self.admission.learn(&node) {
+            self.kept.put_node(&self.of.machine.name, &node, now);
+            out.push(Effect::NodeChanged(Box::new(node)));
             out.push(Effect::AdmitAgain);
         }
     }
@@ -360,18 +360,18 @@ impl Cluster {
         if self.server_has_told(pods) {
             return;
         }
-        let OfflineState { pods, objects, marks } = kept;
+        let OfflineState { pods, objects, node } = kept;
         let Some(update) = offline::update(&self.of, pods, out.clock()) else { return };
-        if let Some(marks) = marks.filter(|_| !self.admission.knows_node()) {
-            let marks = NodeMarks {
-                labels: marks.labels,
-                taints: marks.taints,
-                pod_cidrs: marks.pod_cidrs,
-                ..NodeMarks::default()
+        if let Some(node) = node.filter(|_| !self.admission.knows_node()) {
+            let node = NodeFields {
+                labels: node.labels,
+                taints: node.taints,
+                pod_cidrs: node.pod_cidrs,
+                ..NodeFields::default()
             };
-            self.network.set_pod_cidrs(&marks.pod_cidrs, now);
-            self.admission.learn(&marks);
-            out.push(Effect::KeptMarks(Box::new(marks)));
+            self.network.set_pod_cidrs(&node.pod_cidrs, now);
+            self.admission.learn(&node);
+            out.push(Effect::OfflineNode(Box::new(node)));
         }
         self.objects.set_offline(objects);
         out.push(Effect::Update(Box::new(update)));
@@ -395,7 +395,7 @@ impl Cluster {
         now: Mono,
         out: &mut Effects,
     ) -> Option<SortedSet<PodUid>> {
-        self.mirrors.look_again();
+        self.mirrors.mark_stale();
         if update.source != source::API {
             return None;
         }
@@ -412,7 +412,7 @@ impl Cluster {
 
     /// Nothing of the pod is left here: its last status is told before it goes there too.
     pub(super) fn forget(&mut self, forgotten: Forgotten) {
-        self.mirrors.look_again();
+        self.mirrors.mark_stale();
         self.pods.forget(forgotten);
     }
 
@@ -426,18 +426,18 @@ impl Cluster {
 
     /// The Node is another one by now, or is to be: it is told at once.
     pub(super) fn tell_node(&mut self, now: Mono) {
-        self.status.tell(now);
+        self.status.report_now(now);
     }
 
     /// All that is to be told of the Node has been told.
     pub(super) fn node_is_told(&self) -> bool {
-        self.of.registered.is_none() || self.status.is_told()
+        self.of.registered.is_none() || self.status.is_reported()
     }
 
     /// The Node has these addresses from now on (`nodestatus.NodeAddress`).
     pub(super) fn set_addresses(&mut self, addresses: &[Box<str>], now: Mono) {
         self.of.change_machine(|machine| machine.addresses = addresses.to_vec());
-        self.status.tell(now);
+        self.status.report_now(now);
     }
 
     /// Before the agent ends by itself.

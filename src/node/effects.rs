@@ -32,7 +32,7 @@ use crate::pleg::evented::{AwaitedState, Instance};
 use crate::probe::ProbeKey;
 use crate::shutdown::ShutdownGroup;
 #[cfg(feature = "tls")]
-use crate::source::{EndingPod, SourceUpdate, api_node::NodeMarks};
+use crate::source::{EndingPod, SourceUpdate, api_node::NodeFields};
 use crate::sync::ProbeResult;
 
 /// Starts tasks, and brings what they answer to the loop.
@@ -100,7 +100,7 @@ pub(super) enum Effect {
     /// The pod is planned once more, and goes on.
     PlanAgain(PodUid),
     /// The pod is read once more.
-    LookAgain(PodUid),
+    ReadAgain(PodUid),
     /// The pod's status is computed anew.
     RefreshStatus(PodUid),
     /// What follows from an update once its pods went on; these are over.
@@ -141,10 +141,10 @@ pub(super) enum Effect {
     Hurry(EndingPod),
     /// The Node has these labels and taints, as the server says.
     #[cfg(feature = "tls")]
-    Marks(Box<NodeMarks>),
+    NodeChanged(Box<NodeFields>),
     /// The Node had these labels and taints when the server was last heard.
     #[cfg(feature = "tls")]
-    KeptMarks(Box<NodeMarks>),
+    OfflineNode(Box<NodeFields>),
     /// The cluster's name servers are these.
     #[cfg(feature = "tls")]
     Dns(Settings),

@@ -12,7 +12,7 @@ use super::cluster::Joined;
 use super::node_api;
 use crate::addresses::NodeAddresses;
 use crate::blocking::Blocking;
-use crate::certificates::{CertificateRequester, Certificates, ServingCertificate, Wanted};
+use crate::certificates::{CertificateRequester, CertificateSpec, Certificates, ServingCertificate};
 use crate::clock::SharedClock;
 use crate::cluster::csr::Purpose;
 use crate::config::{self, Config};
@@ -28,7 +28,7 @@ use crate::render::NodeSettings;
 use crate::server::{Query, QuerySender};
 use crate::source::api::{ApiPods, Shared};
 use crate::source::api_local_pods::LocalPods;
-use crate::source::api_node::{ApiNode, NodeMarks};
+use crate::source::api_node::{ApiNode, NodeFields};
 use crate::source::api_offline::Trees;
 use crate::source::api_status_versions::ApiStatusVersions;
 use crate::source::{NodeName, SourceUpdate};
@@ -110,14 +110,14 @@ pub(super) fn join(
     let k3s = config.k3s.as_ref().and_then(|of| start.join_k3s(of, settings_told));
     start.keep_certificates(k3s.is_some());
     let (pods, trees, shared, failed) = start.follow_pods();
-    let marks = start.follow_node();
+    let node = start.follow_node();
     if let Some(listening) = listening {
         machine.port = listening.0.port();
         start.serve(listening, k3s);
     }
     let folder = Folder::new(&config.root_dir);
     let bridge = config.cni_bridge.clone();
-    Some(Joined { client, machine, pods, marks, trees, shared, failed, folder, bridge, dns })
+    Some(Joined { client, machine, pods, node, trees, shared, failed, folder, bridge, dns })
 }
 
 impl Start<'_> {
@@ -177,7 +177,8 @@ impl Start<'_> {
     /// What this node asks its cluster for.
     fn requester(&self, purpose: Purpose) -> CertificateRequester {
         let folder = self.config.root_dir.join("pki");
-        let wanted = Wanted { purpose, folder, node: self.node.node_name.clone(), names: Vec::new() };
+        let wanted =
+            CertificateSpec { purpose, folder, node: self.node.node_name.clone(), names: Vec::new() };
         let (addresses, clock) = (self.addresses.clone(), self.clock.clone());
         CertificateRequester { wanted, addresses, clock, logged_pending: RefCell::default() }
     }
@@ -203,13 +204,13 @@ impl Start<'_> {
     }
 
     /// Follows what others write on the Node.
-    fn follow_node(&self) -> Receiver<Option<NodeMarks>> {
-        let (told, marks) = smol::channel::bounded(1);
+    fn follow_node(&self) -> Receiver<Option<NodeFields>> {
+        let (told, node) = smol::channel::bounded(1);
         let (collection, followed) = (ApiNode::collection(&self.node.node_name), self.client.clone());
         let mut follower = ApiNode::new(told);
         let follow = async move { kube::follow::<()>(&followed, &collection, &mut follower).await };
         self.executor.spawn("node watch", follow).detach();
-        marks
+        node
     }
 
     /// Serves the node's own API, through the tunnels of a k3s server too.

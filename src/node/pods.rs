@@ -28,7 +28,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 pub(super) use crate::allocation::resizing::Resizing;
-pub(super) use crate::allocation::{Granted, hold, sizes_in};
+pub(super) use crate::allocation::{AllocatedSizes, container_sizes, with_allocation};
 pub(super) use admission::NodeRoom;
 pub(super) use endings::EvictedFor;
 pub(super) use probes::AskedProbe;
@@ -363,7 +363,7 @@ impl<R: Runtime + 'static> Pods<R> {
     }
 
     /// The pod is read once more.
-    pub(super) fn look_again(&mut self, uid: &PodUid, out: &mut Effects) {
+    pub(super) fn read_again(&mut self, uid: &PodUid, out: &mut Effects) {
         if let Some(record) = self.records.get_mut(uid) {
             record.worker.touched();
         }

@@ -23,16 +23,16 @@ use super::relist::Relisting;
 use crate::cri::{EventService, Runtime, RuntimeError, RuntimeEvent, RuntimeEventKind, RuntimeResult};
 use crate::limits::RELIST_PERIOD;
 use crate::model::{Mono, ObservedPod, PodUid};
+use crate::pleg::event_stream::{EventStream, StreamReport};
 use crate::pleg::evented::{self, AwaitedState, Instance, Relevance, UnknownEvents};
-use crate::pleg::watch::{StreamReport, Watch};
 use crate::sync::worker::Job;
 
 /// The stream of the runtime's events, and what is kept of them.
 pub(super) struct RuntimeEvents {
-    watch: Watch,
+    stream: EventStream,
     unknown: UnknownEvents,
     /// Dropping it ends the stream.
-    stream: Option<smol::Task<()>>,
+    stream_task: Option<smol::Task<()>>,
     /// Which stream is open; what comes of another one is late.
     number: u64,
     /// The loop's queue was full: an event was dropped.
@@ -42,9 +42,9 @@ pub(super) struct RuntimeEvents {
 impl RuntimeEvents {
     pub(super) fn new(now: Mono) -> Self {
         Self {
-            watch: Watch::new(now),
+            stream: EventStream::new(now),
             unknown: UnknownEvents::default(),
-            stream: None,
+            stream_task: None,
             number: 0,
             dropped: Rc::default(),
         }
@@ -52,8 +52,8 @@ impl RuntimeEvents {
 
     /// While the runtime does not answer, relists find out when it does.
     pub(super) fn due(&self, relisting: &Relisting) -> Option<Mono> {
-        let of_watch = self.watch.due().filter(|_| !relisting.is_failing());
-        of_watch.into_iter().chain(self.unknown.due()).min()
+        let of_stream = self.stream.due().filter(|_| !relisting.is_failing());
+        of_stream.into_iter().chain(self.unknown.due()).min()
     }
 
     /// Does what is due.
@@ -64,13 +64,13 @@ impl RuntimeEvents {
         now: Mono,
         out: &mut Effects,
     ) {
-        if let Some(report) = self.watch.judge(now) {
+        if let Some(report) = self.stream.judge(now) {
             say(report, None);
-            self.stream = None;
+            self.stream_task = None;
             out.push(Effect::RelistBy(now + RELIST_PERIOD));
         }
         if !relisting.is_failing()
-            && let Some(service) = self.watch.open(now)
+            && let Some(service) = self.stream.open(now)
         {
             self.open_stream(service, pods, out);
             // By then the runtime has begun to tell; what changed before is seen so.
@@ -91,7 +91,7 @@ impl RuntimeEvents {
         let number = self.number;
         let (runtime, events, dropped) =
             (pods.manager().runtime.clone(), out.tasks().sender(), self.dropped.clone());
-        self.stream = Some(out.keep("runtime events", async move {
+        self.stream_task = Some(out.keep("runtime events", async move {
             let mut each = |event| {
                 // Waiting here would hold up the runtime.
                 if events.try_send(Event::Runtime(event)).is_err() {
@@ -111,11 +111,11 @@ impl RuntimeEvents {
         now: Mono,
         out: &mut Effects,
     ) {
-        if number != self.number || self.stream.take().is_none() {
+        if number != self.number || self.stream_task.take().is_none() {
             return;
         }
         let unsupported = matches!(result, Err(RuntimeError::Unimplemented(_)));
-        if let Some(report) = self.watch.ended(unsupported, now) {
+        if let Some(report) = self.stream.ended(unsupported, now) {
             say(report, result.err());
         }
         if !unsupported {
@@ -133,7 +133,7 @@ impl RuntimeEvents {
         out: &mut Effects,
     ) {
         out.metrics().runtime_events.inc();
-        if let Some(report) = self.watch.delivered() {
+        if let Some(report) = self.stream.delivered() {
             say(report, None);
         }
         let named = event.pod.clone().filter(|uid| pods.get(uid).is_some());
@@ -141,7 +141,7 @@ impl RuntimeEvents {
             self.unknown.note(event, now);
             return;
         };
-        self.watch.event_arrived(&uid);
+        self.stream.event_arrived(&uid);
         let Some(record) = pods.get(&uid) else { return };
         let relevance = evented::judge(&event, record.worker().observed().map(|observed| &**observed));
         if relevance != Relevance::Known && record.worker().in_flight() == Some(Job::Act) {
@@ -149,7 +149,7 @@ impl RuntimeEvents {
         }
         match relevance {
             Relevance::Known => {}
-            Relevance::Changed => out.push(Effect::LookAgain(uid)),
+            Relevance::Changed => out.push(Effect::ReadAgain(uid)),
             Relevance::Await(instance, until) => {
                 out.push(Effect::AwaitChange(uid, event.id, instance, until));
             }
@@ -158,7 +158,7 @@ impl RuntimeEvents {
                 if is_end {
                     self.unknown.note(event, now);
                 }
-                out.push(Effect::LookAgain(uid));
+                out.push(Effect::ReadAgain(uid));
             }
         }
     }
@@ -170,33 +170,33 @@ impl RuntimeEvents {
 
     /// The runtime's events come after its status shows what they tell of.
     pub(super) fn come_after_the_status(&self) -> bool {
-        self.watch.reports_after_status()
+        self.stream.reports_after_status()
     }
 
     /// An act has started something of which events are to come.
     pub(super) fn started_something(&mut self, now: Mono) {
-        self.watch.started_something(now);
+        self.stream.started_something(now);
     }
 
     /// A look at everything that began then has ended well; with `is_back`, the runtime had not answered before. How long until
     /// the next one.
     pub(super) fn relisted(&mut self, begun: Mono, is_back: bool, now: Mono) -> Duration {
-        let wait = self.watch.relist_wait();
+        let wait = self.stream.relist_wait();
         self.unknown.relisted(begun);
         if is_back {
-            self.watch.runtime_is_back(now);
+            self.stream.runtime_is_back(now);
         }
         wait
     }
 
     /// The pod has changed since then, and no event told of it.
     pub(super) fn suspect(&mut self, uid: &PodUid, agreed: Mono, now: Mono) {
-        self.watch.suspect(uid, agreed, now);
+        self.stream.suspect(uid, agreed, now);
     }
 
     /// How many changes no event told of.
     pub(super) fn missed(&self) -> u64 {
-        self.watch.missed()
+        self.stream.missed()
     }
 
     /// Events of nobody known, and their bytes.

@@ -19,7 +19,7 @@ use crate::node::effects::{Effect, Effects};
 use crate::node::pods::{Pods, REJECTED, Record, as_it_counts};
 use crate::render::NodeSettings;
 use crate::render::admission::refusal_of_settings;
-use crate::source::api_node::NodeMarks;
+use crate::source::api_node::NodeFields;
 use crate::source::{RefusedPod, SourceUpdate};
 use crate::status::eviction::EVICTED;
 use crate::sync::worker::Life;
@@ -32,7 +32,7 @@ pub(super) struct Admission {
     /// Those that are asked about again, and when.
     doubted: SortedMap<PodUid, Mono>,
     /// The Node as it was told last.
-    marks: Option<NodeMarks>,
+    node: Option<NodeFields>,
 }
 
 /// A pod of the API server that the node's settings do not let run fails for good: whoever made it may make another, for
@@ -50,17 +50,17 @@ impl Admission {
 
     /// The Node was told, or what was kept of it.
     pub(super) fn knows_node(&self) -> bool {
-        self.marks.is_some()
+        self.node.is_some()
     }
 
     /// This is the Node now; false when nothing of it is another by which pods are admitted.
-    pub(super) fn learn(&mut self, marks: &NodeMarks) -> bool {
-        let of = |marks: &NodeMarks| {
-            (marks.labels.clone(), marks.taints.clone(), marks.pod_cidrs.clone(), marks.scalars.clone())
+    pub(super) fn learn(&mut self, node: &NodeFields) -> bool {
+        let of = |node: &NodeFields| {
+            (node.labels.clone(), node.taints.clone(), node.pod_cidrs.clone(), node.scalars.clone())
         };
-        let is_news = self.marks.as_ref().map(of) != Some(of(marks));
+        let is_news = self.node.as_ref().map(of) != Some(of(node));
         if is_news {
-            self.marks = Some(marks.clone());
+            self.node = Some(node.clone());
         }
         is_news
     }

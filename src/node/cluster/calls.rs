@@ -5,7 +5,7 @@ use std::rc::Rc;
 use hyper::Method;
 use serde_json::{Value, json};
 
-use super::node_status::RuntimeHere;
+use super::node_status::RuntimeInfo;
 use crate::cluster::node_images::NodeImages;
 use crate::cluster::node_object::{self, Health, Machine};
 use crate::cluster::node_status::{Registered, ReportEnd};
@@ -18,7 +18,7 @@ use crate::model::{PodKey, Wall};
 use crate::source::api_status_versions::ApiStatusVersion;
 
 /// The images that the Node tells of, and the runtime's version (`Images`, `VersionInfo`); what it does not tell stays as it was.
-pub(super) async fn runtime_here(runtime: &impl Runtime, images_max: usize) -> RuntimeHere {
+pub(super) async fn runtime_info(runtime: &impl Runtime, images_max: usize) -> RuntimeInfo {
     let mut images = NodeImages::default();
     let listed = runtime.list_images(&mut |image| images.add(image)).await;
     let version = runtime.version().await.ok();
@@ -27,7 +27,7 @@ pub(super) async fn runtime_here(runtime: &impl Runtime, images_max: usize) -> R
         let largest = images.largest();
         if largest.len() > images_max { Rc::from(&largest[..images_max]) } else { largest }
     });
-    RuntimeHere { images, version }
+    RuntimeInfo { images, version }
 }
 
 fn text(node: &Node, path: [&str; 2]) -> Option<Box<str>> {
@@ -89,7 +89,7 @@ pub(super) async fn report(
     let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
     let path = subresource_path(Resource::NODES, "", &machine.name, "status");
     client.call(Method::PATCH, &path, Some(Content::strategic(&node_object::patch(status)))).await?;
-    Ok(ReportEnd::Told(digest, conditions))
+    Ok(ReportEnd::Reported(digest, conditions))
 }
 
 /// `controller.sync` of the lease: its version.

@@ -5,7 +5,7 @@ use hyper::Method;
 
 use super::mirror_pods::static_hash;
 use super::status_manager::StatusManager;
-use super::{Membership, News, Task};
+use super::{ClusterEventKind, Membership, Task};
 use crate::cluster::event;
 use crate::cri::Runtime;
 use crate::desired::Desired;
@@ -84,7 +84,7 @@ impl EventReports {
         out.start("event report", async move {
             let result = tell(&client, &next.event(), &uid, &node, now).await;
             let (of_node, revision) = (next.event().is_of_node(), next.event().revision);
-            News::EventTold { of_node, revision, result }.event()
+            ClusterEventKind::EventReported { of_node, revision, result }.event()
         });
     }
 

@@ -1,7 +1,7 @@
 //! The node's lease (kubelet `nodelease`, client-go `lease.controller`): renewed four times while it holds.
 
 use super::calls::renew;
-use super::{Membership, News, Task};
+use super::{ClusterEventKind, Membership, Task};
 use crate::kube::KubeError;
 use crate::model::{Mono, Now};
 use crate::node::effects::Effects;
@@ -35,7 +35,7 @@ impl NodeLease {
         let (client, machine, version) =
             (of.client.for_heartbeats(), of.machine.clone(), self.version.clone());
         out.start("node lease", async move {
-            News::Leased(renew(&client, &machine, &uid, version, now.wall).await).event()
+            ClusterEventKind::LeaseRenewed(renew(&client, &machine, &uid, version, now.wall).await).event()
         });
     }
 

@@ -8,8 +8,8 @@ use hyper::Method;
 use serde_json::Value;
 
 use super::status_manager::StatusManager;
-use super::{Membership, News, Task};
-use crate::cluster::mirror::{self, Step, Wish};
+use super::{ClusterEventKind, Membership, Task};
+use crate::cluster::mirror::{self, Action, StaticPodState};
 use crate::cluster::pod_status;
 use crate::cri::Runtime;
 use crate::kube::{Client, Content, KubeError, Resource, object_path};
@@ -40,10 +40,10 @@ pub(super) fn static_hash(pod: &DesiredPod) -> Option<&str> {
 /// What is known of them.
 pub(super) struct MirrorPods {
     /// As the server has them; nothing before it has told its pods. At most `KUBE_PODS_MAX`, as it tells no more.
-    there: Option<SortedMap<Name, MirrorPod>>,
+    mirrors: Option<SortedMap<Name, MirrorPod>>,
     /// What is to be done, one entry for each static pod and each copy at most.
-    doing: SortedMap<Name, Doing>,
-    /// The pods that cannot be told there; each is named once in the log.
+    pending: SortedMap<Name, PendingAction>,
+    /// The pods that cannot have a mirror pod; each is named once in the log.
     refused: SortedSet<PodUid>,
     /// Something of it all may be another than at the last look.
     stale: bool,
@@ -51,14 +51,20 @@ pub(super) struct MirrorPods {
     under_way: usize,
 }
 
-struct Doing {
-    step: Step,
+struct PendingAction {
+    action: Action,
     task: Task,
 }
 
 impl Default for MirrorPods {
     fn default() -> Self {
-        Self { there: None, doing: SortedMap::new(), refused: SortedSet::new(), stale: true, under_way: 0 }
+        Self {
+            mirrors: None,
+            pending: SortedMap::new(),
+            refused: SortedSet::new(),
+            stale: true,
+            under_way: 0,
+        }
     }
 }
 
@@ -66,11 +72,11 @@ impl MirrorPods {
     /// The server has these.
     pub(super) fn set_mirrors(&mut self, mirrors: &[MirrorPod]) {
         let named = mirrors.iter().map(|mirror| (name_of(&mirror.key), mirror.clone()));
-        self.there = Some(named.collect());
+        self.mirrors = Some(named.collect());
     }
 
     /// Looks again at the next turn.
-    pub(super) fn look_again(&mut self) {
+    pub(super) fn mark_stale(&mut self) {
         self.stale = true;
     }
 
@@ -80,20 +86,20 @@ impl MirrorPods {
 
     pub(super) fn due(&self, of: &Membership) -> Option<Mono> {
         of.registered.as_ref()?;
-        self.doing.values().filter_map(|doing| doing.task.due()).min()
+        self.pending.values().filter_map(|pending| pending.task.due()).min()
     }
 
     /// From now on this is to be done for the name: at once when it is another thing than before.
-    fn set_step(&mut self, name: Name, step: Step, seed: u64, now: Mono) {
-        match self.doing.get_mut(&name) {
+    fn set_action(&mut self, name: Name, action: Action, seed: u64, now: Mono) {
+        match self.pending.get_mut(&name) {
             // What goes on is waited for.
-            Some(doing) if doing.task.due().is_none() => {}
-            Some(doing) if doing.step == step => {}
-            Some(_) | None if step == Step::Keep => {
-                self.doing.remove(&name);
+            Some(pending) if pending.task.due().is_none() => {}
+            Some(pending) if pending.action == action => {}
+            Some(_) | None if action == Action::Keep => {
+                self.pending.remove(&name);
             }
             Some(_) | None => {
-                self.doing.insert(name, Doing { step, task: Task::new(now, seed) });
+                self.pending.insert(name, PendingAction { action, task: Task::new(now, seed) });
             }
         }
     }
@@ -108,10 +114,10 @@ impl MirrorPods {
         out: &Effects,
     ) {
         if std::mem::take(&mut self.stale) {
-            self.look(of.seed, statuses, pods, now);
+            self.reconcile(of.seed, statuses, pods, now);
         }
         let Some(node_uid) = of.registered.as_deref() else { return };
-        let due = self.doing.iter().filter(|(_, doing)| doing.task.due().is_some_and(|at| at <= now));
+        let due = self.pending.iter().filter(|(_, pending)| pending.task.due().is_some_and(|at| at <= now));
         let due: Vec<Name> = due.map(|(name, _)| name.clone()).take(room).collect();
         for name in due {
             self.begin(name, node_uid, of, pods, now, out);
@@ -119,53 +125,57 @@ impl MirrorPods {
     }
 
     /// What is to be done about each name, and through which copies statuses are told.
-    fn look<R: Runtime + 'static>(
+    fn reconcile<R: Runtime + 'static>(
         &mut self,
         seed: u64,
         statuses: &mut StatusManager,
         pods: &Pods<R>,
         now: Mono,
     ) {
-        let Some(there) = self.there.take() else { return };
-        let mut wishes: SortedMap<Name, (Wish<'_>, Option<&PodUid>)> = SortedMap::new();
+        let Some(mirrors) = self.mirrors.take() else { return };
+        let mut states: SortedMap<Name, (StaticPodState<'_>, Option<&PodUid>)> = SortedMap::new();
         let mut refused = SortedSet::new();
         let wanted = pods.desired().entries().map(|entry| &entry.wanted.pod);
         for (pod, hash) in wanted.filter_map(|pod| Some((pod, static_hash(pod)?))) {
             let uid = &pod.key.uid;
-            let wish = match mirror::refusal(&pod.pod) {
-                None => (Wish::Runs(hash), Some(uid)),
+            let state = match mirror::refusal(&pod.pod) {
+                None => (StaticPodState::Desired(hash), Some(uid)),
                 Some(why) => {
                     if !self.refused.contains(uid) {
                         log::warn!("pod {}: {why}", pod.key);
                     }
                     refused.insert(uid.clone());
-                    (Wish::Gone, None)
+                    (StaticPodState::Gone, None)
                 }
             };
-            wishes.insert(name_of(&pod.key), wish);
+            states.insert(name_of(&pod.key), state);
         }
         self.refused = refused;
         for (uid, record) in pods.iter() {
             if !record.worker().pod().is_some_and(|pod| pod.pod.is_of_api_server()) {
                 let name = name_of(record.worker().key());
-                wishes.entry(name).or_insert((Wish::Undecided, Some(uid)));
+                states.entry(name).or_insert((StaticPodState::Undecided, Some(uid)));
             }
         }
-        let otherwise = if pods.desired().may_terminate_orphans() { Wish::Gone } else { Wish::Undecided };
-        for name in there.keys().chain(self.doing.keys()) {
-            wishes.entry(name.clone()).or_insert((otherwise, None));
+        let otherwise = if pods.desired().may_terminate_orphans() {
+            StaticPodState::Gone
+        } else {
+            StaticPodState::Undecided
+        };
+        for name in mirrors.keys().chain(self.pending.keys()) {
+            states.entry(name.clone()).or_insert((otherwise, None));
         }
-        let mut told = SortedMap::new();
-        for (name, (wish, uid)) in wishes {
-            let mirror = there.get(&name);
-            let step = mirror::step(wish, mirror);
-            if let (Step::Keep, Some(uid), Some(mirror)) = (step, uid, mirror) {
-                told.insert(uid.clone(), mirror.clone());
+        let mut reporting = SortedMap::new();
+        for (name, (state, uid)) in states {
+            let mirror = mirrors.get(&name);
+            let action = mirror::action(state, mirror);
+            if let (Action::Keep, Some(uid), Some(mirror)) = (action, uid, mirror) {
+                reporting.insert(uid.clone(), mirror.clone());
             }
-            self.set_step(name, step, seed, now);
+            self.set_action(name, action, seed, now);
         }
-        self.there = Some(there);
-        statuses.tell_through(&told, seed, now);
+        self.mirrors = Some(mirrors);
+        statuses.set_mirror_pods(&reporting, seed, now);
     }
 
     fn begin<R: Runtime + 'static>(
@@ -177,33 +187,33 @@ impl MirrorPods {
         now: Mono,
         out: &Effects,
     ) {
-        let Some(doing) = self.doing.get_mut(&name) else { return };
+        let Some(pending) = self.pending.get_mut(&name) else { return };
         let path = object_path(Resource::PODS, &name.0, &name.1);
-        let work = match doing.step {
-            Step::Keep => None,
-            Step::Create => {
+        let work = match pending.action {
+            Action::Keep => None,
+            Action::Create => {
                 let mut wanted = pods.desired().entries().map(|entry| &entry.wanted.pod);
                 wanted.find(|pod| name_of(&pod.key) == name).map(|pod| {
                     let object = mirror::object(&pod.pod, &of.machine.name, node_uid);
                     (Method::POST, Resource::PODS.path(&name.0), object)
                 })
             }
-            Step::Delete => {
-                let mirror = self.there.as_ref().and_then(|there| there.get(&name));
+            Action::Delete => {
+                let mirror = self.mirrors.as_ref().and_then(|mirrors| mirrors.get(&name));
                 mirror.map(|mirror| (Method::DELETE, path, pod_status::deletion(mirror.key.uid.as_str())))
             }
         };
         let Some((method, path, object)) = work else {
             self.stale = true;
-            self.doing.remove(&name);
+            self.pending.remove(&name);
             return;
         };
-        doing.task.begin_if_due(now);
+        pending.task.begin_if_due(now);
         self.under_way += 1;
         let client = of.client.clone();
         let task = async move {
             let result = ask(&client, method, &path, object).await;
-            News::Mirrored { name, result }.event()
+            ClusterEventKind::MirrorPodUpdated { name, result }.event()
         };
         out.start("mirror pod", task);
     }
@@ -218,9 +228,9 @@ impl MirrorPods {
     ) {
         self.under_way = self.under_way.saturating_sub(1);
         self.stale = true;
-        let Some(doing) = self.doing.get_mut(name) else { return };
+        let Some(pending) = self.pending.get_mut(name) else { return };
         // The server's word of what was done ends it; it is done once more when that does not come.
-        doing.task.ended(result.is_ok(), now, KUBE_RETRY_MAX);
+        pending.task.ended(result.is_ok(), now, KUBE_RETRY_MAX);
         match result {
             Ok(()) => {}
             // One that the server has not told of yet, or somebody else's.

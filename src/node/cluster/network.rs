@@ -4,8 +4,8 @@
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use super::{News, Task};
-use crate::cluster::bridge::{self, Step};
+use super::{ClusterEventKind, Task};
+use crate::cluster::bridge::{self, Action};
 use crate::cni::is_configuration;
 use crate::cri::Runtime;
 use crate::filesystem::open_regular;
@@ -69,7 +69,7 @@ impl Network {
                         placed.map_err(|error| format!("the bridge's configuration in {shown}: {error}"))
                     }
                 };
-            News::NetworkTold(told.and(placed)).event()
+            ClusterEventKind::NetworkConfigured(told.and(placed)).event()
         };
         out.start("pod network", task);
     }
@@ -125,13 +125,13 @@ fn place(directory: &Path, text: &str) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(error),
     };
-    match bridge::step(others, ours.as_deref(), text.as_bytes()) {
-        Step::Keep => Ok(()),
-        Step::Remove => {
+    match bridge::action(others, ours.as_deref(), text.as_bytes()) {
+        Action::Keep => Ok(()),
+        Action::Remove => {
             log::info!("{}: removed, the pods have another network", path.display());
             std::fs::remove_file(&path)
         }
-        Step::Write => {
+        Action::Write => {
             log::info!("{}: written", path.display());
             // Not an ending that is taken for a configuration.
             replace(&path, &directory.join(".smolet-bridge.new"), text.as_bytes())

@@ -2,11 +2,11 @@
 
 use std::rc::Rc;
 
-use super::calls::{register, report, runtime_here};
+use super::calls::{register, report, runtime_info};
 use super::oom::{OomsRead, SystemOoms};
-use super::{Membership, News};
+use super::{ClusterEventKind, Membership};
 use crate::cluster::node_images::NodeImage;
-use crate::cluster::node_status::{Look, NodeEvent, NodeStatusSync, Registered, ReportEnd};
+use crate::cluster::node_status::{NodeEvent, NodeStatusSync, Registered, ReportEnd, RuntimeQuery};
 use crate::cri::{Runtime, RuntimeStatus};
 use crate::kube::KubeError;
 use crate::model::{Mono, Now, SortedMap};
@@ -20,7 +20,7 @@ pub(super) struct NodeStatus {
 }
 
 /// The images, and the runtime's name and version.
-pub(super) struct RuntimeHere {
+pub(super) struct RuntimeInfo {
     pub(super) images: Option<Rc<[NodeImage]>>,
     pub(super) version: Option<Box<str>>,
 }
@@ -39,24 +39,24 @@ impl NodeStatus {
     }
 
     /// What was told is not what is any more: it is told anew at once.
-    pub(super) fn tell(&mut self, now: Mono) {
-        self.sync.tell(now);
+    pub(super) fn report_now(&mut self, now: Mono) {
+        self.sync.report_now(now);
     }
 
     /// What was told is what is.
-    pub(super) fn is_told(&self) -> bool {
-        self.sync.is_told()
+    pub(super) fn is_reported(&self) -> bool {
+        self.sync.is_reported()
     }
 
     /// The Node has these conditions, by type.
-    pub(super) fn compare(&mut self, there: &SortedMap<Box<str>, Box<str>>, now: Mono) {
-        self.sync.compare(there, now);
+    pub(super) fn compare_conditions(&mut self, there: &SortedMap<Box<str>, Box<str>>, now: Mono) {
+        self.sync.compare_conditions(there, now);
     }
 
     /// Somebody deleted the Node: it registers afresh.
     pub(super) fn register_again(&mut self, of: &mut Membership, now: Mono) {
         if of.registered.take().is_some() {
-            self.sync.tell(now);
+            self.sync.report_now(now);
         }
     }
 
@@ -67,23 +67,23 @@ impl NodeStatus {
         now: Now,
         out: &Effects,
     ) {
-        if let Some(look) = self.sync.look(now.mono) {
-            ask_runtime(look, of, pods, out);
+        if let Some(query) = self.sync.query_runtime(now.mono) {
+            ask_runtime(query, of, pods, out);
             self.ooms.count(pods, out);
         }
-        if self.sync.reports(now.mono) {
+        if self.sync.begin_report(now.mono) {
             self.report(of, pods, now, out);
         }
     }
 
     /// The runtime says how it is, or does not.
-    pub(super) fn runtime_said(
+    pub(super) fn take_runtime_status(
         &mut self,
         said: Result<RuntimeStatus, String>,
         of: &mut Membership,
         now: Mono,
     ) {
-        self.sync.runtime_said(said.as_ref().ok(), now);
+        self.sync.take_runtime_status(said.as_ref().ok(), now);
         match said {
             Ok(said) => {
                 if let Some(machine) = of.machine.with_runtime(&said) {
@@ -95,8 +95,8 @@ impl NodeStatus {
     }
 
     /// What the runtime has.
-    pub(super) fn runtime_has(&mut self, here: RuntimeHere, of: &mut Membership) {
-        self.sync.runtime_has(here.images);
+    pub(super) fn set_runtime_info(&mut self, here: RuntimeInfo, of: &mut Membership) {
+        self.sync.set_images(here.images);
         if let Some(version) = here.version.filter(|version| of.machine.runtime != *version) {
             of.change_machine(|machine| machine.runtime = version);
         }
@@ -113,12 +113,14 @@ impl NodeStatus {
         let client = if registered { of.client.for_heartbeats() } else { of.client.clone() };
         let machine = of.machine.clone();
         let before = self.sync.conditions().to_vec();
-        let told = self.sync.told(machine.periods.report, now.mono);
+        let digest = self.sync.reported_digest(machine.periods.report, now.mono);
         let task = async move {
             let event = if registered {
-                News::Reported(report(&client, &machine, &health, &before, told, now.wall).await)
+                ClusterEventKind::Reported(
+                    report(&client, &machine, &health, &before, digest, now.wall).await,
+                )
             } else {
-                News::Registered(register(&client, &machine, &health, now.wall).await)
+                ClusterEventKind::Registered(register(&client, &machine, &health, now.wall).await)
             };
             event.event()
         };
@@ -159,7 +161,7 @@ impl NodeStatus {
     ) {
         match result {
             Ok(end) => {
-                if matches!(end, ReportEnd::Told(..)) {
+                if matches!(end, ReportEnd::Reported(..)) {
                     of.failures.went_well();
                 }
                 if let Some(event) = self.sync.reported(end, &of.machine, now) {
@@ -182,21 +184,21 @@ fn note(event: &NodeEvent, out: &Effects) {
 }
 
 /// Asks the runtime how it is and what it has.
-fn ask_runtime<R: Runtime + 'static>(look: Look, of: &Membership, pods: &Pods<R>, out: &Effects) {
-    if look.status {
+fn ask_runtime<R: Runtime + 'static>(query: RuntimeQuery, of: &Membership, pods: &Pods<R>, out: &Effects) {
+    if query.status {
         let runtime = pods.manager().runtime.clone();
         let task = async move {
             let said = runtime.status().await.map_err(|error| error.to_string());
-            News::RuntimeSaid(said).event()
+            ClusterEventKind::RuntimeStatus(said).event()
         };
         out.start("runtime status", task);
     }
-    if look.images {
+    if query.images {
         let runtime = pods.manager().runtime.clone();
         let images_max = of.machine.images_max;
         let task = async move {
-            let here = runtime_here(&*runtime, images_max).await;
-            News::RuntimeHere(here).event()
+            let here = runtime_info(&*runtime, images_max).await;
+            ClusterEventKind::RuntimeInfo(here).event()
         };
         out.start("node images", task);
     }

@@ -1,7 +1,7 @@
 //! What is kept on disk for a start without the server: when it is written, and when it counts.
 //!
 //! ```text
-//!     the server's pods, objects and marks ─► OFFLINE_SETTLE to settle, OFFLINE_PERIOD since the last write ─► written
+//!     the server's pods, objects and Node ─► OFFLINE_SETTLE to settle, OFFLINE_PERIOD since the last write ─► written
 //!     a pod is not wanted any more         ─► taken out at once: after a reboot it is not to begin
 //!     no word of the server's at the start ─► OFFLINE_PATIENCE after the first failure ─► read, and taken for its word,
 //!                                             as far as pods begin by it; nothing ends by it
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use smol::channel::Receiver;
 
 use super::objects::{ApiObjects, wanted_by};
-use super::{Membership, News};
+use super::{ClusterEventKind, Membership};
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::cri::Runtime;
@@ -31,10 +31,10 @@ use crate::model::{SortedMap, SortedSet};
 use crate::node::agent::Event;
 use crate::node::effects::Effects;
 use crate::node::pods::Pods;
-use crate::source::api_node::NodeMarks;
+use crate::source::api_node::NodeFields;
 use crate::source::api_offline::{self, Trees};
 use crate::source::{NodeName, SourceUpdate};
-use crate::store::offline::content::{Marks, encode_marks, name_of};
+use crate::store::offline::content::{OfflineNode, encode_node, name_of};
 use crate::store::offline::folder::{Content, FileName, Folder, Owner, Put, Written};
 use crate::store::offline::record::{Kind, Name};
 
@@ -98,12 +98,12 @@ impl OfflineCopy {
         self.due.get_or_insert((now + OFFLINE_SETTLE).max(self.not_before));
     }
 
-    /// These are the marks on the Node of that name now.
-    pub(super) fn put_marks(&mut self, node: &str, marks: &NodeMarks, now: Mono) {
-        let NodeMarks { labels, mut taints, pod_cidrs, .. } = marks.clone();
+    /// The Node of that name has these fields now.
+    pub(super) fn put_node(&mut self, name: &str, node: &NodeFields, now: Mono) {
+        let NodeFields { labels, mut taints, pod_cidrs, .. } = node.clone();
         taints.retain(|taint| !OF_THE_MOMENT.contains(&&*taint.key));
-        let content = encode_marks(&Marks { labels, taints, pod_cidrs });
-        self.put(name_of_node(node), Content::Bytes(content), now);
+        let content = encode_node(&OfflineNode { labels, taints, pod_cidrs });
+        self.put(name_of_node(name), Content::Bytes(content), now);
     }
 
     /// A pod. On a disk that takes nothing for long they are as many as change.
@@ -233,7 +233,7 @@ impl OfflineCopy {
         let Some(work) = self.work(&of.client, &of.machine.name, &pods.manager().blocking) else {
             return;
         };
-        let task = async move { News::OfflineWritten(work.carry_out().await).event() };
+        let task = async move { ClusterEventKind::OfflineWritten(work.carry_out().await).event() };
         self.write = Some(out.keep("offline copy", task));
     }
 
@@ -279,7 +279,7 @@ impl OfflineCopy {
                 Ok(owner) => Ok(blocking.run(move || folder.read(owner)).await),
                 Err(why) => Err(why),
             };
-            News::OfflineRead(kept).event()
+            ClusterEventKind::OfflineRead(kept).event()
         });
     }
 }
@@ -348,5 +348,5 @@ pub(super) async fn wait(failed: Receiver<()>, clock: SharedClock) -> Event {
         clock.sleep(OFFLINE_PATIENCE).await;
     };
     smol::future::or(failure, clock.sleep(OFFLINE_PATIENCE_MAX)).await;
-    News::OfflineCounts.event()
+    ClusterEventKind::ServerUnreachable.event()
 }

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt as _;
 
-use super::News;
+use super::ClusterEventKind;
 use crate::cluster::system_oom::{oom_kills, system_oom};
 use crate::cri::Runtime;
 use crate::events::EventKind;
@@ -43,7 +43,7 @@ impl SystemOoms {
         };
         let Some(log) = (kills > before).then(|| self.log.take()).flatten() else { return };
         let blocking = pods.manager().blocking.clone();
-        let task = async move { News::OomsRead(blocking.run(move || read(log)).await).event() };
+        let task = async move { ClusterEventKind::OomsRead(blocking.run(move || read(log)).await).event() };
         out.start("kernel log", task);
     }
 

@@ -1,9 +1,9 @@
 //! Tells the API server the pods' statuses (status manager), as [`crate::cluster::status_manager`] decides: a task for each call.
 
 use super::calls::tell;
-use super::{Membership, News};
+use super::{ClusterEventKind, Membership};
 use crate::cluster::pod_status::for_api;
-use crate::cluster::status_manager::{CallEnd, Here, ReportedPod, ReportedPods};
+use crate::cluster::status_manager::{CallEnd, LocalState, ReportedPod, ReportedPods};
 use crate::cri::Runtime;
 use crate::events::{About, EventKind};
 use crate::kube::KubeError;
@@ -36,8 +36,8 @@ impl StatusManager {
     }
 
     pub(super) fn due<R: Runtime + 'static>(&self, pods: &Pods<R>, is_busy: bool) -> Option<Mono> {
-        let told = self.pods.iter().filter(|_| !is_busy);
-        told.filter_map(|(uid, told)| told.due(|| here(uid, told, pods))).min()
+        let reported = self.pods.iter().filter(|_| !is_busy);
+        reported.filter_map(|(uid, reported)| reported.due(|| local_state(uid, reported, pods))).min()
     }
 
     /// Tells of those that are due, of as many as there is `room` for.
@@ -49,12 +49,12 @@ impl StatusManager {
         now: Now,
         out: &Effects,
     ) {
-        let is_due = |uid: &PodUid, told: &ReportedPod| {
-            told.due(|| here(uid, told, pods)).is_some_and(|at| at <= now.mono)
+        let is_due = |uid: &PodUid, reported: &ReportedPod| {
+            reported.due(|| local_state(uid, reported, pods)).is_some_and(|at| at <= now.mono)
         };
-        let due = self.pods.iter_mut().filter(|(uid, told)| is_due(uid, told));
-        for (uid, told) in due.take(room) {
-            self.under_way += usize::from(begin(uid, told, of, pods, now, out));
+        let due = self.pods.iter_mut().filter(|(uid, reported)| is_due(uid, reported));
+        for (uid, reported) in due.take(room) {
+            self.under_way += usize::from(begin(uid, reported, of, pods, now, out));
         }
     }
 
@@ -73,7 +73,7 @@ impl StatusManager {
         }
         let changed = of.shared.statuses.sent(&key.uid, result.as_ref().ok().copied().flatten());
         let end = match result {
-            Ok(_) => CallEnd::Told { changed },
+            Ok(_) => CallEnd::Succeeded { changed },
             Err(why) => CallEnd::Failed { is_final: why.is_final() },
         };
         if let Err(why) = result {
@@ -110,18 +110,18 @@ impl StatusManager {
     }
 
     /// The static pods of these UIDs are told of through these copies, and no others.
-    pub(super) fn tell_through(&mut self, mirrors: &SortedMap<PodUid, MirrorPod>, seed: u64, now: Mono) {
-        self.pods.tell_through(mirrors, seed, now);
+    pub(super) fn set_mirror_pods(&mut self, mirrors: &SortedMap<PodUid, MirrorPod>, seed: u64, now: Mono) {
+        self.pods.set_mirror_pods(mirrors, seed, now);
     }
 }
 
 /// The pod on this node.
-fn here<R: Runtime + 'static>(uid: &PodUid, told: &ReportedPod, pods: &Pods<R>) -> Here {
+fn local_state<R: Runtime + 'static>(uid: &PodUid, reported: &ReportedPod, pods: &Pods<R>) -> LocalState {
     let record = pods.get(uid);
     let observed = record.and_then(|record| record.worker().observed());
     let in_runtime = || pods.relist().is_none_or(|relist| relist.pods.contains_key(uid));
-    Here {
-        is_left: !told.is_ending() || record.is_some() || in_runtime(),
+    LocalState {
+        is_left: !reported.is_ending() || record.is_some() || in_runtime(),
         is_known: record.is_some_and(|record| {
             observed.is_some() || record.worker().life() == Life::Waiting || record.is_set_aside()
         }),
@@ -133,7 +133,7 @@ fn here<R: Runtime + 'static>(uid: &PodUid, told: &ReportedPod, pods: &Pods<R>) 
 /// Tells what there is to tell of the pod now. True when there is something.
 fn begin<R: Runtime + 'static>(
     uid: &PodUid,
-    told: &mut ReportedPod,
+    reported: &mut ReportedPod,
     of: &Membership,
     pods: &Pods<R>,
     now: Now,
@@ -147,14 +147,14 @@ fn begin<R: Runtime + 'static>(
             None => status,
         })
     };
-    let here = here(uid, told, pods);
-    let Some(call) = told.begin(&here, status, now.wall) else { return false };
-    of.shared.statuses.sending(&told.key().uid);
-    let (client, key, uid) = (of.client.clone(), told.key().clone(), uid.clone());
+    let local = local_state(uid, reported, pods);
+    let Some(call) = reported.begin(&local, status, now.wall) else { return false };
+    of.shared.statuses.sending(&reported.key().uid);
+    let (client, key, uid) = (of.client.clone(), reported.key().clone(), uid.clone());
     out.start("pod status", async move {
         let (revision, deleted) = (call.revision, call.deleted);
         let result = tell(&client, &key, call).await;
-        News::Told { uid, key, revision, deleted, result }.event()
+        ClusterEventKind::StatusPatched { uid, key, revision, deleted, result }.event()
     });
     true
 }

@@ -41,7 +41,7 @@ pub(in crate::node) struct NodeRoom {
     allocatable: Resources,
     of_cluster: bool,
     /// Labels and taints of the Node; `None` = the node is alone, or they are not known yet.
-    marks: Option<(BTreeMap<String, String>, Vec<Taint>)>,
+    labels_and_taints: Option<(BTreeMap<String, String>, Vec<Taint>)>,
 }
 
 impl NodeRoom {
@@ -55,13 +55,13 @@ impl NodeRoom {
             pods: i64::try_from(pods_max).unwrap_or(i64::MAX),
             ..Resources::default()
         };
-        Self { name: node.node_name.clone(), allocatable, of_cluster: false, marks: None }
+        Self { name: node.node_name.clone(), allocatable, of_cluster: false, labels_and_taints: None }
     }
 
     /// Of a node of a cluster, before its Node is known.
     #[cfg(feature = "tls")]
     pub(in crate::node) fn of_cluster(name: &str, allocatable: Resources) -> Self {
-        Self { name: name.into(), allocatable, of_cluster: true, marks: None }
+        Self { name: name.into(), allocatable, of_cluster: true, labels_and_taints: None }
     }
 
     pub(super) fn is_of_cluster(&self) -> bool {
@@ -71,7 +71,7 @@ impl NodeRoom {
     /// The Node's labels, once they are known.
     #[cfg(feature = "tls")]
     pub(in crate::node) fn labels(&self) -> Option<&BTreeMap<String, String>> {
-        self.marks.as_ref().map(|(labels, _)| labels)
+        self.labels_and_taints.as_ref().map(|(labels, _)| labels)
     }
 
     /// How pods see the node; `None` = its Node is not known yet.
@@ -80,7 +80,7 @@ impl NodeRoom {
     }
 
     fn view_of<'a>(&'a self, allocatable: &'a Resources) -> Option<NodeView<'a>> {
-        let (labels, taints) = self.marks.as_ref()?;
+        let (labels, taints) = self.labels_and_taints.as_ref()?;
         Some(NodeView { name: &self.name, labels, taints, allocatable, declared_features: DECLARED_FEATURES })
     }
 }
@@ -103,14 +103,14 @@ impl<R: Runtime + 'static> Pods<R> {
     /// The Node has these labels and taints, and what others have put on it counts (`getNodeAnyWay`). Static pods that wait are
     /// asked about by that.
     #[cfg(feature = "tls")]
-    pub(in crate::node) fn set_marks(
+    pub(in crate::node) fn set_node_fields(
         &mut self,
         labels: BTreeMap<String, String>,
         taints: Vec<Taint>,
         scalars: Option<&SortedMap<Box<str>, i64>>,
     ) {
         let room = &mut self.facts.room;
-        room.marks = Some((labels, taints));
+        room.labels_and_taints = Some((labels, taints));
         if let Some(scalars) = scalars {
             room.allocatable.scalars.clone_from(scalars);
             for record in self.records.values_mut() {

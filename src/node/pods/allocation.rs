@@ -72,7 +72,7 @@ impl<R: Runtime + 'static> Pods<R> {
         if !self.retry_resizes {
             return;
         }
-        // What they were granted is known of all then, and of none before.
+        // What they were allocated is known of all then, and of none before.
         let Some(relist) = &self.relist else { return };
         let unread = |(uid, record): (&PodUid, &Record)| {
             record.worker.observed().is_none() && !record.set_aside && relist.pods.contains_key(uid)
@@ -130,13 +130,13 @@ impl<R: Runtime + 'static> Pods<R> {
         out: &mut Effects,
     ) {
         match self.decide_resize(uid, &desired, allocated) {
-            Decision::Allocate => self.grant(uid, desired, now, out),
+            Decision::Allocate => self.allocate(uid, desired, now, out),
             Decision::AllocateUnfit(why) => {
                 log::warn!(
                     "pod {}: resized although it does not fit, too many resizes are pending: {why}",
                     desired.key
                 );
-                self.grant(uid, desired, now, out);
+                self.allocate(uid, desired, now, out);
             }
             Decision::PutOff(pending, victims) => {
                 for victim in victims {
@@ -154,7 +154,7 @@ impl<R: Runtime + 'static> Pods<R> {
     }
 
     /// The pod may have its desired resources.
-    fn grant(&mut self, uid: &PodUid, desired: DesiredPod, now: Now, out: &mut Effects) {
+    fn allocate(&mut self, uid: &PodUid, desired: DesiredPod, now: Now, out: &mut Effects) {
         let Some(record) = self.records.get_mut(uid) else { return };
         let Some(resizing) = &mut record.resizing else { return };
         let observed = record.worker.observed().map(|observed| &**observed);

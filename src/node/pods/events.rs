@@ -28,7 +28,7 @@ impl<R: Runtime + 'static> Pods<R> {
         let Some(record) = self.records.get_mut(uid) else { return };
         if awaited_by_all >= CHANGES_AWAITED_MAX && !record.awaited.contains_key(&id) {
             out.push(Effect::RelistBy(now + RELIST_PERIOD));
-            return self.look_again(uid, out);
+            return self.read_again(uid, out);
         }
         let awaited = record.awaited.entry(id).or_insert(Awaited { instance, until, looked_at: false });
         if until == AwaitedState::Gone && awaited.until != until {
@@ -59,7 +59,7 @@ impl<R: Runtime + 'static> Pods<R> {
         let Some(record) = self.records.get_mut(uid) else { return };
         if record.awaited.get(id).is_some_and(|awaited| awaited.until == until) {
             record.awaited.remove(id);
-            self.look_again(uid, out);
+            self.read_again(uid, out);
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{EphemeralContainer, Pod, PodStatus};
 use smol::channel::Sender;
 
-use super::{Resizing, hold, sizes_in};
+use super::{Resizing, container_sizes, with_allocation};
 use crate::eviction::local::is_limited;
 use crate::eviction::pods::is_critical;
 use crate::limits::START_FAILURE_BYTES_MAX;
@@ -42,7 +42,7 @@ pub(in crate::node) struct Record {
     pub(super) failures: StartFailures,
     /// Why its last status update was aborted, which was told.
     pub(super) aborted: Option<Box<IllegalTransition>>,
-    /// It is being resized, or was: what it was granted is not what its containers were made with.
+    /// It is being resized, or was: what it was allocated is not what its containers were made with.
     pub(super) resizing: Option<Box<Resizing>>,
     pub(super) probers: Probers,
     /// Dropping it cancels the job in flight.
@@ -211,11 +211,11 @@ impl Record {
     /// The source wants the pod like this now. What `smolet debug` added to it stays, unless it ends first: then it begins
     /// without. A pod of the API server has its own.
     pub(in crate::node) fn want(&mut self, pod: DesiredPod) {
-        let pod = self.as_granted(pod);
+        let pod = self.with_allocated_sizes(pod);
         self.want_whole(pod);
     }
 
-    /// The same with the CPU and memory that it is wanted with: it was granted them.
+    /// The same with the CPU and memory that it is wanted with: it was allocated them.
     pub(in crate::node) fn want_whole(&mut self, pod: DesiredPod) {
         let added = match self.worker.life() {
             _ if pod.pod.is_of_api_server() => Vec::new(),
@@ -227,10 +227,10 @@ impl Record {
         self.worker.want(Rc::new(with_debuggers(pod, added)));
     }
 
-    /// The pod with the CPU and memory that it was granted: it is to have no others.
-    pub(in crate::node) fn as_granted(&self, pod: DesiredPod) -> DesiredPod {
+    /// The pod with the CPU and memory that it was allocated: it is to have no others.
+    pub(in crate::node) fn with_allocated_sizes(&self, pod: DesiredPod) -> DesiredPod {
         match (&self.resizing, self.worker.pod()) {
-            (Some(_), Some(granted)) => hold(pod, |name| sizes_in(granted, name)),
+            (Some(_), Some(allocated)) => with_allocation(pod, |name| container_sizes(allocated, name)),
             (None, _) | (_, None) => pod,
         }
     }

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{EphemeralContainer, PodStatus};
 
 use super::record::Record;
 use super::{MachineState, Pods};
-use crate::allocation::hold;
+use crate::allocation::with_allocation;
 use crate::cri::Runtime;
 use crate::desired::Change;
 use crate::events::EventKind;
@@ -225,12 +225,12 @@ impl<R: Runtime + 'static> Pods<R> {
         let is_restored = restored.is_some();
         let mut restored = restored;
         let resizing = restored.as_mut().and_then(|restored| restored.resizing.take());
-        let (resizing, granted) = resizing.unzip();
+        let (resizing, allocated) = resizing.unzip();
         let of = |name: &str| {
-            let granted = granted.iter().flatten();
-            granted.into_iter().find(|(known, _)| **known == *name).map(|(_, sizes)| *sizes)
+            let allocated = allocated.iter().flatten();
+            allocated.into_iter().find(|(known, _)| **known == *name).map(|(_, sizes)| *sizes)
         };
-        let pod = if granted.is_some() { Rc::new(hold((*pod).clone(), of)) } else { pod };
+        let pod = if allocated.is_some() { Rc::new(with_allocation((*pod).clone(), of)) } else { pod };
         let (active_since, pod) = match restored {
             Some(Restored { active_since, debuggers, .. })
                 if !debuggers.is_empty() && !pod.pod.is_of_api_server() =>

@@ -149,7 +149,7 @@ impl<R: Runtime + 'static> Pods<R> {
             let Some(record) = self.records.get_mut(&pod.key.uid) else { continue };
             let known = record.worker.pod().map(|known| known.pod.conditions()).unwrap_or_default();
             if known != pod.pod.conditions() {
-                record.worker.replace_pod(Rc::new(record.as_granted(pod.clone())));
+                record.worker.replace_pod(Rc::new(record.with_allocated_sizes(pod.clone())));
                 changed.push(pod.key.uid.clone());
             }
         }
@@ -171,7 +171,7 @@ impl<R: Runtime + 'static> Pods<R> {
             if record.set_aside || !matches!(record.worker.life(), Life::Waiting | Life::Syncing) {
                 continue;
             }
-            let pod = record.as_granted(entry.wanted.pod.clone());
+            let pod = record.with_allocated_sizes(entry.wanted.pod.clone());
             let status = pod.pod.status.as_ref();
             let (phase, reason) =
                 (status.and_then(|of| of.phase.as_deref()), status.and_then(|of| of.reason.as_deref()));

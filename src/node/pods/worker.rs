@@ -229,9 +229,9 @@ impl<R: Runtime + 'static> Pods<R> {
         let (Some(record), saved) = (self.records.get(uid), &self.facts.saved) else { return false };
         // On a disk that takes nothing there is the more to debug.
         let is_unknown = work.starts_debugger() && record.debugger > saved.debuggers;
-        let granted = record.resizing.as_ref().map_or(0, |resizing| resizing.number);
-        let is_ungranted = work.resizes() && granted > saved.resizes;
-        if !saved.failing && (is_unknown || is_ungranted) {
+        let allocated = record.resizing.as_ref().map_or(0, |resizing| resizing.number);
+        let is_unsaved_allocation = work.resizes() && allocated > saved.resizes;
+        if !saved.failing && (is_unknown || is_unsaved_allocation) {
             out.push(Effect::AwaitSave(uid.clone()));
             return true;
         }
