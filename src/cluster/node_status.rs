@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_is_known() {
+    fn the_last_report_is_remembered() {
         let (machine, mut sync) = (machine(), NodeStatusSync::new(at(0), 1));
         assert!(!sync.is_reported());
         sync.reported(ReportEnd::Unchanged, &machine, at(0));

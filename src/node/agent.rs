@@ -72,7 +72,7 @@ pub(super) enum Event {
     /// What the pods use that have limits of their own.
     Measured(Box<LocalStorageUsage>),
     /// A look at the images ended.
-    ImagesLooked(Result<Box<ListedImages>, String>),
+    ImagesListed(Result<Box<ListedImages>, String>),
     /// The removal of an image ended.
     ImageRemoved(Box<RemovedImage>),
     /// A look at memory and disks ended.
@@ -107,7 +107,7 @@ impl Event {
             Self::IdentityWritten(_) => "loop: identity file",
             Self::CheckpointWritten(_) => "loop: checkpoint file",
             Self::Measured(_) => "loop: local storage usage",
-            Self::ImagesLooked(_) => "loop: image list",
+            Self::ImagesListed(_) => "loop: image list",
             Self::ImageRemoved(_) => "loop: image removal",
             Self::Observed(_) => "loop: node stats",
             Self::PodsMeasured(_) => "loop: pod stats",
@@ -180,7 +180,7 @@ impl<R: Runtime + 'static> Agent<R> {
             self.eviction.due(),
             self.garbage.due(),
             self.prober.due(&self.pods),
-            self.shutdown.due(self.node_is_told()),
+            self.shutdown.due(self.is_node_reported()),
             self.cluster.as_ref().and_then(|cluster| cluster.due(&self.pods, &self.out)),
         ];
         of_parts.into_iter().flatten().min()
@@ -208,7 +208,7 @@ impl<R: Runtime + 'static> Agent<R> {
         self.apply_effects();
         self.pods.settle_resizes(now, &mut self.out);
         self.apply_effects();
-        self.pods.admit_those_that_wait(&mut self.out);
+        self.pods.admit_waiting(&mut self.out);
         self.apply_effects();
         if let Some(cluster) = &mut self.cluster {
             cluster.turn_admission(now.mono, &mut self.out);
@@ -241,9 +241,9 @@ impl<R: Runtime + 'static> Agent<R> {
             Event::IdentityWritten(result) => self.identity_file.take(result, pods, now, out),
             Event::CheckpointWritten(result) => self.checkpointing.take(result, now, out),
             Event::Measured(found) => self.measuring.take(*found, pods, out),
-            Event::ImagesLooked(looked) => self.images.take_look(looked, pods, out),
+            Event::ImagesListed(looked) => self.images.take_list(looked, pods, out),
             Event::ImageRemoved(removed) => self.images.take_removed(*removed, pods, out),
-            Event::Observed(seen) => self.eviction.take_look(*seen, pods, out),
+            Event::Observed(seen) => self.eviction.take_observation(*seen, pods, out),
             Event::PodsMeasured(measures) => self.eviction.take_measures(*measures, pods, out),
             Event::Probed(number, answer) => self.prober.take(number, answer, pods, out),
             Event::Swept(slow) => pods.sweep_ended(slow, out),
@@ -274,7 +274,7 @@ impl<R: Runtime + 'static> Agent<R> {
             Effect::ReadAgain(uid) => pods.read_again(&uid, out),
             Effect::RefreshStatus(uid) => pods.refresh_status(&uid, pods.now()),
             Effect::Applied(over) => {
-                pods.look_at_gates();
+                pods.update_readiness_gates();
                 pods.end_terminal(&over, out);
             }
             Effect::Evict { uid, message, grace, why } => pods.evict(&uid, &message, grace, why, out),
@@ -315,10 +315,10 @@ impl<R: Runtime + 'static> Agent<R> {
             }
             Effect::LocalPods => {
                 if let Some(cluster) = &self.cluster {
-                    cluster.tell_pods_here(pods);
+                    cluster.publish_local_pods(pods);
                 }
             }
-            Effect::AwaitSave(uid) => self.checkpointing.wait(uid),
+            Effect::AwaitSave(uid) => self.checkpointing.await_save(uid),
             Effect::NoSpace(uid) => self.images.found_no_space(&uid, now),
             Effect::ReclaimImages => self.images.reclaim(now),
             Effect::ImagesReclaimed => self.eviction.images_reclaimed(now),
@@ -326,9 +326,9 @@ impl<R: Runtime + 'static> Agent<R> {
             Effect::RuntimeAnswered => self.relisting.runtime_answered(now),
             Effect::Suspect(uid, agreed) => self.runtime_events.suspect(&uid, agreed, now),
             Effect::RelistBy(at) => self.relisting.request(at),
-            Effect::TellNode => {
+            Effect::ReportNode => {
                 if let Some(cluster) = &mut self.cluster {
-                    cluster.tell_node(now);
+                    cluster.report_node(now);
                 }
             }
             #[cfg(feature = "tls")]
@@ -348,7 +348,7 @@ impl<R: Runtime + 'static> Agent<R> {
             Effect::Dns(settings) => pods.set_dns(&settings.cluster_dns, &settings.cluster_domain),
             #[cfg(feature = "tls")]
             Effect::AdmitAgain => {
-                if let Some(word) = self.cluster.as_ref().and_then(|cluster| cluster.word().cloned()) {
+                if let Some(word) = self.cluster.as_ref().and_then(|cluster| cluster.last_update().cloned()) {
                     self.admit(word);
                 }
             }
@@ -377,7 +377,7 @@ impl<R: Runtime + 'static> Agent<R> {
         self.pods.keep_uids(&mut update);
         #[cfg(feature = "tls")]
         if let Some(cluster) = self.cluster.as_mut().filter(|_| update.source == source::API) {
-            cluster.hear(&update, self.out.now().mono);
+            cluster.set_update(&update, self.out.now().mono);
         }
         self.admit(update);
     }
@@ -391,7 +391,7 @@ impl<R: Runtime + 'static> Agent<R> {
             let known = cluster.admit(&mut update, &self.pods, now, &mut self.out);
             self.apply_effects();
             if let Some(known) = known {
-                self.pods.set_server_word(&update.server.ending, known);
+                self.pods.set_api_server_state(&update.server.ending, known);
             }
         }
         self.pods.apply(update, &mut self.out);
@@ -435,12 +435,12 @@ impl<R: Runtime + 'static> Agent<R> {
 
     /// The pods have ended or their time is over, and the server knows of it or had its time to take that in.
     pub(super) fn shutdown_is_over(&self) -> bool {
-        self.shutdown.is_over() && (self.node_is_told() || self.shutdown.has_waited(self.now()))
+        self.shutdown.is_over() && (self.is_node_reported() || self.shutdown.has_waited(self.now()))
     }
 
     /// The Node says that it shuts down, where there is one.
-    fn node_is_told(&self) -> bool {
-        self.cluster.as_ref().is_none_or(Cluster::node_is_told)
+    fn is_node_reported(&self) -> bool {
+        self.cluster.as_ref().is_none_or(Cluster::is_node_reported)
     }
 
     /// `BirthCry`.
@@ -453,7 +453,7 @@ impl<R: Runtime + 'static> Agent<R> {
     /// Before the agent ends by itself.
     pub(super) async fn save_at_end(&mut self) {
         if let Some(cluster) = &mut self.cluster {
-            cluster.keep_at_end(&self.pods).await;
+            cluster.save_offline_copy(&self.pods).await;
         }
         self.checkpointing.save_at_end(&self.pods, &self.images).await;
     }

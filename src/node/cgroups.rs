@@ -81,7 +81,7 @@ impl NodeCgroups {
 
     /// From now on the node's burstable pods ask for so many thousandths of a CPU: the next job writes it that makes a pod's
     /// cgroup or removes one.
-    pub(super) fn tell(&self, burstable_milli_cpu: i64) {
+    pub(super) fn set_burstable_milli_cpu(&self, burstable_milli_cpu: i64) {
         *lock(&self.classes.burstable_milli_cpu) = burstable_milli_cpu;
     }
 
@@ -185,7 +185,7 @@ impl NodeCgroups {
         let may_come = pod_cgroup_candidates(&node, uid.as_str());
         let ending = ctx.manager.blocking.run_for(uid, move || {
             let (cgroups, killed) = hierarchies.end_pod(&node, &of);
-            tell_killed(&of, &killed);
+            log_killed(&of, &killed);
             cgroups
         });
         let there = ending.await?;
@@ -214,7 +214,7 @@ impl NodeCgroups {
         let theirs = pod_dir.clone();
         let removed = ctx.manager.blocking.run_for(uid, move || {
             let removed = hierarchies.remove_pod(&node, &of).map_err(|error| error.to_string())?;
-            tell_killed(&of, &removed.killed);
+            log_killed(&of, &removed.killed);
             Ok::<_, String>(volume::nfs::has_volumes(&theirs))
         });
         if removed.await?? {
@@ -280,7 +280,7 @@ impl Classes {
     }
 }
 
-fn tell_killed(uid: &str, killed: &SortedSet<i32>) {
+fn log_killed(uid: &str, killed: &SortedSet<i32>) {
     if !killed.is_empty() {
         log::warn!(
             "pod {uid}: killed processes {killed:?}, which belong to no container that the runtime knows"
@@ -299,7 +299,7 @@ mod tests {
 
     /// Two jobs began, with one pod's 250m and with another's 1500m more; the later one's thread is done first.
     #[test]
-    fn the_classes_weigh_what_was_told_last_whoever_writes_last() {
+    fn the_classes_have_the_last_weight_whichever_job_writes_last() {
         let name = format!("smolet-weights-{}", std::process::id());
         let root = std::env::temp_dir().join(name);
         let class = root.join("kubepods/burstable");
@@ -311,7 +311,7 @@ mod tests {
         let mut node = NodeSettings::new("n", "/r");
         node.cgroup_version = CgroupVersion::V1 { swap_controller: false };
         let begin = |milli_cpu| {
-            cgroups.tell(milli_cpu);
+            cgroups.set_burstable_milli_cpu(milli_cpu);
             let (of_job, hierarchies, node) =
                 (cgroups.classes.clone(), cgroups.hierarchies.clone(), node.clone());
             move || of_job.write(&hierarchies, &node, Missing::Leave)

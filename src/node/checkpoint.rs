@@ -125,11 +125,11 @@ impl Checkpointing {
             kept.boot == &*self.boot
         });
         self.saved = is_current.unwrap_or(true).then(|| self.mark(pods, images));
-        pods.set_saved(self.told());
+        pods.set_saved(self.saved());
     }
 
     /// For the pods that wait for it.
-    fn told(&self) -> Saved {
+    fn saved(&self) -> Saved {
         let mark = self.saved.as_ref();
         Saved {
             statuses: mark.map_or(0, |mark| mark.statuses),
@@ -140,7 +140,7 @@ impl Checkpointing {
     }
 
     /// The pod waits for the next write, which begins at once.
-    pub(super) fn wait(&mut self, uid: PodUid) {
+    pub(super) fn await_save(&mut self, uid: PodUid) {
         self.waiting.insert(uid);
     }
 
@@ -183,7 +183,7 @@ impl Checkpointing {
         }
         self.due = None;
         self.writes += 1;
-        let (number, bytes) = (self.writes, to_bytes(&self.kept(pods, images, now)));
+        let (number, bytes) = (self.writes, to_bytes(&self.content(pods, images, now)));
         let (file, blocking) = (self.file.clone(), pods.manager().blocking.clone());
         let task = out.keep("checkpoint file", async move {
             let written = blocking.run(move || file.write(number, &bytes)).await;
@@ -203,7 +203,7 @@ impl Checkpointing {
                      stay until then"
                 );
                 // Whoever does not have to wait for a disk that takes nothing goes on; the others say why they wait.
-                self.tell(out);
+                self.publish_saved(out);
             }
             return;
         }
@@ -214,12 +214,12 @@ impl Checkpointing {
         self.saved = Some(mark);
         self.saved_at = began;
         self.not_before = now + CHECKPOINT_PERIOD;
-        self.tell(out);
+        self.publish_saved(out);
     }
 
     /// Those that wait are planned again, by what is written now.
-    fn tell(&mut self, out: &mut Effects) {
-        out.push(Effect::Saved(self.told()));
+    fn publish_saved(&mut self, out: &mut Effects) {
+        out.push(Effect::Saved(self.saved()));
         std::mem::take(&mut self.waiting).into_iter().for_each(|uid| out.push(Effect::PlanAgain(uid)));
     }
 
@@ -241,7 +241,7 @@ impl Checkpointing {
     /// disk, but not for ever.
     pub(super) async fn save_at_end<R: Runtime + 'static>(&mut self, pods: &Pods<R>, images: &ImageGc) {
         let now = pods.now().mono;
-        let kept = self.kept(pods, images, now);
+        let kept = self.content(pods, images, now);
         if kept.pods.is_empty() && self.saved == Some(self.mark(pods, images)) {
             return;
         }
@@ -271,7 +271,7 @@ impl Checkpointing {
         }
     }
 
-    fn kept<'a, R: Runtime + 'static>(
+    fn content<'a, R: Runtime + 'static>(
         &'a self,
         pods: &'a Pods<R>,
         images: &'a ImageGc,

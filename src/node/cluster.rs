@@ -105,7 +105,7 @@ pub(super) struct Cluster {
     objects: ApiObjects,
     admission: Admission,
     network: Network,
-    kept: OfflineCopy,
+    offline: OfflineCopy,
     events: EventReports,
 }
 
@@ -123,7 +123,7 @@ struct Membership {
 
 impl Membership {
     /// Logs what the server did not take, when that is news.
-    fn failed(&mut self, what: &str, why: &KubeError, now: Mono) {
+    fn log_failure(&mut self, what: &str, why: &KubeError, now: Mono) {
         if self.failures.note(what, why, now) {
             log::warn!("{what}: {why}; retrying");
         }
@@ -213,7 +213,7 @@ impl Cluster {
             objects: ApiObjects::new(ObjectStates::new(news)),
             admission: Admission::default(),
             network: Network::new(joined.bridge, now, seed),
-            kept: OfflineCopy::new(joined.folder, joined.trees, now),
+            offline: OfflineCopy::new(joined.folder, joined.trees, now),
             events: EventReports::new(now, seed),
             of: Membership {
                 client: joined.client,
@@ -239,7 +239,7 @@ impl Cluster {
             self.mirrors.due(&self.of).filter(|_| !self.is_busy()),
             self.admission.due(),
             self.network.due(),
-            self.kept.due(),
+            self.offline.due(),
             self.events.due(&self.of, out),
         ];
         of_parts.into_iter().flatten().min()
@@ -257,7 +257,7 @@ impl Cluster {
     pub(super) fn turn<R: Runtime + 'static>(&mut self, pods: &Pods<R>, now: Now, out: &mut Effects) {
         self.status.turn(&mut self.of, pods, now, out);
         self.network.turn(pods, now, out);
-        self.kept.turn(&self.of, pods, now.mono, out);
+        self.offline.turn(&self.of, pods, now.mono, out);
         self.lease.turn(&self.of, now, out);
         let room = KUBE_STATUS_CALLS_MAX.saturating_sub(self.under_way());
         self.mirrors.turn(&self.of, &mut self.pods, pods, room, now.mono, out);
@@ -281,14 +281,14 @@ impl Cluster {
         out: &mut Effects,
     ) {
         match kind {
-            ClusterEventKind::ObjectsChanged => self.objects.take(&mut self.kept, now, out),
+            ClusterEventKind::ObjectsChanged => self.objects.take(&mut self.offline, now, out),
             ClusterEventKind::ServerUnreachable => {
-                if !self.server_has_told(pods) {
-                    self.kept.read(&self.of, pods, out);
+                if !self.has_server_update(pods) {
+                    self.offline.read(&self.of, pods, out);
                 }
             }
-            ClusterEventKind::OfflineRead(kept) => self.kept_read(kept, pods, now, out),
-            ClusterEventKind::OfflineWritten(outcome) => self.kept.written(outcome, now, out),
+            ClusterEventKind::OfflineRead(kept) => self.offline_read(kept, pods, now, out),
+            ClusterEventKind::OfflineWritten(outcome) => self.offline.written(outcome, now, out),
             ClusterEventKind::NodeChanged(node) => self.node_changed(node, now, out),
             ClusterEventKind::EventReported { of_node, revision, result } => {
                 self.events.take(of_node, revision, result, now);
@@ -311,7 +311,7 @@ impl Cluster {
             ClusterEventKind::StatusPatched { uid, key, revision, deleted, result } => {
                 let is_over = self.pods.take((&uid, &key, revision, deleted), &result, &mut self.of, now);
                 if is_over {
-                    self.events.leaves(&uid, &out.ring().borrow());
+                    self.events.forget_pod(&uid, &out.ring().borrow());
                 }
             }
         }
@@ -325,8 +325,8 @@ impl Cluster {
         }
         self.status.compare_conditions(&node.conditions, now);
         self.network.set_pod_cidrs(&node.pod_cidrs, now);
-        if self.admission.learn(&node) {
-            self.kept.put_node(&self.of.machine.name, &node, now);
+        if self.admission.set_node(&node) {
+            self.offline.put_node(&self.of.machine.name, &node, now);
             out.push(Effect::NodeChanged(Box::new(node)));
             out.push(Effect::AdmitAgain);
         }
@@ -335,18 +335,18 @@ impl Cluster {
     // ---- the pods that the server has for this node ----------------------------------------------------------
 
     /// The server's last word on pods, or, not complete, what was kept of it.
-    pub(super) fn word(&self) -> Option<&SourceUpdate> {
-        self.objects.word()
+    pub(super) fn last_update(&self) -> Option<&SourceUpdate> {
+        self.objects.last_update()
     }
 
     /// The server has told its pods since the start.
-    fn server_has_told<R: Runtime + 'static>(&self, pods: &Pods<R>) -> bool {
-        let is_word = |update: Option<&SourceUpdate>| update.is_some_and(|update| update.complete);
-        is_word(self.objects.word()) || is_word(pods.early_update(source::API))
+    fn has_server_update<R: Runtime + 'static>(&self, pods: &Pods<R>) -> bool {
+        let is_complete = |update: Option<&SourceUpdate>| update.is_some_and(|update| update.complete);
+        is_complete(self.objects.last_update()) || is_complete(pods.early_update(source::API))
     }
 
     /// This was kept: it is taken for the server's word as far as pods begin by it.
-    fn kept_read<R: Runtime + 'static>(
+    fn offline_read<R: Runtime + 'static>(
         &mut self,
         kept: Result<OfflineState, String>,
         pods: &Pods<R>,
@@ -357,7 +357,7 @@ impl Cluster {
             Ok(kept) => kept,
             Err(why) => return log::warn!("{why}; the cluster's pods wait for the API server"),
         };
-        if self.server_has_told(pods) {
+        if self.has_server_update(pods) {
             return;
         }
         let OfflineState { pods, objects, node } = kept;
@@ -370,7 +370,7 @@ impl Cluster {
                 ..NodeFields::default()
             };
             self.network.set_pod_cidrs(&node.pod_cidrs, now);
-            self.admission.learn(&node);
+            self.admission.set_node(&node);
             out.push(Effect::OfflineNode(Box::new(node)));
         }
         self.objects.set_offline(objects);
@@ -378,12 +378,12 @@ impl Cluster {
     }
 
     /// The server has told its pods, or that is taken for its word which was kept.
-    pub(super) fn hear(&mut self, update: &SourceUpdate, now: Mono) {
+    pub(super) fn set_update(&mut self, update: &SourceUpdate, now: Mono) {
         if update.complete {
             self.mirrors.set_mirrors(&update.server.mirrors);
         }
-        self.objects.hear(update);
-        self.kept.keep_pods(&self.objects, &self.of.machine.name, now);
+        self.objects.set_update(update);
+        self.offline.keep_pods(&self.objects, &self.of.machine.name, now);
     }
 
     /// A source's pods are to be taken in: of the server's, those that may run here and for which there is all that they name stay in the
@@ -401,9 +401,9 @@ impl Cluster {
         }
         leave_out_ended(update, pods);
         self.admission.admit(update, pods, now, out);
-        let gone = self.pods.learn(update, self.of.seed, now, &*pods.manager().notes, out);
+        let gone = self.pods.update_pods(update, self.of.seed, now, &*pods.manager().notes, out);
         for uid in &gone {
-            self.events.leaves(uid, &out.ring().borrow());
+            self.events.forget_pod(uid, &out.ring().borrow());
         }
         Some(self.objects.follow(update, &self.of.client, pods, out.tasks()))
     }
@@ -417,7 +417,7 @@ impl Cluster {
     }
 
     /// Tells the source which pods have something here.
-    pub(super) fn tell_pods_here<R: Runtime + 'static>(&self, pods: &Pods<R>) {
+    pub(super) fn publish_local_pods<R: Runtime + 'static>(&self, pods: &Pods<R>) {
         let Some(relist) = pods.relist() else { return };
         let former = relist.former.iter().map(|former| &former.key.uid);
         let here = pods.iter().map(|(uid, _)| uid).chain(relist.pods.keys()).chain(former);
@@ -425,12 +425,12 @@ impl Cluster {
     }
 
     /// The Node is another one by now, or is to be: it is told at once.
-    pub(super) fn tell_node(&mut self, now: Mono) {
+    pub(super) fn report_node(&mut self, now: Mono) {
         self.status.report_now(now);
     }
 
     /// All that is to be told of the Node has been told.
-    pub(super) fn node_is_told(&self) -> bool {
+    pub(super) fn is_node_reported(&self) -> bool {
         self.of.registered.is_none() || self.status.is_reported()
     }
 
@@ -441,8 +441,8 @@ impl Cluster {
     }
 
     /// Before the agent ends by itself.
-    pub(super) async fn keep_at_end<R: Runtime + 'static>(&mut self, pods: &Pods<R>) {
-        self.kept.at_end(&self.of, pods).await;
+    pub(super) async fn save_offline_copy<R: Runtime + 'static>(&mut self, pods: &Pods<R>) {
+        self.offline.at_end(&self.of, pods).await;
     }
 
     /// How often the node went to another of its cluster's API servers.
@@ -463,7 +463,7 @@ impl Cluster {
             self.objects.held(),
             // What its buffers may hold; how full they are only the kernel and hyper know.
             (calls, if calls > 0 { KUBE_WINDOW_CONNECTION_BYTES as usize } else { 0 }),
-            self.kept.held(),
+            self.offline.held(),
             pods.resizes_waiting(None),
             self.of.failures.held(),
             (images.len(), images.iter().map(NodeImage::bytes).sum()),

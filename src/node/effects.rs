@@ -176,7 +176,7 @@ pub(super) enum Effect {
     /// A relist begins by then.
     RelistBy(Mono),
     /// The Node is another one by now: it is told at once.
-    TellNode,
+    ReportNode,
     /// The API server's pods are asked about once more.
     #[cfg(feature = "tls")]
     AdmitAgain,

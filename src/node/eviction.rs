@@ -48,8 +48,8 @@ pub(super) struct EvictionManager {
     /// A task is under way, or images are removed.
     in_flight: bool,
     images_at: Option<Box<str>>,
-    /// The conditions as they were told last.
-    told: Vec<NodeCondition>,
+    /// The conditions as they were reported last.
+    reported: Vec<NodeCondition>,
     /// When unused images went for it.
     reclaimed_at: Option<Mono>,
     /// The pod that went last, and when.
@@ -77,7 +77,7 @@ impl EvictionManager {
             next: now + EVICTION_PERIOD_NEAR,
             in_flight: false,
             images_at: None,
-            told: Vec::new(),
+            reported: Vec::new(),
             reclaimed_at: None,
             ending: None,
         }
@@ -116,7 +116,7 @@ impl EvictionManager {
     }
 
     /// A look at memory and disks ended.
-    pub(super) fn take_look<R: Runtime + 'static>(
+    pub(super) fn take_observation<R: Runtime + 'static>(
         &mut self,
         seen: NodeStats,
         pods: &Pods<R>,
@@ -130,7 +130,7 @@ impl EvictionManager {
         let conditions = self.pressure.conditions(now.mono);
         let is_near = self.pressure.is_near(&signals, EVICTION_NEAR_TIMES) || !conditions.is_empty();
         self.next = now.mono + if is_near { EVICTION_PERIOD_NEAR } else { EVICTION_PERIOD };
-        self.tell_conditions(conditions, out);
+        self.set_conditions(conditions, out);
         let Some(threshold) = acting else { return };
         let Some(seen) = signals[threshold.signal as usize] else { return };
         let resource = threshold.signal.resource();
@@ -199,7 +199,7 @@ impl EvictionManager {
         let PodStats { threshold, seen, images_apart, usages } = measures;
         let usages = match usages {
             Ok(usages) => usages,
-            Err(error) => return note_untold(&error, out),
+            Err(error) => return note_missing_stats(&error, out),
         };
         let all: Vec<Evictable<'_>> =
             evictable(pods).map(|(uid, pod, _)| Evictable { pod, usage: usages.get(uid.as_str()) }).collect();
@@ -216,9 +216,9 @@ impl EvictionManager {
     }
 
     /// Says which conditions began and which ended; then pods that waited for that come.
-    fn tell_conditions(&mut self, conditions: Vec<NodeCondition>, out: &mut Effects) {
+    fn set_conditions(&mut self, conditions: Vec<NodeCondition>, out: &mut Effects) {
         for condition in NodeCondition::ALL {
-            let (was, is) = (self.told.contains(&condition), conditions.contains(&condition));
+            let (was, is) = (self.reported.contains(&condition), conditions.contains(&condition));
             let reason = match (condition, was, is) {
                 (_, false, false) | (_, true, true) => continue,
                 (NodeCondition::Memory, false, true) => "NodeHasInsufficientMemory",
@@ -231,7 +231,7 @@ impl EvictionManager {
             let kind = if is { EventKind::Warning } else { EventKind::Normal };
             out.note_node(kind, reason, &format!("Node {} status is now: {reason}", out.node_name()));
         }
-        self.told.clone_from(&conditions);
+        self.reported.clone_from(&conditions);
         out.push(Effect::Conditions(conditions));
     }
 }
@@ -268,7 +268,7 @@ fn evictable<R: Runtime + 'static>(
 }
 
 /// The runtime does not tell what pods use, which would have to be known.
-pub(super) fn note_untold(error: &RuntimeError, out: &Effects) {
+pub(super) fn note_missing_stats(error: &RuntimeError, out: &Effects) {
     let message = format!("no pod is ended, for the runtime does not tell what they use: {error}");
     out.note_node(EventKind::Warning, "FailedEviction", &message);
 }

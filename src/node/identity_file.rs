@@ -52,7 +52,7 @@ impl IdentityFile {
                 if self.write_at.is_none() {
                     log::warn!("identity file not written: {error}; retrying");
                 }
-                pods.identity_is_unwritten();
+                pods.mark_identity_unwritten();
                 self.write_at = Some(now + SYNC_RETRY);
             }
         }

@@ -171,14 +171,14 @@ impl ImageGc {
         self.in_flight = true;
         let (ctx, store) = (pods.ctx().clone(), self.store.clone());
         let task = async move {
-            let looked = look(&ctx, store.as_deref()).await.map(Box::new);
-            Event::ImagesLooked(looked)
+            let looked = list(&ctx, store.as_deref()).await.map(Box::new);
+            Event::ImagesListed(looked)
         };
         out.start("image list", task);
     }
 
     /// A look at the images ended.
-    pub(super) fn take_look<R: Runtime + 'static>(
+    pub(super) fn take_list<R: Runtime + 'static>(
         &mut self,
         looked: Result<Box<ListedImages>, String>,
         pods: &Pods<R>,
@@ -189,14 +189,14 @@ impl ImageGc {
         let now = out.now().mono;
         let look = match looked {
             Ok(look) => *look,
-            Err(why) => return self.look_failed(&why, out),
+            Err(why) => return self.list_failed(&why, out),
         };
         let ListedImages { images, used, of_itself, mountpoint, disk } = look;
         self.seen.observe(&images, |image| used.holds(image), now);
         if disk.capacity == 0 {
             let why = "invalid capacity 0 on image filesystem";
             out.note_node(EventKind::Warning, "InvalidDiskCapacity", why);
-            return self.look_failed(why, out);
+            return self.list_failed(why, out);
         }
         out.metrics().image_looks[0].inc();
         let goal = if std::mem::take(&mut self.needs_room) {
@@ -290,7 +290,7 @@ impl ImageGc {
     }
 
     /// Nothing is removed.
-    fn look_failed(&mut self, why: &str, out: &mut Effects) {
+    fn list_failed(&mut self, why: &str, out: &mut Effects) {
         out.metrics().image_looks[1].inc();
         self.needs_room = false;
         self.waiting.clear();
@@ -350,7 +350,7 @@ impl ImageGc {
 
 /// What is there, what of it is used, and what the disk has. Images first, as the kubelet: what a container is made of
 /// meanwhile is in use then.
-async fn look<R: Runtime>(ctx: &ActContext<R>, store: Option<&ImageStore>) -> Result<ListedImages, String> {
+async fn list<R: Runtime>(ctx: &ActContext<R>, store: Option<&ImageStore>) -> Result<ListedImages, String> {
     let said = |error: RuntimeError| error.to_string();
     let pulled = ctx.manager.images.pull_manager();
     if let Some(pulled) = pulled {

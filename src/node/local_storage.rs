@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use super::agent::Event;
 use super::effects::{Effect, Effects};
-use super::eviction::note_untold;
+use super::eviction::note_missing_stats;
 use super::node_stats::{self, Measured};
 use super::pods::Record;
 use super::pods::{EvictedFor, Pods};
@@ -130,7 +130,7 @@ impl LocalStorage {
             Err(error) if std::mem::replace(&mut self.is_untold, true) => {
                 log::debug!("limits on ephemeral-storage: {error}");
             }
-            Err(error) => note_untold(&error, out),
+            Err(error) => note_missing_stats(&error, out),
         }
         for (uid, limit, message) in broke {
             out.push(Effect::Evict { uid, message, grace: Seconds(0), why: EvictedFor::Limit(limit) });

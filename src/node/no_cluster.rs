@@ -71,15 +71,15 @@ impl Cluster {
         match *self {}
     }
 
-    pub(super) fn tell_pods_here<R>(&self, _: &Pods<R>) {
+    pub(super) fn publish_local_pods<R>(&self, _: &Pods<R>) {
         match *self {}
     }
 
-    pub(super) fn tell_node(&mut self, _: Mono) {
+    pub(super) fn report_node(&mut self, _: Mono) {
         match *self {}
     }
 
-    pub(super) fn node_is_told(&self) -> bool {
+    pub(super) fn is_node_reported(&self) -> bool {
         match *self {}
     }
 
@@ -88,7 +88,7 @@ impl Cluster {
     }
 
     #[expect(clippy::unused_async, reason = "with a cluster it waits for the disk")]
-    pub(super) async fn keep_at_end<R>(&mut self, _: &Pods<R>) {
+    pub(super) async fn save_offline_copy<R>(&mut self, _: &Pods<R>) {
         match *self {}
     }
 

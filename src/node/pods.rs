@@ -331,7 +331,7 @@ impl<R: Runtime + 'static> Pods<R> {
 
     /// The API server has deleted these pods, and of these all is known that they name.
     #[cfg(feature = "tls")]
-    pub(super) fn set_server_word(&mut self, deleted: &[EndingPod], known: SortedSet<PodUid>) {
+    pub(super) fn set_api_server_state(&mut self, deleted: &[EndingPod], known: SortedSet<PodUid>) {
         self.facts.deleted = deleted.iter().map(|of| (of.key.uid.clone(), of.grace)).collect();
         self.facts.known = known;
     }
@@ -342,7 +342,7 @@ impl<R: Runtime + 'static> Pods<R> {
     }
 
     /// The identity's file was not written.
-    pub(super) fn identity_is_unwritten(&mut self) {
+    pub(super) fn mark_identity_unwritten(&mut self) {
         self.identity_changed = true;
     }
 

@@ -65,7 +65,7 @@ impl RuntimeEvents {
         out: &mut Effects,
     ) {
         if let Some(report) = self.stream.judge(now) {
-            say(report, None);
+            log_report(report, None);
             self.stream_task = None;
             out.push(Effect::RelistBy(now + RELIST_PERIOD));
         }
@@ -116,7 +116,7 @@ impl RuntimeEvents {
         }
         let unsupported = matches!(result, Err(RuntimeError::Unimplemented(_)));
         if let Some(report) = self.stream.ended(unsupported, now) {
-            say(report, result.err());
+            log_report(report, result.err());
         }
         if !unsupported {
             // The runtime may be gone: the relist finds out.
@@ -134,7 +134,7 @@ impl RuntimeEvents {
     ) {
         out.metrics().runtime_events.inc();
         if let Some(report) = self.stream.delivered() {
-            say(report, None);
+            log_report(report, None);
         }
         let named = event.pod.clone().filter(|uid| pods.get(uid).is_some());
         let Some(uid) = named.or_else(|| pod_of(&event, pods)) else {
@@ -215,7 +215,7 @@ fn pod_of<R: Runtime + 'static>(event: &RuntimeEvent, pods: &Pods<R>) -> Option<
 }
 
 /// One line per change of trust.
-fn say(report: StreamReport, error: Option<RuntimeError>) {
+fn log_report(report: StreamReport, error: Option<RuntimeError>) {
     let why = error.map_or_else(|| "the runtime ended it".to_owned(), |error| error.to_string());
     match report {
         StreamReport::Trusted(service) => {

@@ -59,7 +59,7 @@ impl ShutdownManager {
             let told_until = now + SHUTDOWN_STATUS_WAIT;
             self.under_way = Some(Shutdown { group: 0, until: None, told_until });
             out.push(Effect::Close(self.groups.get(0)));
-            out.push(Effect::TellNode);
+            out.push(Effect::ReportNode);
         }
     }
 
@@ -70,7 +70,7 @@ impl ShutdownManager {
             return;
         }
         log::info!("node shutdown cancelled; starting pods again");
-        out.push(Effect::TellNode);
+        out.push(Effect::ReportNode);
         out.push(Effect::Reopen);
     }
 
@@ -84,10 +84,10 @@ impl ShutdownManager {
         self.under_way.is_none_or(|shutdown| shutdown.told_until <= now)
     }
 
-    /// `is_told`: the server knows of it.
-    pub(super) fn due(&self, is_told: bool) -> Option<Mono> {
+    /// `is_node_reported`: the server knows of it.
+    pub(super) fn due(&self, is_node_reported: bool) -> Option<Mono> {
         let shutdown = self.under_way?;
-        let waits = self.is_over() && !is_told;
+        let waits = self.is_over() && !is_node_reported;
         shutdown.until.or(waits.then_some(shutdown.told_until))
     }
 
@@ -98,14 +98,14 @@ impl ShutdownManager {
         now: Mono,
         out: &mut Effects,
     ) -> bool {
-        let goes_on = self.step(pods, now, out);
+        let goes_on = self.advance(pods, now, out);
         if self.is_over() && self.lock.take().is_some() {
             log::info!("node shutdown: releasing the delay lock of logind");
         }
         goes_on
     }
 
-    fn step<R: Runtime + 'static>(&mut self, pods: &Pods<R>, now: Mono, out: &mut Effects) -> bool {
+    fn advance<R: Runtime + 'static>(&mut self, pods: &Pods<R>, now: Mono, out: &mut Effects) -> bool {
         let Some(shutdown) = &mut self.under_way else { return false };
         let Some(group) = self.groups.get(shutdown.group) else { return false };
         let of_group = |record: &Record| {

@@ -54,7 +54,7 @@ impl Admission {
     }
 
     /// This is the Node now; false when nothing of it is another by which pods are admitted.
-    pub(super) fn learn(&mut self, node: &NodeFields) -> bool {
+    pub(super) fn set_node(&mut self, node: &NodeFields) -> bool {
         let of = |node: &NodeFields| {
             (node.labels.clone(), node.taints.clone(), node.pod_cidrs.clone(), node.scalars.clone())
         };
@@ -142,9 +142,11 @@ fn others<R: Runtime + 'static>(
     let of_files = of_files.filter(|pod| !pod.pod.is_of_api_server() && begins(&pod.key.uid));
     let ending = pods.records().values().filter_map(|record| record.worker().pod());
     let server = &update.server.ending;
-    let is_told = |uid: &PodUid| !update.complete || server.iter().any(|ending| ending.key.uid == *uid);
-    let ending = ending
-        .filter(|pod| pod.pod.is_of_api_server() && !there.contains(&pod.key.uid) && is_told(&pod.key.uid));
+    let is_known_to_source =
+        |uid: &PodUid| !update.complete || server.iter().any(|ending| ending.key.uid == *uid);
+    let ending = ending.filter(|pod| {
+        pod.pod.is_of_api_server() && !there.contains(&pod.key.uid) && is_known_to_source(&pod.key.uid)
+    });
     let here = update.pods.iter().map(|sourced| &sourced.pod).filter(|pod| is_here(&pod.key.uid));
     let others = of_files.chain(ending.map(|pod| &**pod)).chain(here);
     let has_ended = |uid: &PodUid| {

@@ -123,7 +123,7 @@ pub(super) async fn renew(
 
 /// Tells a pod's status, and deletes the pod when nothing of it is left here: the status that the server has then. That it is gone there, or another one has its
 /// name, is as good.
-pub(super) async fn tell(
+pub(super) async fn patch_status(
     client: &Client,
     key: &PodKey,
     StatusCall { status, resized, deleted, .. }: StatusCall,

@@ -34,7 +34,7 @@ impl EventReports {
     }
 
     /// The pod is none of the node's any more: what happened to it is sent all the same.
-    pub(super) fn leaves(&mut self, uid: &PodUid, ring: &EventRing) {
+    pub(super) fn forget_pod(&mut self, uid: &PodUid, ring: &EventRing) {
         let told = self.told;
         let waits =
             |uid: &PodUid| ring.iter().any(|event| event.uid == uid.as_str() && event.revision > told);
@@ -82,7 +82,7 @@ impl EventReports {
         self.task.begin_if_due(now.mono);
         let client = of.client.for_events();
         out.start("event report", async move {
-            let result = tell(&client, &next.event(), &uid, &node, now).await;
+            let result = report(&client, &next.event(), &uid, &node, now).await;
             let (of_node, revision) = (next.event().is_of_node(), next.event().revision);
             ClusterEventKind::EventReported { of_node, revision, result }.event()
         });
@@ -119,7 +119,7 @@ fn hash_of<'a>(desired: &'a Desired, uid: &str) -> Option<&'a str> {
 }
 
 /// Tells it: the first time the whole of it, later what changed.
-async fn tell(
+async fn report(
     client: &Client,
     of: &events::Event<'_>,
     uid: &str,

@@ -37,7 +37,7 @@ impl FailureLog {
     }
 
     /// The server answers.
-    pub(super) fn went_well(&mut self) {
+    pub(super) fn note_success(&mut self) {
         self.link = None;
     }
 }
@@ -61,7 +61,7 @@ mod tests {
         assert!(said.note("the lease", &down, at(0)));
         assert!(!said.note("pod a", &down, at(1)), "it is the same");
         assert!(!said.note("the lease", &down, at(1_000_000)));
-        said.went_well();
+        said.note_success();
         assert!(said.note("the lease", &down, at(1_000_001)));
     }
 
@@ -76,7 +76,7 @@ mod tests {
                 second == 0,
                 "another pod is another matter"
             );
-            said.went_well();
+            said.note_success();
         }
         assert!(said.note("pod a", &refused("never"), at(1)), "another answer is news");
         assert!(said.note("pod b", &refused("no"), at(period)), "it lasts");

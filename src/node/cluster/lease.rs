@@ -45,11 +45,11 @@ impl NodeLease {
         match result {
             Ok(version) => {
                 self.version = Some(version);
-                of.failures.went_well();
+                of.failures.note_success();
             }
             Err(why) => {
                 self.version = None;
-                of.failed("node lease renewal failed", &why, now);
+                of.log_failure("node lease renewal failed", &why, now);
             }
         }
     }

@@ -212,7 +212,7 @@ impl MirrorPods {
         self.under_way += 1;
         let client = of.client.clone();
         let task = async move {
-            let result = ask(&client, method, &path, object).await;
+            let result = call(&client, method, &path, object).await;
             ClusterEventKind::MirrorPodUpdated { name, result }.event()
         };
         out.start("mirror pod", task);
@@ -236,13 +236,13 @@ impl MirrorPods {
             // One that the server has not told of yet, or somebody else's.
             Err(why) if why.is(409) => log::debug!("pod {}/{}: mirror pod: {why}", name.0, name.1),
             Err(why) => {
-                of.failed(&format!("pod {}/{}: mirror pod update failed", name.0, name.1), &why, now);
+                of.log_failure(&format!("pod {}/{}: mirror pod update failed", name.0, name.1), &why, now);
             }
         }
     }
 }
 
-async fn ask(client: &Client, method: Method, path: &str, object: Value) -> Result<(), KubeError> {
+async fn call(client: &Client, method: Method, path: &str, object: Value) -> Result<(), KubeError> {
     let deletes = method == Method::DELETE;
     match client.call(method, path, Some(Content::json(&object))).await {
         // It is gone, or another one has its name by now.

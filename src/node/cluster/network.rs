@@ -1,4 +1,4 @@
-//! The pods' addresses, as the Node has them: the runtime is told, and with `--cni-bridge` a configuration is written for a
+//! The pods' addresses, as the Node has them: the runtime is configured, and with `--cni-bridge` a configuration is written for a
 //! node that has no network of pods.
 
 use std::io::{self, Read as _};
@@ -21,28 +21,28 @@ pub(super) struct Network {
     pod_cidrs: Option<Vec<Box<str>>>,
     /// Where the bridge's configuration goes, if there is to be one.
     bridge: Option<PathBuf>,
-    /// All is told as it is.
-    told: bool,
+    /// All is configured as it is.
+    configured: bool,
     task: Task,
     said: Option<String>,
 }
 
 impl Network {
     pub(super) fn new(bridge: Option<PathBuf>, now: Mono, seed: u64) -> Self {
-        Self { pod_cidrs: None, bridge, told: true, task: Task::new(now, seed), said: None }
+        Self { pod_cidrs: None, bridge, configured: true, task: Task::new(now, seed), said: None }
     }
 
     /// The Node has these.
     pub(super) fn set_pod_cidrs(&mut self, pod_cidrs: &[Box<str>], now: Mono) {
         if self.pod_cidrs.as_deref() != Some(pod_cidrs) {
             self.pod_cidrs = Some(pod_cidrs.to_vec());
-            self.told = false;
+            self.configured = false;
             self.task.at = now;
         }
     }
 
     pub(super) fn due(&self) -> Option<Mono> {
-        self.task.due().filter(|_| !self.told)
+        self.task.due().filter(|_| !self.configured)
     }
     /// Tells the runtime, and writes the configuration, when they are others.
     pub(super) fn turn<R: Runtime + 'static>(&mut self, pods: &Pods<R>, now: Now, out: &Effects) {
@@ -50,11 +50,11 @@ impl Network {
             return;
         }
         self.task.begin_if_due(now.mono);
-        self.told = true;
+        self.configured = true;
         let (cidrs, directory) = (self.pod_cidrs.clone().unwrap_or_default(), self.bridge.clone());
         let (runtime, blocking) = (pods.manager().runtime.clone(), pods.manager().blocking.clone());
         let task = async move {
-            let told = if cidrs.is_empty() {
+            let configured = if cidrs.is_empty() {
                 Ok(())
             } else {
                 runtime.update_runtime_config(&cidrs.join(",")).await.map_err(|error| error.to_string())
@@ -65,11 +65,11 @@ impl Network {
                     Some(Err(why)) => Err(why),
                     Some(Ok((directory, text))) => {
                         let shown = directory.display().to_string();
-                        let placed = blocking.run(move || place(&directory, &text)).await;
+                        let placed = blocking.run(move || write_config(&directory, &text)).await;
                         placed.map_err(|error| format!("the bridge's configuration in {shown}: {error}"))
                     }
                 };
-            ClusterEventKind::NetworkConfigured(told.and(placed)).event()
+            ClusterEventKind::NetworkConfigured(configured.and(placed)).event()
         };
         out.start("pod network", task);
     }
@@ -77,14 +77,14 @@ impl Network {
     /// The runtime knows them and the configuration is as it is to be, or not.
     pub(super) fn take(&mut self, result: Result<(), String>, now: Mono) {
         self.task.ended(result.is_ok(), now, KUBE_RETRY_MAX);
-        if !self.told {
+        if !self.configured {
             // The Node has others meanwhile.
             self.task.at = now;
         }
         match result {
             Ok(()) => self.said = None,
             Err(why) => {
-                self.told = false;
+                self.configured = false;
                 if self.said.as_ref() != Some(&why) {
                     log::warn!("pod network: {why}; retrying");
                     self.said = Some(why);
@@ -106,7 +106,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// Writes the configuration, or removes it, as the table has it. Blocks.
-fn place(directory: &Path, text: &str) -> io::Result<()> {
+fn write_config(directory: &Path, text: &str) -> io::Result<()> {
     std::fs::create_dir_all(directory)?;
     let (mut others, mut count) = (false, 0);
     for entry in std::fs::read_dir(directory)? {

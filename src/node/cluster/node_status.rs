@@ -139,7 +139,7 @@ impl NodeStatus {
             Ok(there) => there,
             Err(why) => {
                 self.sync.failed(of.machine.periods.look, now);
-                of.failed("node registration failed", &why, now);
+                of.log_failure("node registration failed", &why, now);
                 return false;
             }
         };
@@ -162,7 +162,7 @@ impl NodeStatus {
         match result {
             Ok(end) => {
                 if matches!(end, ReportEnd::Reported(..)) {
-                    of.failures.went_well();
+                    of.failures.note_success();
                 }
                 if let Some(event) = self.sync.reported(end, &of.machine, now) {
                     note(&event, out);
@@ -173,7 +173,7 @@ impl NodeStatus {
                 if why.is_not_found() {
                     self.register_again(of, now);
                 }
-                of.failed("node status update failed", &why, now);
+                of.log_failure("node status update failed", &why, now);
             }
         }
     }

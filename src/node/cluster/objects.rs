@@ -80,7 +80,7 @@ impl ApiObjects {
     }
 
     /// The object, if the server has told it.
-    pub(super) fn found_of(&self, key: &ObjectKey) -> Option<&Object> {
+    pub(super) fn object_of(&self, key: &ObjectKey) -> Option<&Object> {
         let known = self.known.get(key).filter(|_| !self.unconfirmed.contains(key))?;
         known.as_ref().map(|sourced| &sourced.object)
     }
@@ -90,7 +90,7 @@ impl ApiObjects {
     }
 
     /// Takes over what was kept of it, if nothing is known.
-    fn recall(&mut self, key: &ObjectKey) {
+    fn load_offline(&mut self, key: &ObjectKey) {
         if self.known.contains_key(key) {
             return;
         }
@@ -172,7 +172,7 @@ impl ApiObjects {
     }
 
     /// Said once, until there is room again.
-    fn say_full(&mut self, pod: Option<&PodKey>) {
+    fn log_full(&mut self, pod: Option<&PodKey>) {
         match pod {
             None => self.said_full = false,
             Some(_) if self.said_full => {}
@@ -183,12 +183,12 @@ impl ApiObjects {
         }
     }
     /// The server's last word on pods, or, not complete, what was kept of it.
-    pub(super) fn word(&self) -> Option<&SourceUpdate> {
+    pub(super) fn last_update(&self) -> Option<&SourceUpdate> {
         self.last.as_ref()
     }
 
     /// The server has told its pods, or that is taken for its word which was kept.
-    pub(super) fn hear(&mut self, update: &SourceUpdate) {
+    pub(super) fn set_update(&mut self, update: &SourceUpdate) {
         self.last = Some(update.clone());
     }
 
@@ -228,7 +228,7 @@ impl ApiObjects {
             self.kept = SortedMap::new();
         }
         for key in needed {
-            self.recall(&key);
+            self.load_offline(&key);
             if self.tasks.contains_key(&key) {
                 continue;
             }
@@ -286,7 +286,7 @@ impl ApiObjects {
                 others.extend(keys);
             }
         }
-        self.say_full(first_full.as_ref());
+        self.log_full(first_full.as_ref());
         (self.waiting, self.others) = (waiting, others);
         let mut waits = waits.into_iter();
         update.pods.retain(|_| waits.next() != Some(true));

@@ -112,7 +112,7 @@ impl OfflineCopy {
             self.put(name, Content::Bytes(tree), now);
         } else {
             self.puts.remove(&FileName::of(&name));
-            self.say("there is no room to keep all pods; those that are left out wait for the server after a restart".to_owned());
+            self.log_failure("there is no room to keep all pods; those that are left out wait for the server after a restart".to_owned());
         }
     }
 
@@ -147,7 +147,7 @@ impl OfflineCopy {
         })
     }
 
-    fn say(&mut self, why: String) {
+    fn log_failure(&mut self, why: String) {
         if self.said.as_ref() != Some(&why) {
             log::warn!("{why}");
             self.said = Some(why);
@@ -160,13 +160,13 @@ impl OfflineCopy {
         match result {
             Ok(Written { left_out: 0, no_key: None, .. }) => self.said = None,
             Ok(Written { no_key: Some(why), .. }) => {
-                self.say(format!("{why}: Secrets and tokens are not kept; their pods wait for the server after a restart"));
+                self.log_failure(format!("{why}: Secrets and tokens are not kept; their pods wait for the server after a restart"));
             }
-            Ok(Written { left_out, .. }) => self.say(format!(
+            Ok(Written { left_out, .. }) => self.log_failure(format!(
                 "{left_out} objects of the cluster have no room on the disk; their pods wait for the server after a restart"
             )),
             Err(why) => {
-                self.say(format!("the cluster's pods are not kept for a start without the server: {why}; retrying"));
+                self.log_failure(format!("the cluster's pods are not kept for a start without the server: {why}; retrying"));
                 for (file, put) in left {
                     self.puts.entry(file).or_insert(put);
                 }
@@ -180,7 +180,7 @@ impl OfflineCopy {
 
     /// The server has told its pods: these are kept, and what they name, and nothing else.
     pub(super) fn keep_pods(&mut self, objects: &ApiObjects, node: &str, now: Mono) {
-        let Some(last) = objects.word().filter(|last| last.complete) else { return };
+        let Some(last) = objects.last_update().filter(|last| last.complete) else { return };
         let kept = || last.pods.iter().filter(|pod| !last.server.over.contains(&pod.pod.key.uid));
         let mut hasher = DefaultHasher::new();
         kept().for_each(|pod| (&pod.pod.key.uid, &pod.config_hash).hash(&mut hasher));
@@ -202,7 +202,7 @@ impl OfflineCopy {
                 // What is followed for another pod already is not found anew.
                 if wanted.insert(FileName::of(&name))
                     && !before.contains(&FileName::of(&name))
-                    && let Some(object) = objects.found_of(&key)
+                    && let Some(object) = objects.object_of(&key)
                 {
                     self.put(name, Content::Object(Some(object.clone())), now);
                 }

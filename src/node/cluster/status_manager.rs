@@ -1,6 +1,6 @@
 //! Tells the API server the pods' statuses (status manager), as [`crate::cluster::status_manager`] decides: a task for each call.
 
-use super::calls::tell;
+use super::calls::patch_status;
 use super::{ClusterEventKind, Membership};
 use crate::cluster::pod_status::for_api;
 use crate::cluster::status_manager::{CallEnd, LocalState, ReportedPod, ReportedPods};
@@ -77,13 +77,13 @@ impl StatusManager {
             Err(why) => CallEnd::Failed { is_final: why.is_final() },
         };
         if let Err(why) = result {
-            of.failed(&format!("pod {key}: status update failed"), why, now);
+            of.log_failure(&format!("pod {key}: status update failed"), why, now);
         }
         self.pods.ended(uid, revision, deleted, end, now)
     }
 
     /// The server has these pods: what is to end is asked for, what was refused is noted. Returns those that it has no more.
-    pub(super) fn learn(
+    pub(super) fn update_pods(
         &mut self,
         update: &SourceUpdate,
         seed: u64,
@@ -91,17 +91,17 @@ impl StatusManager {
         note: &dyn Fn(About<'_>, EventKind, &'static str, &str),
         out: &mut Effects,
     ) -> Vec<PodUid> {
-        let learned = self.pods.learn(update, seed, now);
-        for refused in &learned.rejected {
+        let changes = self.pods.update_pods(update, seed, now);
+        for refused in &changes.rejected {
             note_refusal(note, refused);
         }
-        for ending in learned.deleted {
+        for ending in changes.deleted {
             out.push(Effect::Delete(ending));
         }
-        for ending in learned.sooner {
+        for ending in changes.sooner {
             out.push(Effect::Hurry(ending));
         }
-        learned.gone
+        changes.gone
     }
 
     /// Nothing of the pod is left here.
@@ -153,7 +153,7 @@ fn begin<R: Runtime + 'static>(
     let (client, key, uid) = (of.client.clone(), reported.key().clone(), uid.clone());
     out.start("pod status", async move {
         let (revision, deleted) = (call.revision, call.deleted);
-        let result = tell(&client, &key, call).await;
+        let result = patch_status(&client, &key, call).await;
         ClusterEventKind::StatusPatched { uid, key, revision, deleted, result }.event()
     });
     true

@@ -230,8 +230,9 @@ impl<R: Runtime + 'static> Pods<R> {
         let ends = |of: &PodUid| {
             self.records.get(of).is_some_and(|record| matches!(record.worker.life(), Life::Ending(_)))
         };
-        let is_told = |of: &PodUid| self.desired.pod(of).is_some() || self.is_deleted(of);
-        let takes = |of: &PodUid| of != uid && is_told(of) && (!self.statuses.has_ended(of) || ends(of));
+        let is_known_to_source = |of: &PodUid| self.desired.pod(of).is_some() || self.is_deleted(of);
+        let takes =
+            |of: &PodUid| of != uid && is_known_to_source(of) && (!self.statuses.has_ended(of) || ends(of));
         let here = self.records.values().filter_map(|record| record.worker.pod());
         let waiting = self.desired.entries().map(|entry| &entry.wanted.pod);
         let waiting = waiting.filter(|pod| !self.records.contains_key(&pod.key.uid));
@@ -249,15 +250,15 @@ impl<R: Runtime + 'static> Pods<R> {
                 record.worker.observed().is_some_and(|observed| !observed.is_empty())
                     || relist.is_some_and(|relist| relist.pods.contains_key(of))
             };
-            let is_told = self.desired.pod(of).is_some() || self.is_deleted(of);
-            is_told && (ends || !self.statuses.has_ended(of)) && (record.admitted || is_here())
+            let is_known_to_source = self.desired.pod(of).is_some() || self.is_deleted(of);
+            is_known_to_source && (ends || !self.statuses.has_ended(of)) && (record.admitted || is_here())
         };
         let pods = self.records.iter().filter(|(of, _)| *of != uid && takes(of));
         pods.filter_map(|(_, record)| Some(record.worker.pod()?.pod.without_volumes())).collect()
     }
 
     /// Asks again about those that wait, if the number of the others is another one.
-    pub(in crate::node) fn admit_those_that_wait(&mut self, out: &mut Effects) {
+    pub(in crate::node) fn admit_waiting(&mut self, out: &mut Effects) {
         let waiting = self.records.iter().filter_map(|(uid, record)| Some((uid, record.awaits_room?)));
         let waiting: Vec<PodUid> = waiting
             .filter(|(uid, before)| self.pods_with_room(uid).len() != *before)

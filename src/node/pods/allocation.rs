@@ -54,7 +54,7 @@ impl Record {
 
 impl<R: Runtime + 'static> Pods<R> {
     /// The pod of that record is desired like this now.
-    pub(in crate::node) fn look_for_resize(&mut self, pod: &DesiredPod) {
+    pub(in crate::node) fn note_resize_request(&mut self, pod: &DesiredPod) {
         let Some(record) = self.records.get_mut(&pod.key.uid) else { return };
         if is_resize(record.worker.life(), record.worker.pod().map(|pod| &**pod), pod) {
             record.resizing.get_or_insert_default();
@@ -208,7 +208,7 @@ impl<R: Runtime + 'static> Pods<R> {
     }
 
     /// All of the pod that runs has what is allocated to it, or not.
-    pub(in crate::node) fn look_at_resize(&mut self, uid: &PodUid, now: Now) {
+    pub(in crate::node) fn update_resize(&mut self, uid: &PodUid, now: Now) {
         let Some(record) = self.records.get_mut(uid) else { return };
         let Some(resizing) = &mut record.resizing else { return };
         let (Some(pod), Some(observed)) = (record.worker.pod(), record.worker.observed()) else { return };

@@ -30,20 +30,20 @@ impl<R: Runtime + 'static> Pods<R> {
             out.push(Effect::RelistBy(now + RELIST_PERIOD));
             return self.read_again(uid, out);
         }
-        let awaited = record.awaited.entry(id).or_insert(Awaited { instance, until, looked_at: false });
+        let awaited = record.awaited.entry(id).or_insert(Awaited { instance, until, is_awaited: false });
         if until == AwaitedState::Gone && awaited.until != until {
             // Who looks for its end is not to say that it is gone.
-            (awaited.until, awaited.looked_at) = (until, false);
+            (awaited.until, awaited.is_awaited) = (until, false);
         }
         if matches!(record.worker.in_flight(), None | Some(Job::Read)) {
-            self.look_at_awaited(uid, at_once, out);
+            self.await_changes(uid, at_once, out);
         }
     }
 
-    fn look_at_awaited(&mut self, uid: &PodUid, at_once: bool, out: &Effects) {
+    fn await_changes(&mut self, uid: &PodUid, at_once: bool, out: &Effects) {
         let Some(record) = self.records.get_mut(uid) else { return };
-        for (id, awaited) in record.awaited.iter_mut().filter(|(_, awaited)| !awaited.looked_at) {
-            awaited.looked_at = true;
+        for (id, awaited) in record.awaited.iter_mut().filter(|(_, awaited)| !awaited.is_awaited) {
+            awaited.is_awaited = true;
             let (uid, id, instance, until) =
                 (uid.clone(), id.clone(), awaited.instance.clone(), awaited.until);
             let (runtime, clock) = (self.ctx.manager.runtime.clone(), self.ctx.manager.clock.clone());
@@ -82,6 +82,6 @@ impl<R: Runtime + 'static> Pods<R> {
         for change in met {
             self.await_change(uid, change, at_once, out);
         }
-        self.look_at_awaited(uid, at_once, out);
+        self.await_changes(uid, at_once, out);
     }
 }

@@ -33,7 +33,7 @@ impl<R: Runtime + 'static> Pods<R> {
         let mut found: Vec<&Record> = self.records.values().filter(named).collect();
         // A pod that waits for its name shares it with the one that ends; the one that is here is shown first.
         found.sort_by_key(|record| record.worker.life() == Life::Waiting);
-        let Some(record) = found.first() else { return Err(self.why_not_here(name, namespace)) };
+        let Some(record) = found.first() else { return Err(self.not_found_reason(name, namespace)) };
         if let Some(other) = found.iter().find(|r| r.worker.key().namespace != record.worker.key().namespace)
         {
             return Err(format!(
@@ -46,7 +46,7 @@ impl<R: Runtime + 'static> Pods<R> {
     }
 
     /// A pod that is not here, with what the manifests have to do with it.
-    fn why_not_here(&self, name: &str, namespace: Option<&str>) -> String {
+    fn not_found_reason(&self, name: &str, namespace: Option<&str>) -> String {
         let mut out = match namespace {
             Some(namespace) => format!("there is no pod {name} in namespace {namespace}"),
             None => format!("there is no pod {name}"),

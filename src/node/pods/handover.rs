@@ -30,7 +30,7 @@ impl<R: Runtime + 'static> Pods<R> {
             let in_hand =
                 |pods: &Self, uid: Option<&PodUid>| uid.is_some_and(|uid| pods.records.contains_key(uid));
             if !in_hand(self, Some(&own)) && !in_hand(self, self.identity.kept(&own)) {
-                self.look_for_former(sourced);
+                self.claim_former_pods(sourced);
             }
             if let Some(found) = self.identity.kept(&own) {
                 rename(sourced, found);
@@ -39,7 +39,7 @@ impl<R: Runtime + 'static> Pods<R> {
     }
 
     /// The pods of this name that a former agent has left are ours: one may be this pod, the others end.
-    fn look_for_former(&mut self, sourced: &SourcedPod) {
+    fn claim_former_pods(&mut self, sourced: &SourcedPod) {
         let Some(relist) = &mut self.relist else { return };
         let (found, all) = relist.former.of_name(&sourced.pod);
         let own = &sourced.pod.key.uid;

@@ -107,7 +107,7 @@ pub(in crate::node) struct Awaited {
     pub(super) instance: Instance,
     pub(super) until: AwaitedState,
     /// A task looks at its status.
-    pub(super) looked_at: bool,
+    pub(super) is_awaited: bool,
 }
 
 impl Record {
@@ -311,7 +311,7 @@ impl Record {
 
     /// Its status update was aborted for this reason, or was not; the reason when it is another than before: of the same one the
     /// log was told (`updateStatusInternal`, which says it with every sync).
-    pub(in crate::node) fn is_aborted<'a>(
+    pub(in crate::node) fn note_aborted<'a>(
         &mut self,
         why: Option<&'a IllegalTransition>,
     ) -> Option<&'a IllegalTransition> {
@@ -323,7 +323,7 @@ impl Record {
     }
 
     /// Takes over what is there of the pod's containers for their probes, and what was `shown` of them.
-    pub(in crate::node) fn look_at_probers(&mut self, shown: Option<&PodStatus>, now: Now) {
+    pub(in crate::node) fn update_probers(&mut self, shown: Option<&PodStatus>, now: Now) {
         let (Some(pod), Some(observed)) = (self.worker.pod(), self.worker.observed()) else { return };
         let is_ending = !matches!(self.worker.life(), Life::Waiting | Life::Syncing);
         self.probers.update(pod, observed, shown, is_ending, now);
@@ -373,7 +373,7 @@ pub(in crate::node) struct StartFailures(SortedMap<Rc<str>, (String, String)>);
 
 impl StartFailures {
     /// Takes in how the starts of a sync went; at most `room` further containers.
-    pub(in crate::node) fn learn(&mut self, outcome: &Outcome, mut room: usize) {
+    pub(in crate::node) fn update(&mut self, outcome: &Outcome, mut room: usize) {
         for (container, failure) in outcome.starts() {
             match failure {
                 Some(failure) => {
@@ -429,7 +429,7 @@ mod tests {
         let mut record = Record::new(Worker::orphan(PodKey::new("default", "web", "u")), None);
         let (app, init) = (IllegalTransition::App("a".into()), IllegalTransition::Init("i".into()));
         let looks = [Some(&app), Some(&app), Some(&init), Some(&init), None, None, Some(&init)];
-        let told = looks.map(|why| record.is_aborted(why).is_some());
+        let told = looks.map(|why| record.note_aborted(why).is_some());
         assert_eq!(told, [true, false, true, false, false, false, true]);
     }
 

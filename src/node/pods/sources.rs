@@ -100,9 +100,9 @@ impl<R: Runtime + 'static> Pods<R> {
         }
         if !objects.is_empty() {
             self.ctx.env = Rc::new(ManifestObjects(self.desired.objects()));
-            self.try_again_with(&objects, &mut touched);
+            self.retry_with_objects(&objects, &mut touched);
         }
-        self.try_again_elsewise(&mut touched);
+        self.retry_after_cluster_change(&mut touched);
         // Before what is new begins: it may have to wait for one of them.
         self.end_orphans(&mut touched, out);
         for pod in wanted {
@@ -117,7 +117,7 @@ impl<R: Runtime + 'static> Pods<R> {
 
     /// Pods that name one of the objects have what they wait for, perhaps. One that runs gets other files in its volumes;
     /// variables are read when a container is made.
-    fn try_again_with(&mut self, objects: &SortedSet<ObjectKey>, touched: &mut SortedSet<PodUid>) {
+    fn retry_with_objects(&mut self, objects: &SortedSet<ObjectKey>, touched: &mut SortedSet<PodUid>) {
         for (uid, record) in &mut self.records {
             // As it is wanted now: one that ends is still what it was. One whose manifest is gone must not come back.
             let Some(entry) = self.desired.pod(uid) else { continue };
@@ -142,7 +142,7 @@ impl<R: Runtime + 'static> Pods<R> {
 
     /// Pods that have another handler or other volumes by now, by what the cluster says of their class, their claims or their
     /// node, or room for what they name, have what they wait for, perhaps. What runs is not touched by that.
-    fn try_again_elsewise(&mut self, touched: &mut SortedSet<PodUid>) {
+    fn retry_after_cluster_change(&mut self, touched: &mut SortedSet<PodUid>) {
         for entry in self.desired.entries() {
             let pod = &entry.wanted.pod;
             let Some(record) = self.records.get_mut(&pod.key.uid) else { continue };
@@ -183,7 +183,7 @@ impl<R: Runtime + 'static> Pods<R> {
     pub(in crate::node) fn want(&mut self, pod: DesiredPod, out: &mut Effects) {
         let uid = pod.key.uid.clone();
         let file = self.desired.pod(&uid).map(|entry| entry.wanted.origin.file.clone());
-        self.look_for_resize(&pod);
+        self.note_resize_request(&pod);
         if let Some(record) = self.records.get_mut(&uid) {
             record.want(pod);
             self.statuses.set_wanted(&uid, true);
@@ -269,11 +269,11 @@ impl<R: Runtime + 'static> Pods<R> {
 
     /// Another pod of this name is still here, or the sweep might take the pod's directory for a leftover.
     fn must_wait(&self, key: &PodKey) -> bool {
-        self.name_taken(key) || self.spared.as_ref().is_some_and(|spared| !spared.contains(&key.uid))
+        self.is_name_taken(key) || self.spared.as_ref().is_some_and(|spared| !spared.contains(&key.uid))
     }
 
     /// Another pod of this name is still here, in hand or only in the runtime.
-    fn name_taken(&self, key: &PodKey) -> bool {
+    fn is_name_taken(&self, key: &PodKey) -> bool {
         let other = |of: &PodKey| same_name(of, key) && of.uid != key.uid;
         let in_hand = |record: &Record| record.worker.life() != Life::Waiting && other(record.worker.key());
         let runs = |relist: &Relist| {

@@ -78,7 +78,7 @@ impl<R: Runtime + 'static> Pods<R> {
             return false;
         }
         let previous = self.statuses.status(uid);
-        record.look_at_probers(previous.as_ref(), now);
+        record.update_probers(previous.as_ref(), now);
         let is_terminal = !matches!(record.worker.life(), Life::Waiting | Life::Syncing);
         let resizing = record.resizing.iter().filter(|_| !is_terminal);
         let resizes: Vec<PodCondition> = resizing.flat_map(|of| of.conditions().cloned()).collect();
@@ -102,7 +102,7 @@ impl<R: Runtime + 'static> Pods<R> {
             count_lost_again(previous, &mut fresh);
         }
         let updated = merge::update(&pod.pod, previous.as_ref(), fresh, now.wall);
-        if let Some(error) = record.is_aborted(updated.as_ref().err()) {
+        if let Some(error) = record.note_aborted(updated.as_ref().err()) {
             log::warn!(
                 "pod {}: status update aborted: {error}; its last status is shown until the container has ended again \
                  (somebody else ended the pod's sandbox or its containers?)",
@@ -138,7 +138,7 @@ impl<R: Runtime + 'static> Pods<R> {
 
     /// What others have set in the statuses of pods with readiness gates may be other than it was: their status is, too
     /// (`HandlePodReconcile`).
-    pub(in crate::node) fn look_at_gates(&mut self) {
+    pub(in crate::node) fn update_readiness_gates(&mut self) {
         let now = self.ctx.manager.clock.now();
         let mut changed = Vec::new();
         for entry in self.desired.entries() {
@@ -233,7 +233,7 @@ impl<R: Runtime + 'static> Pods<R> {
     }
 
     /// Which containers of the pod run now, and where their logs are.
-    pub(in crate::node) fn tell_logs(&self, uid: &PodUid) {
+    pub(in crate::node) fn report_running_logs(&self, uid: &PodUid) {
         let observed = self.records.get(uid).and_then(|record| Some((record, record.worker.observed()?)));
         let running = observed.into_iter().flat_map(|(record, observed)| {
             let runs =

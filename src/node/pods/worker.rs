@@ -129,7 +129,7 @@ impl<R: Runtime + 'static> Pods<R> {
 
     /// What to carry out; `None` when the pod is settled or has ended.
     fn plan(&mut self, uid: &PodUid, now: Now, out: &mut Effects) -> Option<Work> {
-        self.look_at_resize(uid, now);
+        self.update_resize(uid, now);
         let record = self.records.get(uid)?;
         let deadline = active_deadline(record.worker.pod()?, record.active_since);
         if deadline.is_some_and(|at| at <= now.mono) {
@@ -315,7 +315,7 @@ impl<R: Runtime + 'static> Pods<R> {
     }
 
     fn start(&mut self, uid: &PodUid, job: Job, work: Option<Work>, out: &mut Effects) {
-        self.tell_class_weight(uid, job, work.as_ref());
+        self.set_class_weight(uid, job, work.as_ref());
         let cgroups = self.cgroups.clone();
         let Some(record) = self.records.get_mut(uid) else { return };
         self.jobs += 1;
@@ -327,7 +327,7 @@ impl<R: Runtime + 'static> Pods<R> {
         let status = if matches!(job, Job::Act | Job::Kill) { self.statuses.status(uid) } else { None };
         if job == Job::Kill {
             // Liveness and startup are no longer asked for, from here on and not from its end.
-            record.look_at_probers(status.as_ref(), self.ctx.manager.clock.now());
+            record.update_probers(status.as_ref(), self.ctx.manager.clock.now());
         }
         let is_evicted = |status: &PodStatus| status.reason.as_deref() == Some("Evicted");
         let grace = status
@@ -390,7 +390,7 @@ impl<R: Runtime + 'static> Pods<R> {
     }
 
     /// Before a job that makes a pod's cgroup or removes one: what the burstable pods ask for with it, or without it.
-    fn tell_class_weight(&self, uid: &PodUid, job: Job, work: Option<&Work>) {
+    fn set_class_weight(&self, uid: &PodUid, job: Job, work: Option<&Work>) {
         let changes = match (job, work) {
             (Job::Act, Some(Work::Act(plan))) => plan.makes_sandbox() || !plan.resizes.is_empty(),
             (Job::CleanUp | Job::Remove, _) => true,
@@ -406,7 +406,7 @@ impl<R: Runtime + 'static> Pods<R> {
         let counts = |(of, record): &(&PodUid, &Record)| !goes(of, record) && !self.statuses.has_ended(of);
         let pods = self.records.iter().filter(counts);
         let milli_cpu = pods.filter_map(|(_, record)| Some(burstable_milli_cpu(record.worker.pod()?)));
-        self.cgroups.tell(milli_cpu.fold(0, i64::saturating_add));
+        self.cgroups.set_burstable_milli_cpu(milli_cpu.fold(0, i64::saturating_add));
     }
 
     /// Containers whose failure to start can still be kept.
@@ -463,7 +463,7 @@ impl<R: Runtime + 'static> Pods<R> {
                 record.agreement.at = record.job_began;
                 self.retry_resizes |= record.note_sizes(&self.ctx.node, &mut observed);
                 record.worker.read(Rc::new(observed), now.mono);
-                self.tell_logs(uid);
+                self.report_running_logs(uid);
                 self.reads += 1;
                 out.push(Effect::WasRead(uid.clone()));
                 out.push(Effect::RefreshStatus(uid.clone()));
@@ -479,7 +479,7 @@ impl<R: Runtime + 'static> Pods<R> {
                 for attempt in &outcome.attempts {
                     self.backoff.next(attempt.crash.key, attempt.crash.finished, attempt.at);
                 }
-                record.failures.learn(&outcome, room);
+                record.failures.update(&outcome, room);
                 if outcome.found_no_space() {
                     out.push(Effect::NoSpace(uid.clone()));
                 }
@@ -562,7 +562,7 @@ impl<R: Runtime + 'static> Pods<R> {
         out.push(Effect::Forgotten(Box::new(Forgotten { uid: uid.clone(), revision, status })));
         self.queue_resize_retries();
         self.forget_status(uid);
-        self.tell_logs(uid);
+        self.report_running_logs(uid);
         if let Some(relist) = &mut self.relist {
             relist.pods.remove(uid);
         }
