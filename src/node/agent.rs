@@ -1,13 +1,13 @@
-//! The loop's state, and the order in which its parts have their turns.
+//! The loop's state, and the order in which its parts are called.
 //!
 //! ```text
 //!     event ─► the part it is for ─► effects ─► pods, other parts ─► effects …
 //!     turn  ─► each part that is due, in the order of `Agent::turn`
 //! ```
 //!
-//! The pods are one value (`pods`), every other concern a part: it has `due`, `turn` and `take`, reads the pods, and asks for
-//! effects (`effects`), which only this loop applies. All of it runs on the loop's thread between two awaits; what takes time is a
-//! task that ends with an event.
+//! The pods are one value (`pods`); every other concern is a part with `due`, `turn` and `take`. A part reads the pods and
+//! requests effects (`effects`), which only this loop applies. All of it runs on the loop's thread between two awaits; whatever
+//! takes time is a task that ends with an event.
 
 use super::checkpoint::Checkpointing;
 use super::cluster::{Cluster, ClusterEvent};
@@ -44,56 +44,57 @@ use crate::source::{self, api_node::NodeFields};
 use crate::store::file::CheckpointFile;
 use crate::systemd::logind::DelayLock;
 
-/// What a waiting event takes in the queue; what it points to is in nobody else's hands for a moment only.
+/// Size of an event in the queue, without what it points to: an event is queued for a moment only.
 const _: () = assert!(size_of::<Event>() <= EVENT_QUEUED_BYTES_MAX);
 
-/// What a task brings to the loop.
+/// An event, which a task brings to the loop.
 pub(super) enum Event {
-    /// A source's full set. Boxed: it is far larger than the others, and every place of the queue is as large as the largest.
+    /// A source's full set. Boxed: it is far larger than the others, and every slot of the queue has the size of the largest
+    /// variant.
     Source(Box<SourceUpdate>),
     /// Images of these names were imported.
     Imported(Vec<String>),
     /// A relist ended.
     Relisted(RuntimeResult<Relist>),
-    /// The runtime tells something.
+    /// An event from the runtime's stream.
     Runtime(RuntimeEvent),
-    /// The stream of that number ended.
+    /// The event stream of that number ended.
     StreamEnded(u64, RuntimeResult<()>),
-    /// The runtime's status shows what an event told of this id, or does not in time.
+    /// The runtime's status shows the change that an event announced for this id, or the wait for it timed out.
     Shown { uid: PodUid, id: Box<str>, until: AwaitedState },
-    /// A pod's job ended; the number tells whose.
+    /// A pod's job ended; `job` is its number.
     Job { uid: PodUid, job: u64, result: JobResult },
-    /// The disk was cleared of pods that are gone, but for these.
+    /// The sweep of orphaned pod directories ended; those of these pods are left.
     Swept(Vec<PodUid>),
     /// A write of the identity file ended.
     IdentityWritten(std::io::Result<()>),
     /// A write of the checkpoint ended.
     CheckpointWritten(std::io::Result<()>),
-    /// What the pods use that have limits of their own.
+    /// Local storage usage of the pods that have limits of their own.
     Measured(Box<LocalStorageUsage>),
-    /// A look at the images ended.
+    /// The list of images was read.
     ImagesListed(Result<Box<ListedImages>, String>),
     /// The removal of an image ended.
     ImageRemoved(Box<RemovedImage>),
-    /// A look at memory and disks ended.
+    /// Memory and file systems were measured.
     Observed(Box<NodeStats>),
-    /// What the pods use that may go.
+    /// Resource usage of the pods that may be evicted.
     PodsMeasured(Box<PodStats>),
-    /// A probe ended; the number tells which.
+    /// A probe ended; the number identifies it.
     Probed(u64, Result<Answer, String>),
-    /// A task of the cluster's ended.
+    /// A task of the cluster ended.
     #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "there is no cluster then"))]
     Cluster(Box<ClusterEvent>),
-    /// Somebody asks on the local socket.
+    /// A request on the local socket.
     Query(Query),
-    /// The node's addresses are these now.
+    /// The node's addresses changed.
     Addresses(Vec<Box<str>>),
-    /// A signal, or logind.
+    /// A signal, or a notification by logind.
     Stop(Stop),
 }
 
 impl Event {
-    /// What the loop is at with it, for the log and `/metrics`.
+    /// The loop's activity with this event, for the log and `/metrics`.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Source(_) => "loop: source update",
@@ -120,7 +121,7 @@ impl Event {
     }
 }
 
-/// The node's state; one loop owns it.
+/// The node's state, owned by one loop.
 pub(super) struct Agent<R> {
     out: Effects,
     pods: Pods<R>,
@@ -134,7 +135,7 @@ pub(super) struct Agent<R> {
     garbage: ContainerGc,
     prober: Prober<R>,
     shutdown: ShutdownManager,
-    /// What is kept of the cluster that this node joined.
+    /// The cluster that this node has joined.
     cluster: Option<Cluster>,
 }
 
@@ -167,7 +168,7 @@ impl<R: Runtime + 'static> Agent<R> {
         agent
     }
 
-    /// The next instant at which something is to be done without an event.
+    /// The next deadline of any part.
     pub(super) fn due(&self) -> Option<Mono> {
         let of_parts = [
             self.pods.due(),
@@ -186,7 +187,7 @@ impl<R: Runtime + 'static> Agent<R> {
         of_parts.into_iter().flatten().min()
     }
 
-    /// Does what is due, part by part in this order. Called after every event and timer.
+    /// Runs each part that is due, in this order. Called after every event and timer.
     pub(super) fn turn(&mut self) {
         let now = self.out.now();
         self.out.metrics().turns.inc();
@@ -223,7 +224,7 @@ impl<R: Runtime + 'static> Agent<R> {
         self.pods.pack();
     }
 
-    /// Takes one event; the stop is the loop's own.
+    /// Handles one event; [`Event::Stop`] is handled by the loop itself.
     pub(super) fn take(&mut self, event: Event) {
         let now = self.now();
         let (pods, out) = (&mut self.pods, &mut self.out);
@@ -258,7 +259,7 @@ impl<R: Runtime + 'static> Agent<R> {
         self.apply_effects();
     }
 
-    /// Applies what parts have asked for, and what follows from that, until nothing is left.
+    /// Applies the effects that parts have requested, and those that follow from them, until none is left.
     fn apply_effects(&mut self) {
         while let Some(effect) = self.out.next() {
             self.apply(effect);
@@ -361,7 +362,7 @@ impl<R: Runtime + 'static> Agent<R> {
         self.out.now().mono
     }
 
-    // ---- what takes more than one of them ------------------------------------------------------------------
+    // ---- across several parts ------------------------------------------------------------------------------
 
     /// A source's full set.
     pub(super) fn source(&mut self, update: SourceUpdate) {
@@ -398,7 +399,7 @@ impl<R: Runtime + 'static> Agent<R> {
         self.apply_effects();
     }
 
-    /// A look at everything in the runtime ended.
+    /// A relist ended.
     fn relisted(&mut self, result: RuntimeResult<Relist>, now: Mono) {
         let Some((relist, begun, is_back)) = self.relisting.take(result, now, &self.out) else {
             return;
@@ -421,7 +422,7 @@ impl<R: Runtime + 'static> Agent<R> {
         }
     }
 
-    // ---- the machine's end ---------------------------------------------------------------------------------
+    // ---- system shutdown -----------------------------------------------------------------------------------
 
     pub(super) fn begin_shutdown(&mut self, lock: Option<DelayLock>) {
         self.shutdown.begin(lock, self.now(), &mut self.out);
@@ -433,12 +434,13 @@ impl<R: Runtime + 'static> Agent<R> {
         self.apply_effects();
     }
 
-    /// The pods have ended or their time is over, and the server knows of it or had its time to take that in.
+    /// The pods have terminated or their time is over, and the API server has the Node's shutdown condition or its time for
+    /// that is over.
     pub(super) fn shutdown_is_over(&self) -> bool {
         self.shutdown.is_over() && (self.is_node_reported() || self.shutdown.has_waited(self.now()))
     }
 
-    /// The Node says that it shuts down, where there is one.
+    /// The Node's status was reported, or there is no API server.
     fn is_node_reported(&self) -> bool {
         self.cluster.as_ref().is_none_or(Cluster::is_node_reported)
     }
@@ -450,7 +452,7 @@ impl<R: Runtime + 'static> Agent<R> {
         }
     }
 
-    /// Before the agent ends by itself.
+    /// Writes the checkpoint and the offline copy before the agent ends.
     pub(super) async fn save_at_end(&mut self) {
         if let Some(cluster) = &mut self.cluster {
             cluster.save_offline_copy(&self.pods).await;
@@ -482,7 +484,7 @@ impl<R: Runtime + 'static> Agent<R> {
             #[cfg(feature = "tls")]
             Question::Node(question) => node_api::node_question(pods, question),
         };
-        // Full or closed: the client has hung up, or was answered already.
+        // Full or closed: the client disconnected, or has its response already.
         let _ = query.answer.try_send(answer);
     }
 
@@ -499,7 +501,7 @@ impl<R: Runtime + 'static> Agent<R> {
         show::gauges(&self.pods, &self.out, parts)
     }
 
-    /// For `--once`: what became of every pod and what is wrong with the manifests, once that is clear or patience is over.
+    /// For `--once`: the results of all pods and the errors in manifests, once they are final or the patience is over.
     pub(super) fn once_ending(&self, patience_is_over: bool) -> Option<Ending> {
         show::once_ending(&self.pods, patience_is_over)
     }

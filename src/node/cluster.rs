@@ -1,19 +1,19 @@
-//! This node in a cluster: its lease, its Node object, and what its pods become there.
+//! This node as a member of a cluster: its lease, its Node object, and the statuses of its pods.
 //!
 //! ```text
 //!     register ─► lease          four times while it holds
-//!              └► report         every nodeStatusUpdateFrequency a look; told when it changed, and every
-//!              │                  nodeStatusReportFrequency
-//!     a pod's status changed ─► its status is patched
-//!     a pod that was deleted there has ended, and nothing of it is left here ─► its last status, then it is deleted for good
+//!    register ─► lease          renewed four times per lease duration
+//!             └► report         computed every nodeStatusUpdateFrequency; sent when it changed, and every
+//!    a pod's status changed ─► its status is patched
+//!    a pod was deleted in the API server and nothing of it is left here ─► its last status, then the deletion
 //! ```
 //!
-//! Each of these is a task that takes a snapshot and brings an outcome; one per pod at a time, of all pods
-//! `KUBE_STATUS_CALLS_MAX`. What fails is told again later, with what there is to tell then.
+//! Each call is a task that takes a snapshot and returns a result; one per pod at a time, `KUBE_STATUS_CALLS_MAX` for all pods.
+//! A failed call is repeated later with the state of that time.
 //!
-//! The lease is in `lease`, the Node in `node_status`, the pods' statuses in `status_manager`, copies of static pods in `mirror_pods`, what pods name
-//! in `objects`, who may run here in `admission`, addresses and bridge in `network`, what is kept for a start without the server in
-//! `offline`, events in `events`. What all of them use is [`Membership`].
+//! The lease is in `lease`, the Node in `node_status`, the pods' statuses in `status_manager`, mirror pods in `mirror_pods`,
+//! the objects that pods reference in `objects`, admission in `admission`, addresses and the bridge in `network`, the copy for
+//! a start without the API server in `offline`, events in `events`. All of them use [`Membership`].
 
 mod admission;
 mod calls;
@@ -71,31 +71,31 @@ use offline::{OfflineCopy, Outcome};
 use oom::OomsRead;
 use status_manager::StatusManager;
 
-/// What the wiring hands over when this node joins a cluster.
+/// Inputs of a node that joins a cluster.
 pub struct Joined {
-    /// The API server.
+    /// The client of the API server.
     pub client: Client,
-    /// What this machine is.
+    /// Facts of this machine.
     pub machine: Machine,
-    /// The pods that are bound to it.
+    /// The pods that are bound to this node.
     pub pods: Receiver<SourceUpdate>,
-    /// What others wrote on its Node; `None` = it was deleted.
+    /// The Node's fields, which other clients may change; `None` = it was deleted.
     pub node: Receiver<Option<NodeFields>>,
-    /// Where its pods are left for the disk.
+    /// The pods' objects, for the offline copy.
     pub trees: Trees,
-    /// What their source is told, and tells beside.
+    /// State that is shared with the pod source.
     pub shared: Shared,
-    /// The server was not reached.
+    /// The API server could not be reached.
     pub failed: Receiver<()>,
-    /// Where they are kept for a start without the server.
+    /// The folder of the offline copy.
     pub folder: Folder,
-    /// Where the configuration of a bridge for its pods goes; `None`: there is to be none.
+    /// Where the configuration of a bridge for the pods is written; `None`: no bridge.
     pub bridge: Option<PathBuf>,
-    /// What a k3s server says of its cluster.
+    /// The cluster's settings, from a k3s server.
     pub(crate) dns: Receiver<Settings>,
 }
 
-/// What is kept of it.
+/// The state of the node's membership.
 pub(super) struct Cluster {
     of: Membership,
     lease: NodeLease,
@@ -109,27 +109,27 @@ pub(super) struct Cluster {
     events: EventReports,
 }
 
-/// What all of these use.
+/// What all parts of it use.
 struct Membership {
     client: Client,
     machine: Rc<Machine>,
     /// The Node's UID, once it is registered.
     registered: Option<Box<str>>,
     failures: FailureLog,
-    /// What the source of its pods is told, and tells beside.
+    /// State that is shared with the pod source.
     shared: Shared,
     seed: u64,
 }
 
 impl Membership {
-    /// Logs what the server did not take, when that is news.
+    /// Logs a failed call to the API server, unless it repeats the last one ([`FailureLog`]).
     fn log_failure(&mut self, what: &str, why: &KubeError, now: Mono) {
         if self.failures.note(what, why, now) {
             log::warn!("{what}: {why}; retrying");
         }
     }
 
-    /// The node is another one from now on.
+    /// Changes the facts of the machine.
     fn change_machine(&mut self, change: impl FnOnce(&mut Machine)) {
         let mut machine = Machine::clone(&self.machine);
         change(&mut machine);
@@ -137,15 +137,15 @@ impl Membership {
     }
 }
 
-/// What a task of the cluster's brings.
+/// The result of a task of the cluster.
 pub(super) struct ClusterEvent(ClusterEventKind);
 
-/// What it is.
+/// The tasks and their results.
 enum ClusterEventKind {
     Registered(Result<Registered, KubeError>),
-    /// The runtime says how it is, or does not.
+    /// The runtime's status, or why it is not known.
     RuntimeStatus(Result<RuntimeStatus, String>),
-    /// What the runtime has.
+    /// The runtime's images and version.
     RuntimeInfo(RuntimeInfo),
     /// The kernel's log was read.
     OomsRead(OomsRead),
@@ -153,33 +153,33 @@ enum ClusterEventKind {
     LeaseRenewed(Result<Box<str>, KubeError>),
     StatusPatched {
         uid: PodUid,
-        /// What the server has as the pod's key.
+        /// The pod's key in the API server.
         key: PodKey,
         revision: u64,
         deleted: bool,
-        /// With the status that the server has now.
+        /// With the status that the API server has now.
         result: Result<Option<ApiStatusVersion>, KubeError>,
     },
-    /// The copy of the static pod of that name was created or deleted, or not.
+    /// The creation or deletion of a mirror pod ended.
     MirrorPodUpdated {
         name: Name,
         result: Result<(), KubeError>,
     },
-    /// The runtime knows the pods' addresses, and the bridge's configuration is as it is to be; or not.
+    /// The runtime was configured with the pod CIDRs, and the bridge's configuration was written; or not.
     NetworkConfigured(Result<(), String>),
-    /// The cluster's name servers.
+    /// The cluster's DNS servers.
     Dns(Settings),
-    /// There is something in `Found`.
+    /// `ObjectStates` has changes.
     ObjectsChanged,
-    /// The server is away: what was kept counts.
+    /// The API server cannot be reached: the offline copy is used.
     ServerUnreachable,
-    /// What was kept, or whose it is cannot be told.
+    /// The offline copy, or why it cannot be used.
     OfflineRead(Result<OfflineState, String>),
-    /// A write of what is kept ended.
+    /// A write of the offline copy ended.
     OfflineWritten(Outcome),
-    /// The Node is this now; `None` = it was deleted.
+    /// The Node has changed; `None` = it was deleted.
     NodeChanged(Option<NodeFields>),
-    /// The event with that revision of the ring was told, or not.
+    /// The report of the event with that revision of the ring ended.
     EventReported {
         of_node: bool,
         revision: u64,
@@ -188,20 +188,20 @@ enum ClusterEventKind {
 }
 
 impl ClusterEventKind {
-    /// As the loop takes it.
+    /// Wraps it for the loop.
     fn event(self) -> Event {
         Event::Cluster(Box::new(ClusterEvent(self)))
     }
 }
 
 impl Cluster {
-    /// Begins what goes on with the cluster.
+    /// Starts the tasks of the membership.
     pub(super) fn begin(joined: Joined, tasks: &Tasks, clock: &SharedClock) -> Self {
         let now = clock.now().mono;
         tasks.forward("pod source", joined.pods, |update| Event::Source(Box::new(update)));
         let (news, found) = smol::channel::bounded(1);
-        tasks.forward("objects found", found, |()| ClusterEventKind::ObjectsChanged.event());
-        tasks.forward("pod annotations", joined.node, |node| ClusterEventKind::NodeChanged(node).event());
+        tasks.forward("API objects", found, |()| ClusterEventKind::ObjectsChanged.event());
+        tasks.forward("Node fields", joined.node, |node| ClusterEventKind::NodeChanged(node).event());
         tasks.forward("cluster DNS", joined.dns, |settings| ClusterEventKind::Dns(settings).event());
         tasks.start("offline copy wait", offline::wait(joined.failed, clock.clone()));
         let seed = seed(&joined.machine.name);
@@ -226,7 +226,7 @@ impl Cluster {
         }
     }
 
-    /// What the node has for pods, before its Node is known.
+    /// The node's room for pods before its Node is known.
     pub(super) fn room(&self) -> NodeRoom {
         NodeRoom::of_cluster(&self.of.machine.name, self.of.machine.allocatable())
     }
@@ -245,7 +245,7 @@ impl Cluster {
         of_parts.into_iter().flatten().min()
     }
 
-    /// As many pods as may are told of or have their copies made.
+    /// As many calls are in flight for statuses and mirror pods as are allowed.
     fn is_busy(&self) -> bool {
         self.under_way() >= KUBE_STATUS_CALLS_MAX
     }
@@ -266,7 +266,7 @@ impl Cluster {
         self.events.turn(&self.of, &self.pods, pods, now, out);
     }
 
-    /// Asks about pods once more when doubts about them are over.
+    /// Repeats the admission of pods when it is due.
     pub(super) fn turn_admission(&self, now: Mono, out: &mut Effects) {
         if self.admission.due().is_some_and(|at| at <= now) {
             out.push(Effect::AdmitAgain);
@@ -317,7 +317,7 @@ impl Cluster {
         }
     }
 
-    /// Somebody, perhaps this agent, changed the Node; `None` = it was deleted.
+    /// A client, perhaps this agent, changed the Node; `None` = it was deleted.
     fn node_changed(&mut self, node: Option<NodeFields>, now: Mono, out: &mut Effects) {
         let Some(node) = node else { return self.status.register_again(&mut self.of, now) };
         if self.of.registered.as_ref().is_some_and(|uid| *uid != node.uid) {
@@ -332,20 +332,20 @@ impl Cluster {
         }
     }
 
-    // ---- the pods that the server has for this node ----------------------------------------------------------
+    // ---- the API server's pods of this node ------------------------------------------------------------------
 
-    /// The server's last word on pods, or, not complete, what was kept of it.
+    /// The API server's last update, or, not complete, the one of the offline copy.
     pub(super) fn last_update(&self) -> Option<&SourceUpdate> {
         self.objects.last_update()
     }
 
-    /// The server has told its pods since the start.
+    /// The API server has sent its pods since the start.
     fn has_server_update<R: Runtime + 'static>(&self, pods: &Pods<R>) -> bool {
         let is_complete = |update: Option<&SourceUpdate>| update.is_some_and(|update| update.complete);
         is_complete(self.objects.last_update()) || is_complete(pods.early_update(source::API))
     }
 
-    /// This was kept: it is taken for the server's word as far as pods begin by it.
+    /// The offline copy was read: pods start by it as by an update of the API server, and none is terminated by it.
     fn offline_read<R: Runtime + 'static>(
         &mut self,
         kept: Result<OfflineState, String>,
@@ -377,7 +377,7 @@ impl Cluster {
         out.push(Effect::Update(Box::new(update)));
     }
 
-    /// The server has told its pods, or that is taken for its word which was kept.
+    /// The API server has sent its pods, or the offline copy stands in for it.
     pub(super) fn set_update(&mut self, update: &SourceUpdate, now: Mono) {
         if update.complete {
             self.mirrors.set_mirrors(&update.server.mirrors);
@@ -386,8 +386,8 @@ impl Cluster {
         self.offline.keep_pods(&self.objects, &self.of.machine.name, now);
     }
 
-    /// A source's pods are to be taken in: of the server's, those that may run here and for which there is all that they name stay in the
-    /// update. Returns the pods of which all is known that they name.
+    /// Admits a source's pods. Of the API server's, the update keeps those that may run here and whose objects are available.
+    /// Returns the pods whose objects are all known.
     pub(super) fn admit<R: Runtime + 'static>(
         &mut self,
         update: &mut SourceUpdate,
@@ -408,15 +408,15 @@ impl Cluster {
         Some(self.objects.follow(update, &self.of.client, pods, out.tasks()))
     }
 
-    // ---- the rest of the loop ------------------------------------------------------------------------------
+    // ---- called by the loop ---------------------------------------------------------------------------------
 
-    /// Nothing of the pod is left here: its last status is told before it goes there too.
+    /// Nothing of the pod is left here: its last status is reported before it is deleted in the API server.
     pub(super) fn forget(&mut self, forgotten: Forgotten) {
         self.mirrors.mark_stale();
         self.pods.forget(forgotten);
     }
 
-    /// Tells the source which pods have something here.
+    /// Publishes to the source which pods exist on this node.
     pub(super) fn publish_local_pods<R: Runtime + 'static>(&self, pods: &Pods<R>) {
         let Some(relist) = pods.relist() else { return };
         let former = relist.former.iter().map(|former| &former.key.uid);
@@ -424,28 +424,28 @@ impl Cluster {
         self.of.shared.here.are(here.cloned().collect());
     }
 
-    /// The Node is another one by now, or is to be: it is told at once.
+    /// The Node has changed: its status is reported at once.
     pub(super) fn report_node(&mut self, now: Mono) {
         self.status.report_now(now);
     }
 
-    /// All that is to be told of the Node has been told.
+    /// The last report of the Node's status is up to date.
     pub(super) fn is_node_reported(&self) -> bool {
         self.of.registered.is_none() || self.status.is_reported()
     }
 
-    /// The Node has these addresses from now on (`nodestatus.NodeAddress`).
+    /// Sets the Node's addresses (`nodestatus.NodeAddress`).
     pub(super) fn set_addresses(&mut self, addresses: &[Box<str>], now: Mono) {
         self.of.change_machine(|machine| machine.addresses = addresses.to_vec());
         self.status.report_now(now);
     }
 
-    /// Before the agent ends by itself.
+    /// Writes the offline copy before the agent ends.
     pub(super) async fn save_offline_copy<R: Runtime + 'static>(&mut self, pods: &Pods<R>) {
         self.offline.at_end(&self.of, pods).await;
     }
 
-    /// How often the node went to another of its cluster's API servers.
+    /// How often the node changed to another of its cluster's API servers.
     pub(super) fn server_moves(&self) -> u64 {
         self.of.client.moves()
     }
@@ -461,7 +461,7 @@ impl Cluster {
         let used: [(usize, usize); CLUSTER_BOUNDED] = [
             (self.pods.len(), held.map_or(0, |held| held.pod_bytes) + pods.opened_bytes()),
             self.objects.held(),
-            // What its buffers may hold; how full they are only the kernel and hyper know.
+            // Their capacity: how full they are only the kernel and hyper know.
             (calls, if calls > 0 { KUBE_WINDOW_CONNECTION_BYTES as usize } else { 0 }),
             self.offline.held(),
             pods.resizes_waiting(None),
@@ -479,11 +479,11 @@ impl Cluster {
     }
 }
 
-/// Of the server's pods that are over there, those of which nothing is here do not begin.
+/// Removes the pods that have ended in the API server and of which nothing exists here: they are not started.
 fn leave_out_ended<R: Runtime + 'static>(update: &mut SourceUpdate, pods: &Pods<R>) {
     let over = &update.server.over;
     let is_here = |uid: &PodUid| match pods.get(uid) {
-        // What is left of it goes; it is not to come again.
+        // It is being removed, and is not started again.
         Some(record) => !matches!(record.worker().life(), Life::Ending(Why::Unwanted) | Life::Removing),
         None => {
             pods.relist().is_some_and(|relist| relist.pods.contains_key(uid) || relist.former.contains(uid))

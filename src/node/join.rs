@@ -1,4 +1,4 @@
-//! The wiring of a node of a cluster: its client, what follows the cluster's objects, and its own API.
+//! Wires a node of a cluster: its client, the watches of the cluster's objects, and its own API.
 
 use std::cell::{Cell, RefCell};
 use std::path::Path;
@@ -34,7 +34,7 @@ use crate::source::api_status_versions::ApiStatusVersions;
 use crate::source::{NodeName, SourceUpdate};
 use crate::store::offline::folder::Folder;
 
-/// What a k3s server said of its cluster counts until it says something else. I/O, blocking.
+/// Restores the settings that a k3s server sent last; they hold until it sends others. I/O, blocking.
 pub(super) fn remember(config: &Config, node: &mut NodeSettings) {
     if config.k3s.is_some()
         && config.cluster_dns.is_empty()
@@ -45,10 +45,10 @@ pub(super) fn remember(config: &Config, node: &mut NodeSettings) {
     }
 }
 
-/// The node API's ports and what it answers with, where they are served.
+/// The node API's sockets, and the inputs of its server.
 type NodeApi = (node_api::Listening, Sender<Query>, Rc<Blocking>, NodeApiUse);
 
-/// What the tasks of a joining node are started with.
+/// Inputs of the tasks of a node that joins.
 struct Start<'a> {
     config: &'a Config,
     kubeconfig: &'a Path,
@@ -61,7 +61,7 @@ struct Start<'a> {
     seed: u64,
 }
 
-/// Of a k3s server: whom it is asked through, and what its tunnels are told.
+/// The client of a k3s server, and the channels of its tunnels.
 struct K3s {
     supervisor: Supervisor,
     servers: Rc<Servers>,
@@ -121,9 +121,9 @@ pub(super) fn join(
 }
 
 impl Start<'_> {
-    /// Joins a k3s server, which tells its settings there.
+    /// Joins a k3s server, which sends its settings to `settings`.
     fn join_k3s(&self, k3s: &config::K3s, settings: Sender<Settings>) -> Option<K3s> {
-        // It was looked at with the other settings.
+        // Read together with the other settings.
         let server = kube::ServerUrl::parse(&k3s.server).ok()?;
         let supervisor = Supervisor::new(self.clock.clone(), self.access.authenticated().clone());
         let (told, news) = smol::channel::bounded(1);
@@ -142,7 +142,7 @@ impl Start<'_> {
             node: self.node.node_name.clone(),
             addresses: self.addresses.clone(),
             client: self.client.clone(),
-            // What the settings say of it counts more.
+            // Configured DNS servers take precedence.
             told: self.config.cluster_dns.is_empty().then_some(settings),
             pods: reaches_pods.clone(),
             clock: self.clock.clone(),
@@ -151,7 +151,7 @@ impl Start<'_> {
         Some(K3s { supervisor, servers, told, news, lost, reaches_pods })
     }
 
-    /// Keeps the certificates that the cluster signs.
+    /// Starts the renewal of the certificates that the cluster signs.
     fn keep_certificates(&self, is_k3s: bool) {
         let (config, kubeconfig) = (self.config, self.kubeconfig.to_owned());
         if config.server_tls_bootstrap {
@@ -160,7 +160,7 @@ impl Start<'_> {
                 ServingCertificate { requester, kubeconfig: kubeconfig.clone(), client: self.client.clone() };
             self.executor.spawn("serving certificate", serving.run()).detach();
         }
-        // A k3s server gives it, and renews it.
+        // A k3s server issues and renews it.
         if !is_k3s {
             let certificates = Certificates {
                 kubeconfig,
@@ -174,7 +174,7 @@ impl Start<'_> {
         }
     }
 
-    /// What this node asks its cluster for.
+    /// The requester of certificates of this node.
     fn requester(&self, purpose: Purpose) -> CertificateRequester {
         let folder = self.config.root_dir.join("pki");
         let wanted =
@@ -183,8 +183,8 @@ impl Start<'_> {
         CertificateRequester { wanted, addresses, clock, logged_pending: RefCell::default() }
     }
 
-    /// Follows the pods that are bound to this node: what they are, where they are left for the disk, what their source is told,
-    /// and that the server was not reached.
+    /// Watches the pods that are bound to this node. Returns the updates, the pods' objects for the offline copy, the state
+    /// shared with the source, and the channel that reports an unreachable API server.
     fn follow_pods(&self) -> (Receiver<SourceUpdate>, Trees, Shared, Receiver<()>) {
         let (updates, pods) = smol::channel::bounded(1);
         let name = NodeName::new(&self.node.node_name);
@@ -195,7 +195,7 @@ impl Start<'_> {
         let shared = Shared { here, statuses: ApiStatusVersions::default() };
         let mut follower = ApiPods::new(name, self.clock.clone(), updates, trees.clone(), shared.clone());
         let follow = async move {
-            // What runs here comes first: it has to be known what does. Closed: the loop is gone, and the process with it.
+            // The running pods must be known first: they come first in the update. Closed: the loop and the process end.
             let _ = looked.recv().await;
             kube::follow::<()>(&followed, &collection, &mut follower).await;
         };
@@ -203,7 +203,7 @@ impl Start<'_> {
         (pods, trees, shared, failed)
     }
 
-    /// Follows what others write on the Node.
+    /// Watches this node's Node object.
     fn follow_node(&self) -> Receiver<Option<NodeFields>> {
         let (told, node) = smol::channel::bounded(1);
         let (collection, followed) = (ApiNode::collection(&self.node.node_name), self.client.clone());
@@ -213,7 +213,7 @@ impl Start<'_> {
         node
     }
 
-    /// Serves the node's own API, through the tunnels of a k3s server too.
+    /// Serves the node's own API, also through the tunnels of a k3s server.
     fn serve(&self, (listening, queries, blocking, held): NodeApi, k3s: Option<K3s>) {
         if let Some(K3s { supervisor, servers, told, news, lost, reaches_pods }) = k3s {
             let asker = QuerySender::new(queries.clone());

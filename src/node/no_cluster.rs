@@ -18,16 +18,16 @@ use crate::model::{Mono, Now};
 use crate::render::NodeSettings;
 use crate::server::Query;
 
-/// There is none to hand over.
+/// There is no cluster to join.
 pub enum Joined {}
 
-/// There is none to keep.
+/// There is no membership.
 pub(super) enum Cluster {}
 
-/// There is none to come.
+/// There is no event.
 pub(super) enum ClusterEvent {}
 
-/// Nothing of a cluster is kept.
+/// There are no stored settings of a cluster.
 pub(super) fn remember(_: &Config, _: &mut NodeSettings) {}
 
 pub(super) fn join(
@@ -87,7 +87,7 @@ impl Cluster {
         match *self {}
     }
 
-    #[expect(clippy::unused_async, reason = "with a cluster it waits for the disk")]
+    #[expect(clippy::unused_async, reason = "with a cluster it awaits the disk")]
     pub(super) async fn save_offline_copy<R>(&mut self, _: &Pods<R>) {
         match *self {}
     }

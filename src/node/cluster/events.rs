@@ -1,5 +1,6 @@
-//! What happens to pods of the cluster, and to the node, is told there too: one object for each entry of the ring, one at a
-//! time, the oldest first. What happens faster than the link takes it, or than `eventRecordQPS` has it, is told as it stands then.
+//! Reports the events of the cluster's pods and of the node to the API server: one Event object for each entry of the ring, one
+//! call at a time, the oldest first. Events that occur faster than the link or `eventRecordQPS` allows are reported with their
+//! count at that time.
 
 use hyper::Method;
 
@@ -16,14 +17,14 @@ use crate::model::{Mono, Now, PodUid, SortedSet};
 use crate::node::effects::Effects;
 use crate::node::pods::Pods;
 
-/// How far it is.
+/// The progress of the reports.
 pub(super) struct EventReports {
-    /// The ring's revision up to which all of pods is told, which comes first: a pod may go before.
+    /// All entries of pods up to this revision of the ring are reported. Pods come first: they may be deleted meanwhile.
     told: u64,
-    /// The same of the node.
+    /// The same for the node's entries.
     told_of_node: u64,
-    /// Pods that the API server has no more, or that are over, with events that are still to be sent. Bounded by the ring, which
-    /// has at least one of each.
+    /// Pods that the API server no longer has, or that have ended, with events that are still to be reported. Bounded by the
+    /// ring, which has at least one entry of each.
     left: SortedSet<PodUid>,
     task: Task,
 }
@@ -33,7 +34,7 @@ impl EventReports {
         Self { told: 0, told_of_node: 0, left: SortedSet::new(), task: Task::new(now, seed) }
     }
 
-    /// The pod is none of the node's any more: what happened to it is sent all the same.
+    /// The pod is no longer in the API server: its events are reported all the same.
     pub(super) fn forget_pod(&mut self, uid: &PodUid, ring: &EventRing) {
         let told = self.told;
         let waits =
@@ -48,7 +49,7 @@ impl EventReports {
         self.task.due().filter(|_| self.told.min(self.told_of_node) < out.ring().borrow().revision())
     }
 
-    /// Tells the next one.
+    /// Reports the next entry.
     pub(super) fn turn<R: Runtime + 'static>(
         &mut self,
         of: &Membership,
@@ -88,7 +89,7 @@ impl EventReports {
         });
     }
 
-    /// The event with that revision of the ring was told, or not.
+    /// The report of the entry with that revision ended.
     pub(super) fn take(&mut self, of_node: bool, revision: u64, result: Result<(), KubeError>, now: Mono) {
         let is_over = result.as_ref().map_or_else(gives_up, |()| true);
         self.task.ended(is_over, now, KUBE_RETRY_MAX);
@@ -98,14 +99,14 @@ impl EventReports {
             self.task.at = now;
         }
         if let Err(why) = result {
-            let then = if is_over { "left out" } else { "trying again" };
-            log::debug!("event not sent: {why}; {then}");
+            let then = if is_over { "dropping it" } else { "retrying" };
+            log::debug!("event report failed: {why}; {then}");
         }
     }
 }
 
-/// An event is not worth more than one answer of the server's: what is refused is left out, and the next one does not wait for it
-/// (client-go `recordEvent`). A server that has too much to do, or does not know the node now, is asked again.
+/// An event that the API server refuses is dropped, so that the next one does not wait for it (client-go `recordEvent`). A
+/// server that is overloaded, or does not know the node now, is asked again.
 fn gives_up(why: &KubeError) -> bool {
     match why {
         KubeError::Refused { code, .. } => !matches!(code, 401 | 429 | 500..),
@@ -113,12 +114,12 @@ fn gives_up(why: &KubeError) -> bool {
     }
 }
 
-/// Of a static pod that is wanted, the hash of its manifest.
+/// The manifest hash of a static pod that is desired.
 fn hash_of<'a>(desired: &'a Desired, uid: &str) -> Option<&'a str> {
     static_hash(&desired.pod_of(uid)?.wanted.pod)
 }
 
-/// Tells it: the first time the whole of it, later what changed.
+/// Creates the Event object, or patches its count if it was created before.
 async fn report(
     client: &Client,
     of: &events::Event<'_>,
@@ -137,7 +138,7 @@ async fn report(
     }
     let path = Resource::EVENTS.path(&namespace);
     match client.call(Method::POST, &path, Some(Content::json(&event::object(of, uid, node, now)))).await {
-        // It came there, and the answer was lost.
+        // It was created, and the response was lost.
         Err(error) if error.is(409) => Ok(()),
         told => told.map(drop),
     }

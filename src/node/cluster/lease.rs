@@ -1,4 +1,4 @@
-//! The node's lease (kubelet `nodelease`, client-go `lease.controller`): renewed four times while it holds.
+//! The node's lease (kubelet `nodelease`, client-go `lease.controller`): renewed four times per lease duration.
 
 use super::calls::renew;
 use super::{ClusterEventKind, Membership, Task};
@@ -6,10 +6,10 @@ use crate::kube::KubeError;
 use crate::model::{Mono, Now};
 use crate::node::effects::Effects;
 
-/// Its renewals.
+/// The renewals.
 pub(super) struct NodeLease {
     task: Task,
-    /// As the server has it; `None` = it is to be looked up.
+    /// Its resource version; `None` = it has to be read.
     version: Option<Box<str>>,
 }
 
@@ -22,7 +22,7 @@ impl NodeLease {
         of.registered.as_ref().and_then(|_| self.task.due())
     }
 
-    /// The next one begins then.
+    /// Sets the time of the next renewal.
     pub(super) fn renew_at(&mut self, at: Mono) {
         self.task.at = at;
     }

@@ -1,7 +1,7 @@
-//! The static pods' copies in the cluster: which are created and deleted, and through which the pods' statuses are told.
+//! Mirror pods of static pods: creates and deletes them, and assigns statuses to them.
 //!
-//! Looked at when a source, a record's end or an answer may have changed something; what follows for each name is a task as
-//! the others of the cluster, of which `KUBE_STATUS_CALLS_MAX` go on at once.
+//! The actions are computed when a source, a record's end or a response may have changed something. Each action is a task like
+//! the others of the cluster, of which `KUBE_STATUS_CALLS_MAX` run at once.
 use std::rc::Rc;
 
 use hyper::Method;
@@ -28,7 +28,7 @@ fn name_of(key: &PodKey) -> Name {
     (key.namespace.clone(), key.name.clone())
 }
 
-/// Of a static pod, the hash of its manifest.
+/// The manifest hash of a static pod.
 pub(super) fn static_hash(pod: &DesiredPod) -> Option<&str> {
     if pod.pod.is_of_api_server() {
         return None;
@@ -37,17 +37,17 @@ pub(super) fn static_hash(pod: &DesiredPod) -> Option<&str> {
     annotations.get(CONFIG_HASH).map(String::as_str)
 }
 
-/// What is known of them.
+/// The mirror pods, and the pending actions on them.
 pub(super) struct MirrorPods {
-    /// As the server has them; nothing before it has told its pods. At most `KUBE_PODS_MAX`, as it tells no more.
+    /// Those in the API server; `None` before its first update. At most `KUBE_PODS_MAX`, the limit of an update.
     mirrors: Option<SortedMap<Name, MirrorPod>>,
-    /// What is to be done, one entry for each static pod and each copy at most.
+    /// Pending actions; at most one for each static pod and each mirror pod.
     pending: SortedMap<Name, PendingAction>,
-    /// The pods that cannot have a mirror pod; each is named once in the log.
+    /// The pods that cannot have a mirror pod; each is logged once.
     refused: SortedSet<PodUid>,
-    /// Something of it all may be another than at the last look.
+    /// The actions have to be computed anew.
     stale: bool,
-    /// Those that are created or deleted at the moment.
+    /// Number of creations and deletions in flight.
     under_way: usize,
 }
 
@@ -69,13 +69,13 @@ impl Default for MirrorPods {
 }
 
 impl MirrorPods {
-    /// The server has these.
+    /// Sets the mirror pods that the API server has.
     pub(super) fn set_mirrors(&mut self, mirrors: &[MirrorPod]) {
         let named = mirrors.iter().map(|mirror| (name_of(&mirror.key), mirror.clone()));
         self.mirrors = Some(named.collect());
     }
 
-    /// Looks again at the next turn.
+    /// Requests that the actions are computed anew in the next turn.
     pub(super) fn mark_stale(&mut self) {
         self.stale = true;
     }
@@ -89,10 +89,10 @@ impl MirrorPods {
         self.pending.values().filter_map(|pending| pending.task.due()).min()
     }
 
-    /// From now on this is to be done for the name: at once when it is another thing than before.
+    /// Sets the pending action of a name. Due at once if it is a new one.
     fn set_action(&mut self, name: Name, action: Action, seed: u64, now: Mono) {
         match self.pending.get_mut(&name) {
-            // What goes on is waited for.
+            // The call in flight is awaited.
             Some(pending) if pending.task.due().is_none() => {}
             Some(pending) if pending.action == action => {}
             Some(_) | None if action == Action::Keep => {
@@ -103,7 +103,7 @@ impl MirrorPods {
             }
         }
     }
-    /// Looks what is to be done, and does of that as much as there is `room` for.
+    /// Computes the actions if needed, and starts at most `room` of those that are due.
     pub(super) fn turn<R: Runtime + 'static>(
         &mut self,
         of: &Membership,
@@ -124,7 +124,7 @@ impl MirrorPods {
         }
     }
 
-    /// What is to be done about each name, and through which copies statuses are told.
+    /// Computes the action for each name, and through which mirror pods statuses are reported.
     fn reconcile<R: Runtime + 'static>(
         &mut self,
         seed: u64,
@@ -218,7 +218,7 @@ impl MirrorPods {
         out.start("mirror pod", task);
     }
 
-    /// The copy of the static pod of that name was created or deleted, or not.
+    /// The creation or deletion of that mirror pod ended.
     pub(super) fn take(
         &mut self,
         name: &Name,
@@ -229,12 +229,12 @@ impl MirrorPods {
         self.under_way = self.under_way.saturating_sub(1);
         self.stale = true;
         let Some(pending) = self.pending.get_mut(name) else { return };
-        // The server's word of what was done ends it; it is done once more when that does not come.
+        // The watch's update of the mirror pod completes the action; without one it is repeated.
         pending.task.ended(result.is_ok(), now, KUBE_RETRY_MAX);
         match result {
             Ok(()) => {}
-            // One that the server has not told of yet, or somebody else's.
-            Err(why) if why.is(409) => log::debug!("pod {}/{}: mirror pod: {why}", name.0, name.1),
+            // A mirror pod that the watch has not shown yet, or another client's pod.
+            Err(why) if why.is(409) => log::debug!("pod {}/{}: mirror pod not created: {why}", name.0, name.1),
             Err(why) => {
                 of.log_failure(&format!("pod {}/{}: mirror pod update failed", name.0, name.1), &why, now);
             }
@@ -245,7 +245,7 @@ impl MirrorPods {
 async fn call(client: &Client, method: Method, path: &str, object: Value) -> Result<(), KubeError> {
     let deletes = method == Method::DELETE;
     match client.call(method, path, Some(Content::json(&object))).await {
-        // It is gone, or another one has its name by now.
+        // It is gone, or another pod has its name.
         Err(why) if deletes && (why.is_not_found() || why.is(409)) => Ok(()),
         asked => asked.map(drop),
     }

@@ -1,5 +1,5 @@
-//! The pods' addresses, as the Node has them: the runtime is configured, and with `--cni-bridge` a configuration is written for a
-//! node that has no network of pods.
+//! The pod CIDRs of the Node: configures the runtime with them, and with `--cni-bridge` writes a CNI configuration for a node
+//! without a pod network.
 
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
@@ -15,13 +15,13 @@ use crate::model::{Mono, Now};
 use crate::node::effects::Effects;
 use crate::node::pods::Pods;
 
-/// What is known of them.
+/// The state of the pods' network.
 pub(super) struct Network {
     /// `None` = not known yet.
     pod_cidrs: Option<Vec<Box<str>>>,
-    /// Where the bridge's configuration goes, if there is to be one.
+    /// The directory of the bridge's CNI configuration, if it is to be written.
     bridge: Option<PathBuf>,
-    /// All is configured as it is.
+    /// The runtime and the bridge are configured with the current CIDRs.
     configured: bool,
     task: Task,
     said: Option<String>,
@@ -32,7 +32,7 @@ impl Network {
         Self { pod_cidrs: None, bridge, configured: true, task: Task::new(now, seed), said: None }
     }
 
-    /// The Node has these.
+    /// Sets the Node's pod CIDRs.
     pub(super) fn set_pod_cidrs(&mut self, pod_cidrs: &[Box<str>], now: Mono) {
         if self.pod_cidrs.as_deref() != Some(pod_cidrs) {
             self.pod_cidrs = Some(pod_cidrs.to_vec());
@@ -44,7 +44,7 @@ impl Network {
     pub(super) fn due(&self) -> Option<Mono> {
         self.task.due().filter(|_| !self.configured)
     }
-    /// Tells the runtime, and writes the configuration, when they are others.
+    /// Configures the runtime and writes the bridge's configuration after a change.
     pub(super) fn turn<R: Runtime + 'static>(&mut self, pods: &Pods<R>, now: Now, out: &Effects) {
         if self.due().is_none_or(|at| at > now.mono) {
             return;
@@ -66,7 +66,7 @@ impl Network {
                     Some(Ok((directory, text))) => {
                         let shown = directory.display().to_string();
                         let placed = blocking.run(move || write_config(&directory, &text)).await;
-                        placed.map_err(|error| format!("the bridge's configuration in {shown}: {error}"))
+                        placed.map_err(|error| format!("CNI configuration of the bridge in {shown}: {error}"))
                     }
                 };
             ClusterEventKind::NetworkConfigured(configured.and(placed)).event()
@@ -74,11 +74,11 @@ impl Network {
         out.start("pod network", task);
     }
 
-    /// The runtime knows them and the configuration is as it is to be, or not.
+    /// The configuration ended.
     pub(super) fn take(&mut self, result: Result<(), String>, now: Mono) {
         self.task.ended(result.is_ok(), now, KUBE_RETRY_MAX);
         if !self.configured {
-            // The Node has others meanwhile.
+            // The Node has other CIDRs meanwhile.
             self.task.at = now;
         }
         match result {
@@ -94,18 +94,18 @@ impl Network {
     }
 }
 
-/// What is there in our configuration's place, as far as ours may go: what is longer or no file is not ours.
+/// The agent's own CNI configuration file, if it exists. A file that is longer, or no regular file, is not the agent's.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let file = open_regular(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => error,
-        _ => io::Error::other(format!("{} is no file that can be read ({error}); remove it", path.display())),
+        _ => io::Error::other(format!("{} cannot be read as a file ({error}); remove it", path.display())),
     })?;
     let mut bytes = Vec::new();
     file.take(CNI_FILE_BYTES_MAX).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// Writes the configuration, or removes it, as the table has it. Blocks.
+/// Writes or removes the configuration file, as `bridge::action` decides. Blocks.
 fn write_config(directory: &Path, text: &str) -> io::Result<()> {
     std::fs::create_dir_all(directory)?;
     let (mut others, mut count) = (false, 0);
@@ -113,7 +113,7 @@ fn write_config(directory: &Path, text: &str) -> io::Result<()> {
         count += 1;
         if count > CNI_FILES_MAX {
             return Err(io::Error::other(format!(
-                "there are more than {CNI_FILES_MAX} files; nothing is written"
+                "more than {CNI_FILES_MAX} files; not writing the bridge's configuration"
             )));
         }
         let name = entry?.file_name();
@@ -133,7 +133,7 @@ fn write_config(directory: &Path, text: &str) -> io::Result<()> {
         }
         Action::Write => {
             log::info!("{}: written", path.display());
-            // Not an ending that is taken for a configuration.
+            // A suffix that no CNI plugin reads.
             replace(&path, &directory.join(".smolet-bridge.new"), text.as_bytes())
         }
     }

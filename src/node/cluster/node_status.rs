@@ -1,4 +1,4 @@
-//! Registers the Node and reports its status, as [`crate::cluster::node_status`] decides, and notes the events that go with them.
+//! Registers the Node and reports its status, as [`crate::cluster::node_status`] decides, and records the events of both.
 
 use std::rc::Rc;
 
@@ -13,7 +13,7 @@ use crate::model::{Mono, Now, SortedMap};
 use crate::node::effects::Effects;
 use crate::node::pods::Pods;
 
-/// What is known of the Node's status, and how far its telling is.
+/// The state of the Node's status, and of its reports.
 pub(super) struct NodeStatus {
     sync: NodeStatusSync,
     ooms: SystemOoms,
@@ -38,22 +38,22 @@ impl NodeStatus {
         self.sync.due()
     }
 
-    /// What was told is not what is any more: it is told anew at once.
+    /// The last report is out of date: the next one follows at once.
     pub(super) fn report_now(&mut self, now: Mono) {
         self.sync.report_now(now);
     }
 
-    /// What was told is what is.
+    /// The last report is up to date.
     pub(super) fn is_reported(&self) -> bool {
         self.sync.is_reported()
     }
 
-    /// The Node has these conditions, by type.
+    /// The Node has these conditions, by type: they are reported again if they differ.
     pub(super) fn compare_conditions(&mut self, there: &SortedMap<Box<str>, Box<str>>, now: Mono) {
         self.sync.compare_conditions(there, now);
     }
 
-    /// Somebody deleted the Node: it registers afresh.
+    /// The Node was deleted: it is registered again.
     pub(super) fn register_again(&mut self, of: &mut Membership, now: Mono) {
         if of.registered.take().is_some() {
             self.sync.report_now(now);
@@ -76,7 +76,7 @@ impl NodeStatus {
         }
     }
 
-    /// The runtime says how it is, or does not.
+    /// The runtime's status, or why it is not known.
     pub(super) fn take_runtime_status(
         &mut self,
         said: Result<RuntimeStatus, String>,
@@ -94,7 +94,7 @@ impl NodeStatus {
         }
     }
 
-    /// What the runtime has.
+    /// Sets the runtime's images and version.
     pub(super) fn set_runtime_info(&mut self, here: RuntimeInfo, of: &mut Membership) {
         self.sync.set_images(here.images);
         if let Some(version) = here.version.filter(|version| of.machine.runtime != *version) {
@@ -127,7 +127,7 @@ impl NodeStatus {
         out.start("node status", task);
     }
 
-    /// The Node was registered, or not. True when it was.
+    /// The registration ended. True when it succeeded.
     pub(super) fn registered(
         &mut self,
         result: Result<Registered, KubeError>,
@@ -151,7 +151,7 @@ impl NodeStatus {
         true
     }
 
-    /// The Node's status was told, or not.
+    /// The report ended.
     pub(super) fn reported(
         &mut self,
         result: Result<ReportEnd, KubeError>,
@@ -183,7 +183,7 @@ fn note(event: &NodeEvent, out: &Effects) {
     out.note_node(event.kind, event.reason, &event.message);
 }
 
-/// Asks the runtime how it is and what it has.
+/// Starts the calls to the runtime for its status, and for its images and version.
 fn ask_runtime<R: Runtime + 'static>(query: RuntimeQuery, of: &Membership, pods: &Pods<R>, out: &Effects) {
     if query.status {
         let runtime = pods.manager().runtime.clone();

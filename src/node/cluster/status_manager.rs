@@ -1,4 +1,5 @@
-//! Tells the API server the pods' statuses (status manager), as [`crate::cluster::status_manager`] decides: a task for each call.
+//! Reports the pods' statuses to the API server (status manager), as [`crate::cluster::status_manager`] decides: a task for
+//! each call.
 
 use super::calls::patch_status;
 use super::{ClusterEventKind, Membership};
@@ -14,11 +15,11 @@ use crate::source::api_status_versions::ApiStatusVersion;
 use crate::source::{MirrorPod, SourceUpdate};
 use crate::sync::worker::Life;
 
-/// What the server has of the node's pods.
+/// The node's pods in the API server.
 #[derive(Default)]
 pub(super) struct StatusManager {
     pods: ReportedPods,
-    /// Those of which something is told at the moment.
+    /// Number of calls in flight.
     under_way: usize,
 }
 
@@ -40,7 +41,7 @@ impl StatusManager {
         reported.filter_map(|(uid, reported)| reported.due(|| local_state(uid, reported, pods))).min()
     }
 
-    /// Tells of those that are due, of as many as there is `room` for.
+    /// Starts at most `room` of the calls that are due.
     pub(super) fn turn<R: Runtime + 'static>(
         &mut self,
         of: &Membership,
@@ -58,8 +59,8 @@ impl StatusManager {
         }
     }
 
-    /// Something was told of a pod, or not: that UID, the pod's key and revision then, and whether it was deleted for good. True when
-    /// the server has it no more.
+    /// A call ended: for that pod's UID, with the key and revision that it was made with, and whether it deleted the pod for
+    /// good. True when the API server no longer has the pod.
     pub(super) fn take(
         &mut self,
         (uid, key, revision, deleted): (&PodUid, &PodKey, u64, bool),
@@ -82,7 +83,8 @@ impl StatusManager {
         self.pods.ended(uid, revision, deleted, end, now)
     }
 
-    /// The server has these pods: what is to end is asked for, what was refused is noted. Returns those that it has no more.
+    /// Takes in the pods that the API server has: requests the deletions, records the rejections. Returns the pods that it no
+    /// longer has.
     pub(super) fn update_pods(
         &mut self,
         update: &SourceUpdate,
@@ -109,13 +111,13 @@ impl StatusManager {
         self.pods.forget(&uid, revision, status);
     }
 
-    /// The static pods of these UIDs are told of through these copies, and no others.
+    /// Reports the static pods of these UIDs through these mirror pods, and no others.
     pub(super) fn set_mirror_pods(&mut self, mirrors: &SortedMap<PodUid, MirrorPod>, seed: u64, now: Mono) {
         self.pods.set_mirror_pods(mirrors, seed, now);
     }
 }
 
-/// The pod on this node.
+/// The pod's state on this node.
 fn local_state<R: Runtime + 'static>(uid: &PodUid, reported: &ReportedPod, pods: &Pods<R>) -> LocalState {
     let record = pods.get(uid);
     let observed = record.and_then(|record| record.worker().observed());
@@ -130,7 +132,7 @@ fn local_state<R: Runtime + 'static>(uid: &PodUid, reported: &ReportedPod, pods:
     }
 }
 
-/// Tells what there is to tell of the pod now. True when there is something.
+/// Starts the call that is due for the pod. True when there is one.
 fn begin<R: Runtime + 'static>(
     uid: &PodUid,
     reported: &mut ReportedPod,
