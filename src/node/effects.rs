@@ -106,12 +106,7 @@ pub(super) enum Effect {
     /// An update of a source was applied; these pods have reached a terminal phase in the API server.
     Applied(SortedSet<PodUid>),
     /// Evicts the pod with that grace period.
-    Evict {
-        uid: PodUid,
-        message: String,
-        grace: Seconds,
-        why: EvictedFor,
-    },
+    Evict { uid: PodUid, message: String, grace: Seconds, why: EvictedFor },
     /// Terminates the pod for the node's shutdown.
     EndForShutdown(PodUid, ShutdownGroup),
     /// Removes the containers and files of the ended pod.

@@ -1,7 +1,7 @@
-//! Pods that break a limit of their own on the node's disk are ended (`localStorageEviction`): the `sizeLimit` of an
-//! emptyDir, limits on `ephemeral-storage`.
+//! Evicts pods that exceed their own limits on local storage (`localStorageEviction`): the `sizeLimit` of an emptyDir, limits
+//! on `ephemeral-storage`.
 //!
-//! Looked at every [`VOLUME_USAGE_PERIOD`], all pods in one task; with no such limit on the node nothing wakes up.
+//! Measured every [`VOLUME_USAGE_PERIOD`], all pods in one task; without such a limit on the node there is no wakeup.
 
 use std::path::PathBuf;
 
@@ -20,25 +20,25 @@ use crate::model::{Mono, PodUid, Seconds};
 use crate::render::paths;
 use crate::volume::usage::{Limited, Measurement, limited};
 
-/// When pods with limits of their own are measured.
+/// The schedule of the measurements.
 pub(super) struct LocalStorage {
     meminfo: PathBuf,
-    /// Not before.
+    /// Earliest time of the next measurement.
     next: Mono,
     in_flight: bool,
     /// Of emptyDirs, that goes on the next time.
     unfinished: Measurement,
     /// Images have a disk of their own; `None` = not known yet. Asked once (`dedicatedImageFs`).
     images_apart: Option<bool>,
-    /// It was said that the runtime does not tell what containers use.
+    /// The failure of the runtime's stats was logged.
     is_untold: bool,
 }
 
-/// What was found of the pods that have limits of their own.
+/// The measured usage of the pods that have limits of their own.
 pub(super) struct LocalStorageUsage {
-    /// Those with an emptyDir that has outgrown its limit, and the message.
+    /// Pods with an emptyDir above its limit, and the message.
     outgrown: Vec<(String, String)>,
-    /// What those use that have limits on `ephemeral-storage`, by UID.
+    /// Usage of the pods that have limits on `ephemeral-storage`, by UID.
     usages: RuntimeResult<SortedMap<String, PodUsage>>,
     unfinished: Measurement,
     images_apart: Option<bool>,
@@ -86,7 +86,7 @@ impl LocalStorage {
         let mut unfinished = std::mem::take(&mut self.unfinished);
         let task = async move {
             let outgrown = move || (unfinished.run(volumes), unfinished);
-            // A large volume takes long, and nothing else waits. What a container mounted in it is not looked at.
+            // A large volume takes long, and holds up nothing else. Mounts that a container made in it are not counted.
             let (outgrown, unfinished) =
                 ctx.manager.blocking.run_alone(outgrown).await.unwrap_or_else(|error| {
                     log::warn!("measuring emptyDir volumes with a sizeLimit failed: {error}");
@@ -105,7 +105,7 @@ impl LocalStorage {
         out.start("local storage usage", task);
     }
 
-    /// In the kubelet's order: the emptyDirs, the pod as a whole, its containers.
+    /// Checks the limits in the kubelet's order: the emptyDirs, the pod as a whole, its containers.
     pub(super) fn take<R: Runtime + 'static>(
         &mut self,
         found: LocalStorageUsage,
@@ -138,7 +138,7 @@ impl LocalStorage {
     }
 }
 
-/// The pods to be held to limits of their own.
+/// The pods that have limits of their own.
 fn limited_pods<R: Runtime + 'static>(pods: &Pods<R>) -> impl Iterator<Item = &Record> {
     let limited =
         |(uid, record): &(&PodUid, &Record)| record.limits_disk() && !pods.statuses().has_ended(uid);

@@ -1,15 +1,15 @@
-//! What the runtime tells by itself: the stream, and what its events lead to.
+//! The runtime's event stream, and the handling of its events.
 //!
 //! ```text
 //!     event ─► known already: nothing
-//!           ─► something began, or is not as it was read ─► the pod is read
-//!           ─► something ended ─► its status is looked at until it shows that ─► the pod is read
-//!           ─► of nobody we know ─► remembered; a relist, when something began and stays unknown
+//!           ─► a start, or a state that differs from the last read ─► the pod is read
+//!           ─► an exit ─► its status is polled until it shows that ─► the pod is read
+//!           ─► of an unknown pod ─► remembered; a relist, if it was a start and the pod stays unknown
 //! ```
 //!
-//! An event decides nothing: what it tells is read. While a job of the pod runs, its end brings the read, so that any
-//! number of events leads to one. A plan that something else brings about while a status does not show a told end yet is
-//! made on the read before; its act looks once more before it makes anything (`sync::overtaken`).
+//! An event only causes a read. While a job of the pod runs, the read follows its end, so that any number of events leads to
+//! one. A plan that is made for another reason while a status does not show an announced exit yet uses the previous read; its
+//! sync checks again before it creates anything (`sync::overtaken`).
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -27,13 +27,13 @@ use crate::pleg::event_stream::{EventStream, StreamReport};
 use crate::pleg::evented::{self, AwaitedState, Instance, Relevance, UnknownEvents};
 use crate::sync::worker::Job;
 
-/// The stream of the runtime's events, and what is kept of them.
+/// The stream of the runtime's events, and its state.
 pub(super) struct RuntimeEvents {
     stream: EventStream,
     unknown: UnknownEvents,
     /// Dropping it ends the stream.
     stream_task: Option<smol::Task<()>>,
-    /// Which stream is open; what comes of another one is late.
+    /// Number of the open stream; events of an earlier one are ignored.
     number: u64,
     /// The loop's queue was full: an event was dropped.
     dropped: Rc<Cell<bool>>,
@@ -50,13 +50,13 @@ impl RuntimeEvents {
         }
     }
 
-    /// While the runtime does not answer, relists find out when it does.
+    /// The next deadline. While the runtime does not answer, relists detect when it does again.
     pub(super) fn due(&self, relisting: &Relisting) -> Option<Mono> {
         let of_stream = self.stream.due().filter(|_| !relisting.is_failing());
         of_stream.into_iter().chain(self.unknown.due()).min()
     }
 
-    /// Does what is due.
+    /// Opens the stream or requests a relist, if due.
     pub(super) fn turn<R: Runtime + 'static>(
         &mut self,
         pods: &Pods<R>,
@@ -73,7 +73,7 @@ impl RuntimeEvents {
             && let Some(service) = self.stream.open(now)
         {
             self.open_stream(service, pods, out);
-            // By then the runtime has begun to tell; what changed before is seen so.
+            // The stream is open by then; the relist finds earlier changes.
             out.push(Effect::RelistBy(now + RELIST_PERIOD));
         }
         if self.dropped.take() {
@@ -81,7 +81,7 @@ impl RuntimeEvents {
         }
         if self.unknown.due().is_some_and(|at| at <= now) {
             self.unknown.relisted(now);
-            // Whatever else goes on in the runtime: at most as often as without events.
+            // At most as often as without events, whatever else happens in the runtime.
             out.push(Effect::RelistBy((relisting.begun() + RELIST_PERIOD).max(now)));
         }
     }
@@ -119,12 +119,12 @@ impl RuntimeEvents {
             log_report(report, result.err());
         }
         if !unsupported {
-            // The runtime may be gone: the relist finds out.
+            // The runtime may have ended: the relist detects that.
             out.push(Effect::RelistBy(now.max(relisting.begun() + RELIST_PERIOD)));
         }
     }
 
-    /// Takes one event.
+    /// Handles one event.
     pub(super) fn take<R: Runtime + 'static>(
         &mut self,
         event: RuntimeEvent,
@@ -163,23 +163,23 @@ impl RuntimeEvents {
         }
     }
 
-    /// What events told of these containers and sandboxes before their pod was known.
+    /// The events of these containers and sandboxes that came before their pod was known.
     pub(super) fn met(&mut self, observed: &ObservedPod) -> Vec<(Box<str>, Instance, AwaitedState)> {
         self.unknown.take_known(observed)
     }
 
-    /// The runtime's events come after its status shows what they tell of.
+    /// The runtime sends an event only after its status shows the change.
     pub(super) fn come_after_the_status(&self) -> bool {
         self.stream.reports_after_status()
     }
 
-    /// An act has started something of which events are to come.
+    /// A sync has started a sandbox or a container: its events are expected.
     pub(super) fn started_something(&mut self, now: Mono) {
         self.stream.started_something(now);
     }
 
-    /// A look at everything that began then has ended well; with `is_back`, the runtime had not answered before. How long until
-    /// the next one.
+    /// A relist that began then succeeded; with `is_back`, the runtime had not answered before. Returns the time until the next
+    /// one.
     pub(super) fn relisted(&mut self, begun: Mono, is_back: bool, now: Mono) -> Duration {
         let wait = self.stream.relist_wait();
         self.unknown.relisted(begun);
@@ -189,17 +189,17 @@ impl RuntimeEvents {
         wait
     }
 
-    /// The pod has changed since then, and no event told of it.
+    /// The pod has changed since then without an event.
     pub(super) fn suspect(&mut self, uid: &PodUid, agreed: Mono, now: Mono) {
         self.stream.suspect(uid, agreed, now);
     }
 
-    /// How many changes no event told of.
+    /// Number of changes without an event.
     pub(super) fn missed(&self) -> u64 {
         self.stream.missed()
     }
 
-    /// Events of nobody known, and their bytes.
+    /// Number and bytes of the events of unknown pods.
     pub(super) fn held(&self) -> (usize, usize) {
         self.unknown.held()
     }
@@ -214,7 +214,7 @@ fn pod_of<R: Runtime + 'static>(event: &RuntimeEvent, pods: &Pods<R>) -> Option<
     pods.iter().find(|(_, record)| shows(record)).map(|(uid, _)| uid.clone())
 }
 
-/// One line per change of trust.
+/// Logs each change of the stream's state once.
 fn log_report(report: StreamReport, error: Option<RuntimeError>) {
     let why = error.map_or_else(|| "the runtime ended it".to_owned(), |error| error.to_string());
     match report {

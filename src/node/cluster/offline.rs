@@ -112,7 +112,10 @@ impl OfflineCopy {
             self.put(name, Content::Bytes(tree), now);
         } else {
             self.puts.remove(&FileName::of(&name));
-            self.log_failure("offline copy: too many pods; those that do not fit wait for the API server after a restart".to_owned());
+            self.log_failure(
+                "offline copy: too many pods; those that do not fit wait for the API server after a restart"
+                    .to_owned(),
+            );
         }
     }
 
