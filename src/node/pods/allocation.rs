@@ -1,5 +1,5 @@
-//! Pods whose CPU and memory are changed while they run (`allocation_manager.go`): the records have their state, and what
-//! [`crate::allocation`] decides is carried out here.
+//! In-place pod resize (`allocation_manager.go`): the records have the state, [`crate::allocation`] decides, and this file
+//! applies the decisions.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -62,12 +62,12 @@ impl<R: Runtime + 'static> Pods<R> {
         self.retry_resizes |= record.resizing.is_some();
     }
 
-    /// Something changed that may give others room.
+    /// Requests a retry of pending resizes: there may be room now.
     pub(in crate::node) fn queue_resize_retries(&mut self) {
         self.retry_resizes |= self.records.values().any(Record::is_resize_pending);
     }
 
-    /// Asks about those that wait (`RetryPendingResizes`).
+    /// Retries the pending resizes (`RetryPendingResizes`).
     pub(in crate::node) fn settle_resizes(&mut self, now: Now, out: &mut Effects) {
         if !self.retry_resizes {
             return;
@@ -120,7 +120,7 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// Carries out the decision on a pod's resize.
+    /// Applies the decision on a pod's resize.
     fn settle_resize(
         &mut self,
         uid: &PodUid,
@@ -148,7 +148,7 @@ impl<R: Runtime + 'static> Pods<R> {
                 self.note_resize(&desired, event);
                 self.refresh_status(uid, now);
             }
-            // The node's labels will be known.
+            // Deferred until the node's labels are known.
             Decision::Wait => self.retry_resizes = true,
         }
     }
@@ -194,7 +194,7 @@ impl<R: Runtime + 'static> Pods<R> {
         })
     }
 
-    /// Takes in what an act has changed.
+    /// Records the resources that a sync has changed.
     pub(in crate::node) fn resized(&mut self, uid: &PodUid, outcome: &Outcome, now: Now) {
         let Some(record) = self.records.get_mut(uid) else { return };
         let (Some(resizing), Some(pod)) = (&mut record.resizing, record.worker.pod()) else { return };
@@ -246,7 +246,7 @@ pub(in crate::node) fn as_it_counts(
 }
 
 impl Work {
-    /// It gives running containers other CPU and memory.
+    /// The sync changes CPU and memory of running containers.
     pub(in crate::node) fn resizes(&self) -> bool {
         matches!(self, Self::Act(plan) if !plan.resizes.is_empty())
     }

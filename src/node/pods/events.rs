@@ -1,4 +1,4 @@
-//! What the runtime's events told of the pods, and its status does not show yet.
+//! Changes that the runtime's events announced and its status does not show yet.
 
 use std::rc::Rc;
 
@@ -32,7 +32,7 @@ impl<R: Runtime + 'static> Pods<R> {
         }
         let awaited = record.awaited.entry(id).or_insert(Awaited { instance, until, is_awaited: false });
         if until == AwaitedState::Gone && awaited.until != until {
-            // Who looks for its end is not to say that it is gone.
+            // The poll for its exit must not report that it is gone.
             (awaited.until, awaited.is_awaited) = (until, false);
         }
         if matches!(record.worker.in_flight(), None | Some(Job::Read)) {
@@ -54,7 +54,7 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// The runtime's status shows what an event told, or does not in time.
+    /// The runtime's status shows the announced change, or the wait for it timed out.
     pub(in crate::node) fn shown(&mut self, uid: &PodUid, id: &str, until: AwaitedState, out: &mut Effects) {
         let Some(record) = self.records.get_mut(uid) else { return };
         if record.awaited.get(id).is_some_and(|awaited| awaited.until == until) {
@@ -63,7 +63,7 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// What the last read of the pod shows need not be awaited any more.
+    /// Ends the wait for changes that the last read of the pod shows.
     pub(in crate::node) fn forget_shown(&mut self, uid: &PodUid) -> Option<Rc<ObservedPod>> {
         let record = self.records.get_mut(uid)?;
         let observed = record.worker.observed().cloned()?;

@@ -1,4 +1,4 @@
-//! Finds pods by what people call them.
+//! Finds pods by the names that users give.
 
 use super::Pods;
 use super::record::Record;
@@ -19,7 +19,7 @@ impl<R: Runtime + 'static> Pods<R> {
     /// The pod of that name, with or without the node's name behind it.
     ///
     /// # Errors
-    /// There is none, or several, in a sentence.
+    /// No pod or several pods match; the text is one sentence.
     pub(in crate::node) fn find_record(
         &self,
         name: &str,
@@ -31,7 +31,7 @@ impl<R: Runtime + 'static> Pods<R> {
             (*key.name == *name || *key.name == *full_name) && namespace.is_none_or(|n| n == &*key.namespace)
         };
         let mut found: Vec<&Record> = self.records.values().filter(named).collect();
-        // A pod that waits for its name shares it with the one that ends; the one that is here is shown first.
+        // A pod that waits for its name shares it with the terminating one, which is shown first.
         found.sort_by_key(|record| record.worker.life() == Life::Waiting);
         let Some(record) = found.first() else { return Err(self.not_found_reason(name, namespace)) };
         if let Some(other) = found.iter().find(|r| r.worker.key().namespace != record.worker.key().namespace)
@@ -45,7 +45,7 @@ impl<R: Runtime + 'static> Pods<R> {
         Ok(record)
     }
 
-    /// A pod that is not here, with what the manifests have to do with it.
+    /// The message for an unknown pod, with the related errors in manifests.
     fn not_found_reason(&self, name: &str, namespace: Option<&str>) -> String {
         let mut out = match namespace {
             Some(namespace) => format!("there is no pod {name} in namespace {namespace}"),

@@ -1,4 +1,4 @@
-//! What the loop keeps of one pod, but for its status (`store::statuses`).
+//! The loop's record of one pod, without its status (`store::statuses`).
 use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -29,58 +29,58 @@ use crate::volume::usage::limited;
 /// One pod: its life, its status, and the task that works for it.
 pub(in crate::node) struct Record {
     pub(super) worker: Worker,
-    /// The manifest, for people.
+    /// The manifest's file, for messages.
     pub(super) file: Option<Arc<str>>,
     /// When the status got its start time: `activeDeadlineSeconds` counts from here.
     pub(super) active_since: Option<Mono>,
     /// The checkpoint knew it: its status and its age are not guessed from what the runtime has.
     pub(super) restored: bool,
-    /// When the pod was first wanted, until it runs; nothing for one that was found running.
+    /// When the pod was first desired, until it runs; `None` for one that was running at the agent's start.
     pub(super) wanted_since: Option<Mono>,
-    /// When the manifest went away, to be shown as the deletion time.
+    /// When the manifest was removed, shown as the deletion time.
     pub(super) unwanted_at: Option<Wall>,
     pub(super) failures: StartFailures,
-    /// Why its last status update was aborted, which was told.
+    /// Why its last status update was aborted, as logged.
     pub(super) aborted: Option<Box<IllegalTransition>>,
-    /// It is being resized, or was: what it was allocated is not what its containers were made with.
+    /// It is or was being resized: its allocated resources differ from those its containers were created with.
     pub(super) resizing: Option<Box<Resizing>>,
     pub(super) probers: Probers,
     /// Dropping it cancels the job in flight.
     pub(super) task: Option<smol::Task<()>>,
-    /// Dropping it asks the act in flight to end before its next step.
+    /// Dropping it requests that the sync in flight ends before its next step.
     pub(super) give_up: Option<Sender<Infallible>>,
-    /// Dropping it asks the act in flight to end, because the pod does. A kill's waits are cut by nothing but a shorter grace
-    /// period.
+    /// Dropping it requests that the sync in flight ends, because the pod terminates. Only a shorter grace period cuts the waits
+    /// of a kill.
     pub(super) ends: Option<Sender<Infallible>>,
-    /// Asks the act in flight for another look before it makes anything.
+    /// Requests that the sync in flight checks the runtime again before it creates anything.
     pub(super) overtaken: Overtaken,
     pub(super) agreement: Agreement,
-    /// What events told, by the id, that the runtime's status does not show yet. Of all
-    /// pods at most `CHANGES_AWAITED_MAX`.
+    /// Changes that events announced and the runtime's status does not show yet, by the id. Of all pods at most
+    /// `CHANGES_AWAITED_MAX`.
     pub(super) awaited: SortedMap<Box<str>, Awaited>,
-    /// What a panic is put down to while this pod is handled.
+    /// The mark that a panic during this pod's handling is attributed to.
     pub(super) mark: Mark,
     /// Handling it ended the process too often: nothing is done to it until its manifest changes.
     pub(super) set_aside: bool,
     /// The files of its volumes may be others than its ConfigMaps and Secrets have now.
     pub(super) volumes_stale: bool,
-    /// Its first start by this agent waits for what it names, until then at most.
+    /// Deadline of its first start's wait for the objects that it references.
     pub(super) objects_until: Option<Mono>,
     /// How long it gets to end when it is evicted.
     pub(super) eviction_grace: Seconds,
-    /// It has limits of its own on the node's disk, to be held against.
+    /// It has limits of its own on local storage.
     pub(super) limits_disk: bool,
-    /// It may begin, or began before: it is not asked about again.
+    /// It is admitted, or started before: admission is not repeated.
     pub(super) admitted: bool,
-    /// A static pod that has no room beside so many others.
+    /// The number of other pods beside which this static pod has no room.
     pub(super) awaits_room: Option<usize>,
-    /// The node's shutdown ends it, with this grace period.
+    /// The node's shutdown terminates it with this grace period.
     pub(super) shutdown_grace: Option<Seconds>,
     /// It was deleted once more, with this grace period.
     pub(super) hurried: Option<Seconds>,
     /// The number of the container that `smolet debug` added last (`Saving::debugger_added`).
     pub(super) debugger: u64,
-    /// Which job is in flight; an answer with another number comes from a cancelled one.
+    /// Number of the job in flight; a result with another number comes from a cancelled one.
     pub(super) job: u64,
     /// When it began.
     pub(super) job_began: Mono,
@@ -102,11 +102,11 @@ pub(in crate::node) struct Agreement {
     pub(super) differed: Option<(u64, Mono)>,
 }
 
-/// A change that an event told of.
+/// A change that an event announced.
 pub(in crate::node) struct Awaited {
     pub(super) instance: Instance,
     pub(super) until: AwaitedState,
-    /// A task looks at its status.
+    /// The task that polls its status.
     pub(super) is_awaited: bool,
 }
 
@@ -116,7 +116,7 @@ impl Record {
         &self.worker
     }
 
-    /// The manifest's file, for people.
+    /// The manifest's file, for messages.
     pub(in crate::node) fn file(&self) -> Option<&Arc<str>> {
         self.file.as_ref()
     }
@@ -136,7 +136,7 @@ impl Record {
         &self.probers
     }
 
-    /// Asks the act in flight for another look.
+    /// Requests that the sync in flight checks the runtime again.
     pub(in crate::node) fn overtaken(&self) -> &Overtaken {
         &self.overtaken
     }
@@ -263,7 +263,7 @@ impl Record {
         }
     }
 
-    /// The manifest changed: it is tried (again).
+    /// The manifest changed: the pod is tried (again).
     pub(in crate::node) fn changed(&mut self) {
         self.mark = mark_of(&self.worker);
         self.limits_disk = limits_disk(&self.worker);
@@ -271,7 +271,7 @@ impl Record {
         self.try_again();
     }
 
-    /// The manifest is gone: ending the pod is another thing than keeping it.
+    /// The manifest was removed: the termination is tried even if the pod was set aside.
     pub(in crate::node) fn unwanted(&mut self) {
         self.mark = pod_mark(&self.worker.key().uid, "");
         self.try_again();

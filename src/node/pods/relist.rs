@@ -1,4 +1,4 @@
-//! What a look at everything in the runtime shows of the pods.
+//! Compares a relist with the pods' records.
 
 use std::rc::Rc;
 

@@ -1,4 +1,4 @@
-//! The pods' statuses (status manager), and what they take in: probers and logs of what runs.
+//! The pods' statuses (status manager), their probers, and the logs of running containers.
 
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -40,7 +40,7 @@ impl StatusFacts for Known<'_> {
         self.probers.result(kind(probe), container_id).map(|result| result == ProbeResult::Success)
     }
 
-    // Whether there is room for its prober or not.
+    // True even if there was no room for its prober.
     fn probe_worker(&self, probe: StatusProbe, container: &str) -> bool {
         has_probe(self.pod, kind(probe), container)
     }
@@ -201,7 +201,7 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// Probers of all pods.
+    /// Number of probers of all pods.
     pub(in crate::node) fn probers(&self) -> usize {
         self.records.values().map(|record| record.probers.len()).sum()
     }
@@ -221,7 +221,7 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// A pod is gone: others may have had no room for their probers.
+    /// A pod was removed: probers of others that had no room may be created now.
     pub(in crate::node) fn fit_waiting_probers(&mut self) {
         let waits = |(_, record): &(&PodUid, &Record)| {
             !record.probers.is_fitted() && record.worker.observed().is_some()
@@ -232,13 +232,13 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// Which containers of the pod run now, and where their logs are.
+    /// The pod's running containers, and the paths of their logs.
     pub(in crate::node) fn report_running_logs(&self, uid: &PodUid) {
         let observed = self.records.get(uid).and_then(|record| Some((record, record.worker.observed()?)));
         let running = observed.into_iter().flat_map(|(record, observed)| {
             let runs =
                 observed.containers.iter().filter(|container| container.state == ContainerState::Running);
-            // A name that leads elsewhere is none that was made here.
+            // A name that leads to another directory was not created by this agent.
             runs.filter(|container| !container.name.contains('/') && !container.name.starts_with('.')).map(
                 |container| RunningLog {
                     id: container.id.clone(),
