@@ -493,7 +493,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let parts = PartsUse {
             images_seen: self.images.seen().held(),
             probes: self.prober.len(),
-            strangers: self.runtime_events.held(),
+            unknown_events: self.runtime_events.held(),
             missed_events: self.runtime_events.missed(),
             server_moves: cluster.map(Cluster::server_moves),
             of_cluster: cluster.map(|of| of.usage(&self.pods, &self.out)).unwrap_or_default(),

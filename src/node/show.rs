@@ -43,7 +43,7 @@ enum Verdict {
 pub(super) struct PartsUse {
     pub(super) images_seen: (usize, usize),
     pub(super) probes: usize,
-    pub(super) strangers: (usize, usize),
+    pub(super) unknown_events: (usize, usize),
     /// Changes of pods that no event told of.
     pub(super) missed_events: u64,
     /// How often the node went to another of its cluster's API servers; `None`: it is alone.
@@ -109,7 +109,7 @@ fn usage<R: Runtime + 'static>(pods: &Pods<R>, out: &Effects, parts: PartsUse) -
         (relist.map_or(0, |relist| relist.pods.len()), relist.map_or(0, Relist::bytes)),
         relist.map_or((0, 0), |relist| relist.former.held()),
         (adopted.len(), adopted.iter().map(|uid| size_of::<PodUid>() + uid.as_str().len()).sum()),
-        parts.strangers,
+        parts.unknown_events,
         (awaited().count(), awaited().map(|id| size_of::<Awaited>() + id.len()).sum()),
         pods.manager().blocking.held(),
         pods.logs_held(),

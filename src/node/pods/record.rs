@@ -106,7 +106,7 @@ pub(in crate::node) struct Agreement {
 pub(in crate::node) struct Awaited {
     pub(super) instance: Instance,
     pub(super) until: AwaitedState,
-    /// The task that polls its status.
+    /// A task polls its status.
     pub(super) is_awaited: bool,
 }
 
