@@ -235,7 +235,7 @@ impl MirrorPods {
             Ok(()) => {}
             // A mirror pod that the watch has not shown yet, or another client's pod.
             Err(why) if why.is(409) => {
-                log::debug!("pod {}/{}: mirror pod not created: {why}", name.0, name.1)
+                log::debug!("pod {}/{}: mirror pod not created: {why}", name.0, name.1);
             }
             Err(why) => {
                 of.log_failure(&format!("pod {}/{}: mirror pod update failed", name.0, name.1), &why, now);

@@ -30,10 +30,10 @@ impl<R: Runtime + 'static> Pods<R> {
             out.push(Effect::RelistBy(now + RELIST_PERIOD));
             return self.read_again(uid, out);
         }
-        let awaited = record.awaited.entry(id).or_insert(Awaited { instance, until, is_awaited: false });
+        let awaited = record.awaited.entry(id).or_insert(Awaited { instance, until, is_polled: false });
         if until == AwaitedState::Gone && awaited.until != until {
             // The poll for its exit must not report that it is gone.
-            (awaited.until, awaited.is_awaited) = (until, false);
+            (awaited.until, awaited.is_polled) = (until, false);
         }
         if matches!(record.worker.in_flight(), None | Some(Job::Read)) {
             self.await_changes(uid, at_once, out);
@@ -42,8 +42,8 @@ impl<R: Runtime + 'static> Pods<R> {
 
     fn await_changes(&mut self, uid: &PodUid, at_once: bool, out: &Effects) {
         let Some(record) = self.records.get_mut(uid) else { return };
-        for (id, awaited) in record.awaited.iter_mut().filter(|(_, awaited)| !awaited.is_awaited) {
-            awaited.is_awaited = true;
+        for (id, awaited) in record.awaited.iter_mut().filter(|(_, awaited)| !awaited.is_polled) {
+            awaited.is_polled = true;
             let (uid, id, instance, until) =
                 (uid.clone(), id.clone(), awaited.instance.clone(), awaited.until);
             let (runtime, clock) = (self.ctx.manager.runtime.clone(), self.ctx.manager.clock.clone());

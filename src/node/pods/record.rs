@@ -107,7 +107,7 @@ pub(in crate::node) struct Awaited {
     pub(super) instance: Instance,
     pub(super) until: AwaitedState,
     /// A task polls its status.
-    pub(super) is_awaited: bool,
+    pub(super) is_polled: bool,
 }
 
 impl Record {
