@@ -12,7 +12,7 @@
 use super::checkpoint::Checkpointing;
 use super::cluster::{Cluster, ClusterEvent};
 use super::container_gc::ContainerGc;
-use super::effects::{Effect, Effects};
+use super::effects::{Effect, Effects, Forgotten};
 use super::eviction::{EvictionManager, PodStats};
 use super::identity_file::IdentityFile;
 use super::image_gc::{ImageGc, ListedImages, RemovedImage};
@@ -300,25 +300,9 @@ impl<R: Runtime + 'static> Agent<R> {
             Effect::Saved(saved) => pods.set_saved(saved),
             Effect::Close(group) => pods.close(group),
             Effect::Reopen => pods.reopen(out),
-            Effect::WasRead(uid) => {
-                if let Some(observed) = pods.forget_shown(&uid) {
-                    let met = self.runtime_events.met(&observed);
-                    let at_once = self.runtime_events.come_after_the_status();
-                    pods.await_unshown(&uid, met, at_once, out);
-                }
-            }
-            Effect::Forgotten(forgotten) => {
-                self.prober.end(&forgotten.uid);
-                self.checkpointing.forget(&forgotten.uid);
-                if let Some(cluster) = &mut self.cluster {
-                    cluster.forget(*forgotten);
-                }
-            }
-            Effect::LocalPods => {
-                if let Some(cluster) = &self.cluster {
-                    cluster.publish_local_pods(pods);
-                }
-            }
+            Effect::WasRead(uid) => self.was_read(&uid),
+            Effect::Forgotten(forgotten) => self.forget(*forgotten),
+            Effect::LocalPods => self.publish_local_pods(),
             Effect::AwaitSave(uid) => self.checkpointing.await_save(uid),
             Effect::NoSpace(uid) => self.images.found_no_space(&uid, now),
             Effect::ReclaimImages => self.images.reclaim(now),
@@ -327,11 +311,7 @@ impl<R: Runtime + 'static> Agent<R> {
             Effect::RuntimeAnswered => self.relisting.runtime_answered(now),
             Effect::Suspect(uid, agreed) => self.runtime_events.suspect(&uid, agreed, now),
             Effect::RelistBy(at) => self.relisting.request(at),
-            Effect::ReportNode => {
-                if let Some(cluster) = &mut self.cluster {
-                    cluster.report_node(now);
-                }
-            }
+            Effect::ReportNode => self.report_node(now),
             #[cfg(feature = "tls")]
             Effect::Preempt(uid) => pods.preempt(&uid, out),
             #[cfg(feature = "tls")]
@@ -348,11 +328,7 @@ impl<R: Runtime + 'static> Agent<R> {
             #[cfg(feature = "tls")]
             Effect::Dns(settings) => pods.set_dns(&settings.cluster_dns, &settings.cluster_domain),
             #[cfg(feature = "tls")]
-            Effect::AdmitAgain => {
-                if let Some(word) = self.cluster.as_ref().and_then(|cluster| cluster.last_update().cloned()) {
-                    self.admit(word);
-                }
-            }
+            Effect::AdmitAgain => self.admit_again(),
             #[cfg(feature = "tls")]
             Effect::Update(update) => self.source(*update),
         }
@@ -363,6 +339,43 @@ impl<R: Runtime + 'static> Agent<R> {
     }
 
     // ---- across several parts ------------------------------------------------------------------------------
+
+    /// The pod was read: awaited changes that its status does not show yet stay awaited.
+    fn was_read(&mut self, uid: &PodUid) {
+        let Some(observed) = self.pods.forget_shown(uid) else { return };
+        let met = self.runtime_events.met(&observed);
+        let at_once = self.runtime_events.come_after_the_status();
+        self.pods.await_unshown(uid, met, at_once, &mut self.out);
+    }
+
+    /// Nothing of the pod is left on this node: the other parts drop their state of it.
+    fn forget(&mut self, forgotten: Forgotten) {
+        self.prober.end(&forgotten.uid);
+        self.checkpointing.forget(&forgotten.uid);
+        if let Some(cluster) = &mut self.cluster {
+            cluster.forget(forgotten);
+        }
+    }
+
+    fn publish_local_pods(&self) {
+        if let Some(cluster) = &self.cluster {
+            cluster.publish_local_pods(&self.pods);
+        }
+    }
+
+    fn report_node(&mut self, now: Mono) {
+        if let Some(cluster) = &mut self.cluster {
+            cluster.report_node(now);
+        }
+    }
+
+    /// Repeats the admission of the API server's last update.
+    #[cfg(feature = "tls")]
+    fn admit_again(&mut self) {
+        if let Some(update) = self.cluster.as_ref().and_then(|cluster| cluster.last_update().cloned()) {
+            self.admit(update);
+        }
+    }
 
     /// A source's full set.
     pub(super) fn source(&mut self, update: SourceUpdate) {

@@ -42,7 +42,7 @@ pub(super) struct ApiObjects {
     /// The objects' states; `None` = it does not exist.
     known: SortedMap<ObjectKey, Option<SourcedObject>>,
     /// The offline copy's objects, until the API server sends its pods; bounded by the folder.
-    kept: SortedMap<ObjectKey, Option<Object>>,
+    offline: SortedMap<ObjectKey, Option<Object>>,
     /// Those of `known` that come from the offline copy and that the API server has not confirmed.
     unconfirmed: SortedSet<ObjectKey>,
     /// Objects that exist and had no room, with their sizes in bytes: they are not watched.
@@ -63,7 +63,7 @@ impl ApiObjects {
             found,
             tasks: SortedMap::new(),
             known: SortedMap::new(),
-            kept: SortedMap::new(),
+            offline: SortedMap::new(),
             unconfirmed: SortedSet::new(),
             too_large: SortedMap::new(),
             watches: Watches::default(),
@@ -95,7 +95,7 @@ impl ApiObjects {
         if self.known.contains_key(key) {
             return;
         }
-        let Some(kept) = self.kept.remove(key) else { return };
+        let Some(kept) = self.offline.remove(key) else { return };
         let fits = self.bytes() + kept.as_ref().map_or(0, cost) <= KUBE_OBJECTS_BYTES_MAX;
         if fits {
             let sourced = kept.map(|object| self.sourced(object));
@@ -137,12 +137,12 @@ impl ApiObjects {
                 Some(Object::Claim(claim)) => claim.volume.clone(),
                 Some(_) | None => Err(CLAIM_NOT_FETCHED.into()),
             };
-            let here = |of: &ClaimedVolume| match (&of.nodes, labels) {
+            let is_reachable = |of: &ClaimedVolume| match (&of.nodes, labels) {
                 (Some(nodes), Some(labels)) => chooses(nodes, labels),
                 (Some(_), None) | (None, _) => true,
             };
             let path = found.and_then(|of| {
-                if !here(&of) {
+                if !is_reachable(&of) {
                     let why = format!(
                         "MountVolume.NodeAffinity check failed for volume {:?} : no matching NodeSelectorTerms",
                         of.name
@@ -183,6 +183,7 @@ impl ApiObjects {
             }
         }
     }
+
     /// The API server's last update, or, not complete, the one of the offline copy.
     pub(super) fn last_update(&self) -> Option<&SourceUpdate> {
         self.last.as_ref()
@@ -195,7 +196,7 @@ impl ApiObjects {
 
     /// Sets the offline copy's objects.
     pub(super) fn set_offline(&mut self, objects: SortedMap<ObjectKey, Option<Object>>) {
-        self.kept = objects;
+        self.offline = objects;
     }
 
     /// Watches the objects that the update's pods reference, adds the known ones to the update, and removes the pods that have
@@ -208,26 +209,36 @@ impl ApiObjects {
         tasks: &Tasks,
     ) -> SortedSet<PodUid> {
         let mut named = named_in(update, self, pods);
-        let mut wishes: SortedMap<ObjectKey, (Box<str>, TokenRequest)> = SortedMap::new();
-        let mut needed: SortedSet<ObjectKey> = SortedSet::new();
-        for Named { place, keys, is_left_out, .. } in &mut named {
-            let further = keys.iter().filter(|key| !needed.contains(*key)).count();
-            *is_left_out = needed.len() + further > KUBE_OBJECTS_MAX;
-            if !*is_left_out {
-                needed.extend(keys.iter().cloned());
-                let pod = &update.pods[*place].pod;
-                let opened = pod.pod.open();
-                let of = |(key, wish)| (key, (pod.key.name.as_ref().into(), wish));
-                wishes.extend(tokens_of(&opened).map(of));
-            }
+        let (needed, token_requests) = choose_objects(&mut named, update);
+        self.drop_others(&needed);
+        if update.complete {
+            self.offline = SortedMap::new();
         }
+        self.watch(needed, token_requests, client, tasks);
+        self.add_known_objects(update, pods);
+        self.remove_waiting(named, update, pods);
+        let is_known =
+            |pod: &SourcedPod| named_by(&pod.pod.pod).iter().all(|key| self.known.contains_key(key));
+        let known = update.pods.iter().filter(|pod| is_known(pod));
+        known.map(|pod| pod.pod.key.uid.clone()).collect()
+    }
+
+    /// Ends the watches of all objects but the needed ones, and drops their states.
+    fn drop_others(&mut self, needed: &SortedSet<ObjectKey>) {
         self.tasks.retain(|key, _| needed.contains(key));
         self.known.retain(|key, _| needed.contains(key));
         self.unconfirmed.retain(|key| needed.contains(key));
         self.too_large.retain(|key, _| needed.contains(key));
-        if update.complete {
-            self.kept = SortedMap::new();
-        }
+    }
+
+    /// Starts a task for each needed object that has none, unless the object is too large for the room that is left.
+    fn watch(
+        &mut self,
+        needed: SortedSet<ObjectKey>,
+        mut token_requests: SortedMap<ObjectKey, (Box<str>, TokenRequest)>,
+        client: &Client,
+        tasks: &Tasks,
+    ) {
         for key in needed {
             self.load_offline(&key);
             if self.tasks.contains_key(&key) {
@@ -240,9 +251,11 @@ impl ApiObjects {
                 self.too_large.remove(&key);
             }
             let found = self.found.clone();
-            let task = match wishes.remove(&key) {
-                Some((pod, wish)) => tasks
-                    .run("service account token", keep_token(client.clone(), pod, key.clone(), wish, found)),
+            let task = match token_requests.remove(&key) {
+                Some((pod, request)) => tasks.run(
+                    "service account token",
+                    keep_token(client.clone(), pod, key.clone(), request, found),
+                ),
                 None if key.kind == ObjectKind::Claim => {
                     tasks.run("volume claim", keep_claim(client.clone(), key.clone(), found))
                 }
@@ -253,6 +266,10 @@ impl ApiObjects {
             };
             self.tasks.insert(key, task);
         }
+    }
+
+    /// Adds the known objects, and each pod's claims and runtime handler, to the update.
+    fn add_known_objects<R: Runtime + 'static>(&self, update: &mut SourceUpdate, pods: &Pods<R>) {
         update.objects = self.known.values().flatten().cloned().collect();
         let labels = pods.room().labels();
         for sourced in &mut update.pods {
@@ -263,6 +280,15 @@ impl ApiObjects {
             }
             sourced.pod.pod.pack();
         }
+    }
+
+    /// Removes from the update the new pods whose objects are not all known, and marks those whose objects have no room.
+    fn remove_waiting<R: Runtime + 'static>(
+        &mut self,
+        named: Vec<Named>,
+        update: &mut SourceUpdate,
+        pods: &Pods<R>,
+    ) {
         let relist = pods.relist();
         let (desired, complete) = (pods.desired(), update.complete);
         // A pod in the API server's update starts with the API server's objects.
@@ -291,10 +317,6 @@ impl ApiObjects {
         (self.waiting, self.others) = (waiting, others);
         let mut waits = waits.into_iter();
         update.pods.retain(|_| waits.next() != Some(true));
-        let is_known =
-            |pod: &SourcedPod| named_by(&pod.pod.pod).iter().all(|key| self.known.contains_key(key));
-        let known = update.pods.iter().filter(|pod| is_known(pod));
-        known.map(|pod| pod.pod.key.uid.clone()).collect()
     }
 
     /// Objects have changed: they are passed to their pods.
@@ -349,6 +371,28 @@ struct Named {
     keys: SortedSet<ObjectKey>,
     /// There is no room for them.
     is_left_out: bool,
+}
+
+/// The objects to watch, within the limit of their number, and the requests of those that are tokens, each with its pod's name.
+/// Marks the pods whose objects have no room.
+fn choose_objects(
+    named: &mut [Named],
+    update: &SourceUpdate,
+) -> (SortedSet<ObjectKey>, SortedMap<ObjectKey, (Box<str>, TokenRequest)>) {
+    let mut requests = SortedMap::new();
+    let mut needed: SortedSet<ObjectKey> = SortedSet::new();
+    for Named { place, keys, is_left_out, .. } in named {
+        let further = keys.iter().filter(|key| !needed.contains(*key)).count();
+        *is_left_out = needed.len() + further > KUBE_OBJECTS_MAX;
+        if !*is_left_out {
+            needed.extend(keys.iter().cloned());
+            let pod = &update.pods[*place].pod;
+            let opened = pod.pod.open();
+            let of = |(key, request)| (key, (pod.key.name.as_ref().into(), request));
+            requests.extend(tokens_of(&opened).map(of));
+        }
+    }
+    (needed, requests)
 }
 
 /// The objects that a pod needs before it starts.

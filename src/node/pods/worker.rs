@@ -432,6 +432,7 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
+    /// Applies the result of the pod's job, unless another job was started since.
     pub(in crate::node) fn job_ended(
         &mut self,
         uid: &PodUid,
@@ -440,67 +441,21 @@ impl<R: Runtime + 'static> Pods<R> {
         out: &mut Effects,
     ) {
         let now = self.ctx.manager.clock.now();
-        let room = self.start_failures_room();
         let Some(record) = self.records.get_mut(uid).filter(|record| record.job == job) else { return };
         let Some(kind) = record.worker.in_flight() else { return };
         record.task = None;
         (record.give_up, record.ends) = (None, None);
         let _handling = poison::handling(Some(record.mark.clone()));
         match result {
-            JobResult::Read(Ok(mut observed)) => {
-                out.push(Effect::RuntimeAnswered);
-                pleg::fix_times(&mut observed, record.worker.observed().map(|old| &**old), now);
-                if record.worker.observed().is_none()
-                    && let Some(oldest) = record.found_running(&observed, now)
-                    && let Some(mut status) = self.statuses.status(uid)
-                {
-                    status.start_time = time(oldest);
-                    self.statuses.put(uid, status);
-                }
-                if record.worker.observed().is_none() {
-                    record.probers.found(&observed);
-                }
-                record.agreement.at = record.job_began;
-                self.retry_resizes |= record.note_sizes(&self.ctx.node, &mut observed);
-                record.worker.read(Rc::new(observed), now.mono);
-                self.report_running_logs(uid);
-                self.reads += 1;
-                out.push(Effect::WasRead(uid.clone()));
-                out.push(Effect::RefreshStatus(uid.clone()));
-            }
+            JobResult::Read(Ok(observed)) => self.read_ended(uid, observed, now, out),
             JobResult::Read(Err(error)) => {
-                let key = record.worker.key();
                 if !matches!(error, RuntimeError::Unavailable(_)) {
+                    let key = record.worker.key();
                     self.ctx.note(key, EventKind::Warning, "FailedStatus", &error.to_string());
                 }
                 record.worker.read_failed(now.mono, RELIST_PERIOD);
             }
-            JobResult::Done(outcome) => {
-                for attempt in &outcome.attempts {
-                    self.backoff.next(attempt.crash.key, attempt.crash.finished, attempt.at);
-                }
-                record.failures.update(&outcome, room);
-                if outcome.found_no_space() {
-                    out.push(Effect::NoSpace(uid.clone()));
-                }
-                if outcome.sandbox.is_some() || outcome.starts().any(|(_, failure)| failure.is_none()) {
-                    out.push(Effect::StartedSomething);
-                }
-                let (key, pod) = (record.worker.key().clone(), record.worker.pod().cloned());
-                record.worker.ended(retry(&outcome, now));
-                if let Some(pod) = pod {
-                    self.count_starts(&pod, &outcome);
-                }
-                self.resized(uid, &outcome, now);
-                self.reject_not_admitted(uid, &outcome);
-                if kind == Job::Kill {
-                    self.note_late_kill(uid, now);
-                }
-                if let Some(error) = outcome.error().filter(|_| kind == Job::Kill) {
-                    self.ctx.note(&key, EventKind::Warning, "FailedKillPod", &error);
-                }
-                self.refresh_status(uid, now);
-            }
+            JobResult::Done(outcome) => self.sync_ended(uid, kind, &outcome, now, out),
             JobResult::Refreshed(result) => {
                 if let Err(error) = &result {
                     record.volumes_stale = true;
@@ -517,6 +472,59 @@ impl<R: Runtime + 'static> Pods<R> {
         }
         self.queue_resize_retries();
         out.drive(uid);
+    }
+
+    /// A read ended: the observation replaces the last one.
+    fn read_ended(&mut self, uid: &PodUid, mut observed: ObservedPod, now: Now, out: &mut Effects) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        out.push(Effect::RuntimeAnswered);
+        pleg::fix_times(&mut observed, record.worker.observed().map(|old| &**old), now);
+        if record.worker.observed().is_none() {
+            if let Some(oldest) = record.found_running(&observed, now)
+                && let Some(mut status) = self.statuses.status(uid)
+            {
+                status.start_time = time(oldest);
+                self.statuses.put(uid, status);
+            }
+            record.probers.found(&observed);
+        }
+        record.agreement.at = record.job_began;
+        self.retry_resizes |= record.note_sizes(&self.ctx.node, &mut observed);
+        record.worker.read(Rc::new(observed), now.mono);
+        self.report_running_logs(uid);
+        self.reads += 1;
+        out.push(Effect::WasRead(uid.clone()));
+        out.push(Effect::RefreshStatus(uid.clone()));
+    }
+
+    /// A sync or a kill ended: records its failures and back-offs, and when the worker tries again.
+    fn sync_ended(&mut self, uid: &PodUid, kind: Job, outcome: &Outcome, now: Now, out: &mut Effects) {
+        let room = self.start_failures_room();
+        let Some(record) = self.records.get_mut(uid) else { return };
+        for attempt in &outcome.attempts {
+            self.backoff.next(attempt.crash.key, attempt.crash.finished, attempt.at);
+        }
+        record.failures.update(outcome, room);
+        if outcome.found_no_space() {
+            out.push(Effect::NoSpace(uid.clone()));
+        }
+        if outcome.sandbox.is_some() || outcome.starts().any(|(_, failure)| failure.is_none()) {
+            out.push(Effect::StartedSomething);
+        }
+        let (key, pod) = (record.worker.key().clone(), record.worker.pod().cloned());
+        record.worker.ended(retry(outcome, now));
+        if let Some(pod) = pod {
+            self.count_starts(&pod, outcome);
+        }
+        self.resized(uid, outcome, now);
+        self.reject_not_admitted(uid, outcome);
+        if kind == Job::Kill {
+            self.note_late_kill(uid, now);
+            if let Some(error) = outcome.error() {
+                self.ctx.note(&key, EventKind::Warning, "FailedKillPod", &error);
+            }
+        }
+        self.refresh_status(uid, now);
     }
 
     /// The kill of a pod that was evicted has ended later than its grace period allows (`killPodNow`).
