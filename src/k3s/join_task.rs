@@ -45,7 +45,7 @@ pub(crate) struct JoinTask {
     /// Whether the server reaches pods through the tunnel.
     pub(crate) pods: Rc<Cell<bool>>,
     /// Receives the cluster's settings; `None`: the configuration names other DNS servers.
-    pub(crate) told: Option<Sender<Settings>>,
+    pub(crate) settings: Option<Sender<Settings>>,
     pub(crate) clock: SharedClock,
 }
 
@@ -182,9 +182,9 @@ impl JoinTask {
 
     async fn publish(&self, settings: Settings, is_renewed: bool) -> Outcome {
         self.pods.set(settings.reaches_pods);
-        if let Some(told) = &self.told {
+        if let Some(sender) = &self.settings {
             // Closed: the process ends.
-            let _ = told.send(settings).await;
+            let _ = sender.send(settings).await;
         }
         if is_renewed {
             self.client.reconnect();

@@ -96,7 +96,7 @@ pub(super) struct Tunnel {
     pub(super) common: Common,
     pub(super) standing: Rc<Cell<TunnelState>>,
     /// Notified when the state changes.
-    pub(super) told: Sender<()>,
+    pub(super) changed: Sender<()>,
 }
 
 impl Tunnel {
@@ -147,7 +147,7 @@ impl Tunnel {
     fn stands(&self, standing: TunnelState) {
         if self.standing.replace(standing) != standing {
             // Full: a notification is pending already.
-            let _ = self.told.try_send(());
+            let _ = self.changed.try_send(());
         }
     }
 

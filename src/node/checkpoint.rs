@@ -253,7 +253,7 @@ impl Checkpointing {
         };
         let patience = async {
             pods.manager().clock.sleep(CHECKPOINT_END_PATIENCE).await;
-            Err("the disk does not answer".to_owned())
+            Err("the disk does not respond".to_owned())
         };
         if let Err(error) = smol::future::or(write, patience).await {
             log::warn!("checkpoint not written: {error}; the next start uses the last one that was written");

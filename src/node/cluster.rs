@@ -421,7 +421,7 @@ impl Cluster {
         let Some(relist) = pods.relist() else { return };
         let former = relist.former.iter().map(|former| &former.key.uid);
         let here = pods.iter().map(|(uid, _)| uid).chain(relist.pods.keys()).chain(former);
-        self.of.shared.here.are(here.cloned().collect());
+        self.of.shared.local_pods.are(here.cloned().collect());
     }
 
     /// The Node has changed: its status is reported at once.

@@ -103,15 +103,15 @@ async fn find_runtime(
                 }
                 other => other?,
             }
-            let told = found.runtime.cgroup_driver().await;
-            let told = told.map_err(|error| {
+            let driver = found.runtime.cgroup_driver().await;
+            let driver = driver.map_err(|error| {
                 EndpointError::Failed(found.runtime.socket().to_path_buf(), error.to_string())
             })?;
-            Ok::<_, EndpointError>((found, told))
+            Ok::<_, EndpointError>((found, driver))
         };
         match tried.await {
-            Ok((found, told)) => {
-                let cgroup_driver = told.unwrap_or(config.cgroup_driver);
+            Ok((found, driver)) => {
+                let cgroup_driver = driver.unwrap_or(config.cgroup_driver);
                 if cgroup_driver != config.cgroup_driver {
                     log::warn!(
                         "using cgroup driver {} of the runtime; the configured {} is ignored",

@@ -65,8 +65,8 @@ struct Start<'a> {
 struct K3s {
     supervisor: Supervisor,
     servers: Rc<Servers>,
-    told: Sender<()>,
-    news: Receiver<()>,
+    changed: Sender<()>,
+    changes: Receiver<()>,
     lost: Sender<()>,
     reaches_pods: Rc<Cell<bool>>,
 }
@@ -126,9 +126,9 @@ impl Start<'_> {
         // Read together with the other settings.
         let server = kube::ServerUrl::parse(&k3s.server).ok()?;
         let supervisor = Supervisor::new(self.clock.clone(), self.access.authenticated().clone());
-        let (told, news) = smol::channel::bounded(1);
+        let (changed, changes) = smol::channel::bounded(1);
         let (lost, tunnel_lost) = smol::channel::bounded(1);
-        let servers = Rc::new(Servers::new(server, self.access.others().clone(), told.clone()));
+        let servers = Rc::new(Servers::new(server, self.access.others().clone(), changed.clone()));
         let reaches_pods = Rc::new(Cell::new(false));
         let joining = JoinTask {
             k3s: k3s.clone(),
@@ -143,12 +143,12 @@ impl Start<'_> {
             addresses: self.addresses.clone(),
             client: self.client.clone(),
             // Configured DNS servers take precedence.
-            told: self.config.cluster_dns.is_empty().then_some(settings),
+            settings: self.config.cluster_dns.is_empty().then_some(settings),
             pods: reaches_pods.clone(),
             clock: self.clock.clone(),
         };
         self.executor.spawn("k3s joining", joining.run()).detach();
-        Some(K3s { supervisor, servers, told, news, lost, reaches_pods })
+        Some(K3s { supervisor, servers, changed, changes, lost, reaches_pods })
     }
 
     /// Starts the renewal of the certificates that the cluster signs.
@@ -191,8 +191,8 @@ impl Start<'_> {
         let (collection, followed) = (ApiPods::collection(&name), self.client.clone());
         let (unreached, failed) = smol::channel::bounded(1);
         let trees = Trees::new(unreached);
-        let (here, looked) = LocalPods::new();
-        let shared = Shared { here, statuses: ApiStatusVersions::default() };
+        let (local_pods, looked) = LocalPods::new();
+        let shared = Shared { local_pods, statuses: ApiStatusVersions::default() };
         let mut follower = ApiPods::new(name, self.clock.clone(), updates, trees.clone(), shared.clone());
         let follow = async move {
             // The running pods must be known first: they come first in the update. Closed: the loop and the process end.
@@ -205,9 +205,9 @@ impl Start<'_> {
 
     /// Watches this node's Node object.
     fn follow_node(&self) -> Receiver<Option<NodeFields>> {
-        let (told, node) = smol::channel::bounded(1);
+        let (fields, node) = smol::channel::bounded(1);
         let (collection, followed) = (ApiNode::collection(&self.node.node_name), self.client.clone());
-        let mut follower = ApiNode::new(told);
+        let mut follower = ApiNode::new(fields);
         let follow = async move { kube::follow::<()>(&followed, &collection, &mut follower).await };
         self.executor.spawn("node watch", follow).detach();
         node
@@ -215,7 +215,7 @@ impl Start<'_> {
 
     /// Serves the node's own API, also through the tunnels of a k3s server.
     fn serve(&self, (listening, queries, blocking, held): NodeApi, k3s: Option<K3s>) {
-        if let Some(K3s { supervisor, servers, told, news, lost, reaches_pods }) = k3s {
+        if let Some(K3s { supervisor, servers, changed, changes, lost, reaches_pods }) = k3s {
             let asker = QuerySender::new(queries.clone());
             let (node_api, sockets) = (listening.own_address(), listening.tunnel_sockets());
             let reach = Reach { node_api, sockets, asker, pods: reaches_pods };
@@ -230,7 +230,7 @@ impl Start<'_> {
                 places: Arc::new(Semaphore::new(TUNNEL_CONNECTIONS_MAX)),
                 queued: Rc::default(),
             };
-            let tunnels = Tunnels { servers, common, news, told, lost };
+            let tunnels = Tunnels { servers, common, changes, changed, lost };
             self.executor.spawn("k3s tunnels", tunnels.run()).detach();
         }
         let needs = crate::node_api::Needs {

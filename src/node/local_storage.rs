@@ -31,7 +31,7 @@ pub(super) struct LocalStorage {
     /// Images have a disk of their own; `None` = not known yet. Asked once (`dedicatedImageFs`).
     images_apart: Option<bool>,
     /// The failure of the runtime's stats was logged.
-    is_untold: bool,
+    stats_failure_logged: bool,
 }
 
 /// The measured usage of the pods that have limits of their own.
@@ -53,9 +53,11 @@ impl LocalStorage {
             in_flight: false,
             unfinished,
             images_apart: None,
-            is_untold: false,
+            stats_failure_logged: false,
         }
     }
+
+    /// When to measure next; `None` = no pod has a limit, or a measurement is in flight.
     pub(super) fn due<R: Runtime + 'static>(&self, pods: &Pods<R>) -> Option<Mono> {
         let wanted = !self.in_flight && limited_pods(pods).next().is_some();
         wanted.then_some(self.next)
@@ -116,7 +118,7 @@ impl LocalStorage {
         self.in_flight = false;
         self.unfinished = unfinished;
         self.images_apart = images_apart;
-        self.is_untold &= usages.is_err();
+        self.stats_failure_logged &= usages.is_err();
         let mut broke: Vec<(PodUid, OwnLimit, String)> = outgrown
             .into_iter()
             .map(|(uid, message)| (PodUid::from(uid.as_str()), OwnLimit::EmptyDir, message))
@@ -127,7 +129,7 @@ impl LocalStorage {
                 let (limit, message) = broken(pods.get(&uid)?.worker().pod()?, usage, images_apart)?;
                 Some((uid, limit, message))
             })),
-            Err(error) if std::mem::replace(&mut self.is_untold, true) => {
+            Err(error) if std::mem::replace(&mut self.stats_failure_logged, true) => {
                 log::debug!("limits on ephemeral-storage: {error}");
             }
             Err(error) => note_missing_stats(&error, out),

@@ -92,7 +92,7 @@ pub(super) struct Pods<R> {
     /// Number of reads of pods.
     reads: u64,
     /// The pods that no valid manifest names and that were logged as held. At most `HELD_PODS_REPORTED_MAX`.
-    told_held: SortedSet<PodUid>,
+    reported_held: SortedSet<PodUid>,
     set_aside: Arc<SetAside>,
     /// Number of objects and bytes of each source.
     held: SortedMap<&'static str, SourceUsage>,
@@ -168,7 +168,7 @@ impl<R: Runtime + 'static> Pods<R> {
             restored: SortedMap::new(),
             jobs: 0,
             reads: 0,
-            told_held: SortedSet::new(),
+            reported_held: SortedSet::new(),
             set_aside,
             held: SortedMap::new(),
             take_over: config.take_over,

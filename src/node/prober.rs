@@ -82,7 +82,7 @@ impl<R: Runtime + 'static> Prober<R> {
         let mut due: Vec<(Mono, PodUid, ProbeKey)> = probed(pods).flat_map(due).collect();
         due.sort_by_key(|(at, ..)| *at);
         for (_, pod, place) in due {
-            if self.may_begin(&pod) && pods.may_probe(&pod, place) {
+            if self.may_begin(&pod) && pods.can_be_probed(&pod, place) {
                 self.asked += 1;
                 out.push(Effect::Probe(self.asked, pod.clone(), place));
                 self.running.insert(self.asked, Running { pod, place, task: None });

@@ -40,7 +40,7 @@ struct Shutdown {
     /// Deadline of the group; `None` = its termination has not begun.
     until: Option<Mono>,
     /// Deadline for the report of the Node's status.
-    told_until: Mono,
+    report_until: Mono,
 }
 
 impl ShutdownManager {
@@ -56,8 +56,8 @@ impl ShutdownManager {
                 "node shutdown: terminating all pods within {} s, starting none",
                 self.groups.all().as_secs()
             );
-            let told_until = now + SHUTDOWN_STATUS_WAIT;
-            self.under_way = Some(Shutdown { group: 0, until: None, told_until });
+            let report_until = now + SHUTDOWN_STATUS_WAIT;
+            self.under_way = Some(Shutdown { group: 0, until: None, report_until });
             out.push(Effect::Close(self.groups.get(0)));
             out.push(Effect::ReportNode);
         }
@@ -81,14 +81,14 @@ impl ShutdownManager {
 
     /// The deadline for the report of the Node's status is over.
     pub(super) fn has_waited(&self, now: Mono) -> bool {
-        self.under_way.is_none_or(|shutdown| shutdown.told_until <= now)
+        self.under_way.is_none_or(|shutdown| shutdown.report_until <= now)
     }
 
     /// The next deadline. `is_node_reported`: the API server has the Node's shutdown condition.
     pub(super) fn due(&self, is_node_reported: bool) -> Option<Mono> {
         let shutdown = self.under_way?;
         let waits = self.is_over() && !is_node_reported;
-        shutdown.until.or(waits.then_some(shutdown.told_until))
+        shutdown.until.or(waits.then_some(shutdown.report_until))
     }
 
     /// Advances by one step if one is due, and returns whether it did; the next one follows when the effects are applied.

@@ -188,7 +188,7 @@ impl Worker {
     }
 
     /// Sets the desired pod (added again, or changed in a way that keeps its UID).
-    pub fn want(&mut self, pod: Rc<DesiredPod>) {
+    pub fn set_desired(&mut self, pod: Rc<DesiredPod>) {
         self.asked_anew = true;
         match self.life {
             Life::Waiting | Life::Syncing | Life::Ended | Life::Ending(Why::Finished) => {
@@ -214,7 +214,7 @@ impl Worker {
     }
 
     /// No source desires the pod any more.
-    pub fn unwant(&mut self) {
+    pub fn remove_desired(&mut self) {
         self.afresh = None;
         self.wake_at = None;
         self.asked_anew = true;
@@ -483,8 +483,8 @@ mod tests {
         step(&mut worker, KILL, &with_sandbox(SandboxState::NotReady));
         step(&mut worker, REMOVE, &empty());
         assert_eq!((worker.next(NOW), worker.life()), (None, Life::Ended));
-        worker.unwant();
-        worker.want(pod());
+        worker.remove_desired();
+        worker.set_desired(pod());
         assert_eq!(worker.next(NOW), Some(Step::Forget));
         assert!(worker.take_afresh().is_some());
     }
@@ -494,7 +494,7 @@ mod tests {
         let mut worker = Worker::wanted(pod(), false);
         step(&mut worker, READ, &with_sandbox(SandboxState::Ready));
         step(&mut worker, Step::Plan, &empty());
-        worker.unwant();
+        worker.remove_desired();
         step(&mut worker, KILL, &with_sandbox(SandboxState::NotReady));
         step(&mut worker, REMOVE, &empty());
         assert_eq!(worker.next(NOW), Some(Step::Forget));
@@ -505,8 +505,8 @@ mod tests {
     fn a_pod_restored_while_it_ends_starts_afresh_afterwards() {
         let mut worker = Worker::wanted(pod(), false);
         step(&mut worker, READ, &with_sandbox(SandboxState::Ready));
-        worker.unwant();
-        worker.want(pod());
+        worker.remove_desired();
+        worker.set_desired(pod());
         assert_eq!(worker.life(), Life::Ending(Why::Unwanted), "it still ends first");
         step(&mut worker, KILL, &with_sandbox(SandboxState::NotReady));
         step(&mut worker, REMOVE, &empty());
@@ -529,7 +529,7 @@ mod tests {
         worker.started(Job::CleanUp);
         worker.ended(Ok(()));
         assert_eq!(worker.next(NOW), None, "nothing in the runtime changed: nothing is read");
-        worker.unwant();
+        worker.remove_desired();
         step(&mut worker, REMOVE, &empty());
         assert_eq!(worker.next(NOW), Some(Step::Forget));
     }
@@ -569,7 +569,7 @@ mod tests {
             step(&mut worker, Step::Plan, &empty());
             worker.started(Job::Act);
             if wish {
-                worker.want(pod());
+                worker.set_desired(pod());
             }
             worker.ended(Ok(()));
             step(&mut worker, READ, &empty());
@@ -617,7 +617,7 @@ mod tests {
         worker.name_is_free();
         assert_eq!(worker.next(NOW), Some(READ));
         let mut worker = Worker::wanted(pod(), true);
-        worker.unwant();
+        worker.remove_desired();
         step(&mut worker, READ, &empty());
         step(&mut worker, REMOVE, &empty());
         assert_eq!(worker.next(NOW), Some(Step::Forget));

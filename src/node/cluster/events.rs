@@ -20,9 +20,9 @@ use crate::node::pods::Pods;
 /// The progress of the reports.
 pub(super) struct EventReports {
     /// All entries of pods up to this revision of the ring are reported. Pods come first: they may be deleted meanwhile.
-    told: u64,
+    reported: u64,
     /// The same for the node's entries.
-    told_of_node: u64,
+    reported_of_node: u64,
     /// Pods that the API server no longer has, or that have ended, with events that are still to be reported. Bounded by the
     /// ring, which has at least one entry of each.
     left: SortedSet<PodUid>,
@@ -31,22 +31,23 @@ pub(super) struct EventReports {
 
 impl EventReports {
     pub(super) fn new(now: Mono, seed: u64) -> Self {
-        Self { told: 0, told_of_node: 0, left: SortedSet::new(), task: Task::new(now, seed) }
+        Self { reported: 0, reported_of_node: 0, left: SortedSet::new(), task: Task::new(now, seed) }
     }
 
     /// The pod is no longer in the API server: its events are reported all the same.
     pub(super) fn forget_pod(&mut self, uid: &PodUid, ring: &EventRing) {
-        let told = self.told;
+        let reported = self.reported;
         let waits =
-            |uid: &PodUid| ring.iter().any(|event| event.uid == uid.as_str() && event.revision > told);
+            |uid: &PodUid| ring.iter().any(|event| event.uid == uid.as_str() && event.revision > reported);
         self.left.retain(waits);
         if waits(uid) {
             self.left.insert(uid.clone());
         }
     }
+
     pub(super) fn due(&self, of: &Membership, out: &Effects) -> Option<Mono> {
         of.registered.as_ref()?;
-        self.task.due().filter(|_| self.told.min(self.told_of_node) < out.ring().borrow().revision())
+        self.task.due().filter(|_| self.reported.min(self.reported_of_node) < out.ring().borrow().revision())
     }
 
     /// Reports the next entry.
@@ -63,17 +64,17 @@ impl EventReports {
         }
         let ring = out.ring().borrow();
         let desired = pods.desired();
-        let is_there = |event: &events::Event<'_>| {
+        let is_unreported = |event: &events::Event<'_>| {
             let uid = event.uid;
             if event.is_of_node() {
-                return event.revision > self.told_of_node;
+                return event.revision > self.reported_of_node;
             }
             let is_known = known.has(uid) || self.left.contains(uid) || hash_of(desired, uid).is_some();
-            event.revision > self.told && is_known
+            event.revision > self.reported && is_known
         };
-        let next = ring.iter().filter(is_there).min_by_key(|event| (event.is_of_node(), event.revision));
+        let next = ring.iter().filter(is_unreported).min_by_key(|event| (event.is_of_node(), event.revision));
         let Some(next) = next else {
-            (self.told, self.told_of_node) = (ring.revision(), ring.revision());
+            (self.reported, self.reported_of_node) = (ring.revision(), ring.revision());
             self.left.clear();
             return;
         };
@@ -94,8 +95,8 @@ impl EventReports {
         let is_over = result.as_ref().map_or_else(gives_up, |()| true);
         self.task.ended(is_over, now, KUBE_RETRY_MAX);
         if is_over {
-            let told = if of_node { &mut self.told_of_node } else { &mut self.told };
-            *told = revision;
+            let reported = if of_node { &mut self.reported_of_node } else { &mut self.reported };
+            *reported = revision;
             self.task.at = now;
         }
         if let Err(why) = result {
@@ -133,13 +134,13 @@ async fn report(
         let again = Content::strategic(&event::again(of, now));
         match client.call(Method::PATCH, &path, Some(again)).await {
             Err(error) if error.is_not_found() => {}
-            told => return told.map(drop),
+            result => return result.map(drop),
         }
     }
     let path = Resource::EVENTS.path(&namespace);
     match client.call(Method::POST, &path, Some(Content::json(&event::object(of, uid, node, now)))).await {
         // It was created, and the response was lost.
         Err(error) if error.is(409) => Ok(()),
-        told => told.map(drop),
+        result => result.map(drop),
     }
 }

@@ -59,8 +59,8 @@ pub(super) struct OfflineCopy {
     puts: SortedMap<FileName, Put>,
     /// The names of all entries to keep; `None` = the API server has not sent its pods yet.
     wanted: Option<Arc<SortedSet<FileName>>>,
-    /// The revision of the pods that `wanted` was made of.
-    told: u64,
+    /// Hash of the pods that `wanted` was computed from.
+    pods_hash: u64,
     write: Option<smol::Task<()>>,
     due: Option<Mono>,
     not_before: Mono,
@@ -84,7 +84,7 @@ impl OfflineCopy {
             trees,
             puts: SortedMap::new(),
             wanted: None,
-            told: 0,
+            pods_hash: 0,
             write: None,
             due: None,
             not_before: now,
@@ -179,6 +179,7 @@ impl OfflineCopy {
         }
         self.not_before = now + OFFLINE_PERIOD;
     }
+
     // ---- writing -------------------------------------------------------------------------------------------
 
     /// The API server has sent its pods: the copy keeps these and the objects that they reference, and nothing else.
@@ -187,8 +188,8 @@ impl OfflineCopy {
         let kept = || last.pods.iter().filter(|pod| !last.server.over.contains(&pod.pod.key.uid));
         let mut hasher = DefaultHasher::new();
         kept().for_each(|pod| (&pod.pod.key.uid, &pod.config_hash).hash(&mut hasher));
-        let told = hasher.finish();
-        if self.wanted.is_some() && self.told == told {
+        let pods_hash = hasher.finish();
+        if self.wanted.is_some() && self.pods_hash == pods_hash {
             return;
         }
         let before = self.wanted.take().unwrap_or_default();
@@ -218,7 +219,7 @@ impl OfflineCopy {
         } else if is_first || wanted.len() > before.len() {
             self.due.get_or_insert((now + OFFLINE_SETTLE).max(self.not_before));
         }
-        self.told = told;
+        self.pods_hash = pods_hash;
         self.wanted = Some(Arc::new(wanted));
     }
 
@@ -289,8 +290,8 @@ impl OfflineCopy {
 
 /// The offline copy's pods as an update of the API server; `None` = there are none.
 pub(super) fn update(of: &Membership, pods: Vec<Vec<u8>>, clock: &SharedClock) -> Option<SourceUpdate> {
-    let (node, here) = (NodeName::new(&of.machine.name), of.shared.here.clone());
-    let update = api_offline::update(&node, clock.clone(), here, pods);
+    let (node, local_pods) = (NodeName::new(&of.machine.name), of.shared.local_pods.clone());
+    let update = api_offline::update(&node, clock.clone(), local_pods, pods);
     if update.pods.is_empty() {
         return None;
     }

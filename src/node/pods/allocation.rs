@@ -167,7 +167,7 @@ impl<R: Runtime + 'static> Pods<R> {
         let event = resizing.allocate(&desired, now.wall);
         self.note_resize(&desired, Some(event));
         if let Some(record) = self.records.get_mut(uid) {
-            record.want_whole(desired);
+            record.set_desired_and_allocated(desired);
         }
         self.refresh_status(uid, now);
         out.drive(uid);

@@ -108,8 +108,8 @@ impl<R: Runtime + 'static> Pods<R> {
                 continue;
             }
             log::info!("pod {}: restarting the evicted pod, the node is under no pressure any more", pod.key);
-            self.unwant(&uid, now);
-            self.want(pod, out);
+            self.remove_desired(&uid, now);
+            self.set_desired(pod, out);
             out.drive(&uid);
         }
     }
@@ -186,7 +186,7 @@ impl<R: Runtime + 'static> Pods<R> {
             object.metadata.deletion_grace_period_seconds = Some(ending.grace.0);
             object.metadata.deletion_timestamp = status::time(wall);
             deleted.pod = object.into();
-            record.worker.want(Rc::new(deleted));
+            record.worker.set_desired(Rc::new(deleted));
         }
     }
 
@@ -224,9 +224,9 @@ impl<R: Runtime + 'static> Pods<R> {
             }
             let Some(record) = self.records.get_mut(&uid) else { continue };
             record.shutdown_grace = None;
-            record.worker.unwant();
+            record.worker.remove_desired();
             if let Some(pod) = pod {
-                record.want(pod);
+                record.set_desired(pod);
             }
             out.drive(&uid);
         }

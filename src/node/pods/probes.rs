@@ -23,7 +23,7 @@ pub(in crate::node) struct AskedProbe {
 
 impl<R: Runtime + 'static> Pods<R> {
     /// The container can be probed.
-    pub(in crate::node) fn may_probe(&self, uid: &PodUid, place: ProbeKey) -> bool {
+    pub(in crate::node) fn can_be_probed(&self, uid: &PodUid, place: ProbeKey) -> bool {
         let Some(record) = self.records.get(uid) else { return false };
         let pod = record.worker.pod().filter(|_| record.worker.observed().is_some());
         pod.is_some_and(|pod| place.find(pod).is_some())

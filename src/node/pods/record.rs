@@ -210,13 +210,13 @@ impl Record {
 
     /// The source wants the pod like this now. What `smolet debug` added to it stays, unless it ends first: then it begins
     /// without. A pod of the API server has its own.
-    pub(in crate::node) fn want(&mut self, pod: DesiredPod) {
+    pub(in crate::node) fn set_desired(&mut self, pod: DesiredPod) {
         let pod = self.with_allocated_sizes(pod);
-        self.want_whole(pod);
+        self.set_desired_and_allocated(pod);
     }
 
     /// The same with the CPU and memory that it is wanted with: it was allocated them.
-    pub(in crate::node) fn want_whole(&mut self, pod: DesiredPod) {
+    pub(in crate::node) fn set_desired_and_allocated(&mut self, pod: DesiredPod) {
         let added = match self.worker.life() {
             _ if pod.pod.is_of_api_server() => Vec::new(),
             Life::Waiting | Life::Syncing | Life::Ended | Life::Ending(Why::Finished) => {
@@ -224,7 +224,7 @@ impl Record {
             }
             Life::Ending(Why::Unwanted) | Life::Removing => Vec::new(),
         };
-        self.worker.want(Rc::new(with_debuggers(pod, added)));
+        self.worker.set_desired(Rc::new(with_debuggers(pod, added)));
     }
 
     /// The pod with the CPU and memory that it was allocated: it is to have no others.
@@ -239,7 +239,7 @@ impl Record {
     pub(in crate::node) fn debug(&mut self, containers: Vec<EphemeralContainer>, number: u64) {
         let Some(pod) = self.worker.pod().cloned() else { return };
         self.debugger = number;
-        self.worker.want(Rc::new(pod.with_ephemeral_containers(containers)));
+        self.worker.set_desired(Rc::new(pod.with_ephemeral_containers(containers)));
         // Whoever debugs a pod does not wait for a pull that hangs.
         self.give_up = None;
     }
@@ -264,7 +264,7 @@ impl Record {
     }
 
     /// The manifest changed: the pod is tried (again).
-    pub(in crate::node) fn changed(&mut self) {
+    pub(in crate::node) fn manifest_changed(&mut self) {
         self.mark = mark_of(&self.worker);
         self.limits_disk = limits_disk(&self.worker);
         self.probers.changed();
@@ -272,7 +272,7 @@ impl Record {
     }
 
     /// The manifest was removed: the termination is tried even if the pod was set aside.
-    pub(in crate::node) fn unwanted(&mut self) {
+    pub(in crate::node) fn manifest_removed(&mut self) {
         self.mark = pod_mark(&self.worker.key().uid, "");
         self.try_again();
     }

@@ -92,7 +92,7 @@ impl<R: Runtime + 'static> Pods<R> {
                     };
                     log::info!("pod {key}: {why}");
                     touched.insert(key.uid.clone());
-                    self.unwant(&key.uid, now);
+                    self.remove_desired(&key.uid, now);
                 }
                 Change::Changed(pod) | Change::Added(pod) => wanted.push(pod),
                 Change::Object(key) => drop(objects.insert(key)),
@@ -107,7 +107,7 @@ impl<R: Runtime + 'static> Pods<R> {
         self.end_orphans(&mut touched, out);
         for pod in wanted {
             touched.insert(pod.key.uid.clone());
-            self.want(pod, out);
+            self.set_desired(pod, out);
         }
         for uid in touched {
             out.drive(&uid);
@@ -133,7 +133,7 @@ impl<R: Runtime + 'static> Pods<R> {
                     // A pull that hangs with the old login must not hold up the new one.
                     record.give_up = None;
                 }
-                record.want(pod.clone());
+                record.set_desired(pod.clone());
                 record.volumes_stale = true;
                 touched.insert(uid.clone());
             }
@@ -153,7 +153,7 @@ impl<R: Runtime + 'static> Pods<R> {
                     || known.too_many_objects != pod.too_many_objects
             };
             if known.is_some_and(|known| is_other(known)) {
-                record.want(pod.clone());
+                record.set_desired(pod.clone());
                 touched.insert(pod.key.uid.clone());
             }
         }
@@ -171,7 +171,7 @@ impl<R: Runtime + 'static> Pods<R> {
             let images = entry.wanted.pod.images().chain(debuggers).filter(is_one);
             let waited = images.inspect(|image| self.ctx.manager.images.forget(uid, image)).count();
             if waited > 0 {
-                record.want(entry.wanted.pod.clone());
+                record.set_desired(entry.wanted.pod.clone());
                 touched.insert(uid.clone());
             }
         }
@@ -180,19 +180,19 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    pub(in crate::node) fn want(&mut self, pod: DesiredPod, out: &mut Effects) {
+    pub(in crate::node) fn set_desired(&mut self, pod: DesiredPod, out: &mut Effects) {
         let uid = pod.key.uid.clone();
         let file = self.desired.pod(&uid).map(|entry| entry.wanted.origin.file.clone());
         self.note_resize_request(&pod);
         if let Some(record) = self.records.get_mut(&uid) {
-            record.want(pod);
+            record.set_desired(pod);
             self.statuses.set_wanted(&uid, true);
             record.file = file;
             // A pull that hangs on the old image must not hold up the new one.
             record.give_up = None;
             // Labels and annotations stand in files too.
             record.volumes_stale = true;
-            record.changed();
+            record.manifest_changed();
             self.judge(&uid);
         } else if self.records.len() < PODS_IN_HAND_MAX {
             self.insert(Rc::new(pod), file, out);
@@ -301,11 +301,11 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    pub(in crate::node) fn unwant(&mut self, uid: &PodUid, now: Now) {
+    pub(in crate::node) fn remove_desired(&mut self, uid: &PodUid, now: Now) {
         if let Some(record) = self.records.get_mut(uid) {
-            record.worker.unwant();
+            record.worker.remove_desired();
             self.statuses.set_wanted(uid, false);
-            record.unwanted();
+            record.manifest_removed();
             record.unwanted_at.get_or_insert(now.wall);
             record.cut_off_act();
         }
@@ -334,12 +334,12 @@ impl<R: Runtime + 'static> Pods<R> {
                 touched.insert(key.uid);
             } else if self.desired.reported()
                 && self.desired.pod(&key.uid).is_none()
-                && !self.told_held.contains(&key.uid)
+                && !self.reported_held.contains(&key.uid)
             {
-                if self.told_held.len() == HELD_PODS_REPORTED_MAX {
-                    self.told_held.clear();
+                if self.reported_held.len() == HELD_PODS_REPORTED_MAX {
+                    self.reported_held.clear();
                 }
-                self.told_held.insert(key.uid.clone());
+                self.reported_held.insert(key.uid.clone());
                 log::warn!(
                     "pod {key}: no valid manifest names it; kept running until all manifests can be read"
                 );
@@ -428,7 +428,7 @@ impl<R: Runtime + 'static> Pods<R> {
         for image in pod.images() {
             self.ctx.manager.images.forget(uid, image);
         }
-        record.worker.want(pod);
+        record.worker.set_desired(pod);
         self.drive(uid, out);
     }
 

@@ -24,14 +24,14 @@ use crate::status::{self, StatusFacts, StatusInput, StatusProbe, merge};
 use crate::sync::ProbeResult;
 use crate::sync::worker::Life;
 
-/// What is known of a pod beside the runtime's report.
-pub(in crate::node) struct Known<'a> {
+/// Facts about a pod that the runtime does not report.
+pub(in crate::node) struct PodFacts<'a> {
     failures: &'a StartFailures,
     probers: &'a Probers,
     pod: &'a DesiredPod,
 }
 
-impl StatusFacts for Known<'_> {
+impl StatusFacts for PodFacts<'_> {
     fn start_failure(&self, container: &str) -> Option<(&str, &str)> {
         self.failures.of(container)
     }
@@ -86,7 +86,7 @@ impl<R: Runtime + 'static> Pods<R> {
             pod: &pod.pod,
             observed: observed.as_deref().unwrap_or(&nothing),
             previous: previous.as_ref(),
-            facts: &Known { failures: &record.failures, probers: &record.probers, pod: &pod },
+            facts: &PodFacts { failures: &record.failures, probers: &record.probers, pod: &pod },
             is_terminal,
             resizes: &resizes,
             active_for: record.active_since.map(|since| now.mono.since(since)),

@@ -576,7 +576,7 @@ impl<R: Runtime + 'static> Pods<R> {
         }
         out.push(Effect::LocalPods);
         self.identity_changed |= self.identity.release(uid);
-        self.told_held.remove(uid);
+        self.reported_held.remove(uid);
         let mut touched = SortedSet::new();
         if let Some(pod) = record.worker.take_afresh() {
             // The history went with the record; the waits go too.
