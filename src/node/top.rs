@@ -1,4 +1,4 @@
-//! What pods use, for `smolet top`: two looks at the runtime's counters, only when somebody asks.
+//! Usage of the pods, for `smolet top`: two samples of the runtime's stats, on request only.
 
 use super::pods::Pods;
 use crate::clock::SharedClock;
@@ -9,10 +9,10 @@ use crate::model::{ContainerId, PodKey, PodUid};
 use crate::printers::top::{self as printer, PodUse};
 use crate::server::{Answer, Later, PodCursor, TopQuestion};
 
-/// The pods that are asked for.
+/// The pods to show.
 type PodKeys = SortedMap<PodUid, PodKey>;
 
-/// The answer is waited for by the connection that asks.
+/// Answers `smolet top`. The connection's task waits for the samples, not the loop.
 pub(super) fn top_pods<R: Runtime + 'static>(pods: &Pods<R>, question: &TopQuestion) -> Answer {
     let namespace = question.namespace.as_deref();
     let mut keys = PodKeys::new();
@@ -42,7 +42,7 @@ pub(super) fn top_pods<R: Runtime + 'static>(pods: &Pods<R>, question: &TopQuest
     })))
 }
 
-/// What each pod uses now, in the order they are shown in; `None` with too many containers.
+/// Usage of each pod, in the order of the output; `None` = too many containers.
 async fn measure<R: Runtime>(
     runtime: &R,
     clock: &SharedClock,
@@ -71,7 +71,7 @@ async fn measure<R: Runtime>(
             let Some(pod) = stats.pod.as_ref().and_then(|pod| pods.get_mut(&pod.uid)) else { return };
             let between = before.get(&stats.id).zip(stats.cpu);
             let cores = between.and_then(|(before, after)| printer::nano_cores(*before, after));
-            // Of a container that has just begun, and of counters that stand still, only the runtime may know.
+            // Of a new container, or with unchanged counters, only the runtime may have a rate.
             pod.add(cores.or(stats.nano_cores), stats.memory_bytes);
         })
         .await?;
