@@ -38,6 +38,6 @@ pub(super) fn log_rotation(flags: &Flags, file: &FileSettings) -> Result<Option<
     match u64::try_from(bytes) {
         Err(_) => Ok(None),
         Ok(size_max) if size_max >= LOG_BYTES_MIN => Ok(Some(Rotation { size_max, files_max, check_max })),
-        Ok(_) => Err(wrong(&format!("must be {} bytes or more, or negative: never rotated", LOG_BYTES_MIN))),
+        Ok(_) => Err(wrong(&format!("must be {LOG_BYTES_MIN} bytes or more, or negative: never rotated"))),
     }
 }

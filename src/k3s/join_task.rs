@@ -79,7 +79,7 @@ impl JoinTask {
             self.pods.set(settings.reaches_pods);
         }
         if let Some(servers) = servers {
-            self.servers.set(&List { servers, passed_over: None }, kube::seed(&self.node));
+            self.servers.set(&List { servers, skipped: None }, kube::seed(&self.node));
         }
     }
 

@@ -487,13 +487,13 @@ impl Joining {
 
     fn listed(&mut self, list: &[u8], began: Mono, pause: Duration, now: Now) -> Next {
         match List::parse(list) {
-            // Nobody knows them at the moment: those that are known stay.
-            Ok(List { servers, passed_over: None }) if servers.is_empty() => self.wait(pause, None, now),
-            Ok(List { servers, passed_over: Some(wrong) }) if servers.is_empty() => {
+            // The cluster does not know its servers at the moment: the known ones are kept.
+            Ok(List { servers, skipped: None }) if servers.is_empty() => self.wait(pause, None, now),
+            Ok(List { servers, skipped: Some(wrong) }) if servers.is_empty() => {
                 self.servers_failed(wrong, pause, now)
             }
             Ok(list) => {
-                let wrong = list.passed_over.clone().unwrap_or_default();
+                let wrong = list.skipped.clone().unwrap_or_default();
                 self.state = State::StoringServers { began, pause, wrong };
                 Next::quiet(Step::StoreServers(list))
             }
@@ -501,7 +501,7 @@ impl Joining {
         }
     }
 
-    /// The list that was fetched since `began` is in force.
+    /// The list that was fetched since `began` is in use.
     fn servers_known(&mut self, wrong: String, began: Mono, pause: Duration, now: Now) -> Next {
         self.servers.at = began + K3S_LIST_PERIOD;
         self.servers.wait = KUBE_RETRY_MIN;
@@ -748,7 +748,7 @@ mod tests {
             ("FetchingServers", "servers", "StoringServers", ""),
             ("FetchingServers", "some servers", "StoringServers", ""),
             ("FetchingServers", "no servers yet", "Waiting", ""),
-            ("FetchingServers", "hostile servers", "Waiting", "1 are no HOST:PORT"),
+            ("FetchingServers", "hostile servers", "Waiting", "skipped 1 entries"),
             ("FetchingServers", "no list of servers", "Waiting", "is no list"),
             ("FetchingServers", "servers unknown (404)", "Waiting", ""),
             ("FetchingServers", "servers refused (403)", "Waiting", "why"),
@@ -915,7 +915,7 @@ mod tests {
         assert_eq!(waits[..3], [KUBE_RETRY_MIN, 2 * KUBE_RETRY_MIN, 4 * KUBE_RETRY_MIN]);
         assert_eq!(waits.last(), Some(&K3S_LIST_PERIOD));
         // It is known: what is wrong with a part of it is logged once.
-        for line in ["warn: joining: the servers at /v1-k3s/apiservers: 1 are no HOST:PORT", ""] {
+        for line in ["warn: joining: the servers at /v1-k3s/apiservers: skipped 1 entries", ""] {
             node.pass(KUBE_RETRY_MIN);
             let next = node.take_all(&["some servers", "servers stored"]);
             assert!(said(&next).starts_with(line) && said(&next).is_empty() == line.is_empty());

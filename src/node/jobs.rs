@@ -158,8 +158,8 @@ async fn make_volumes<R: Runtime>(
     Ok(kept)
 }
 
-/// Mounts an NFS volume, unless it is mounted already: then the server, which may be unreachable, is not asked. A server that
-/// does not answer is reported in the pod's events long before the attempt ends.
+/// Mounts an NFS volume unless it is mounted already, without a request to the server, which may be unreachable. A server that
+/// does not respond is reported in the pod's events long before the attempt ends.
 async fn mount<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
@@ -259,7 +259,7 @@ pub(super) async fn sweep<R: Runtime>(
     mut known: SortedSet<String>,
     set_aside: &SetAside,
 ) -> (Result<usize, String>, Vec<PodUid>) {
-    // Another agent's pods may have directories here too: pods that the runtime knows are spared.
+    // Another agent's pods may have directories in the same place: pods that the runtime knows are spared.
     let mut note = |sandbox: SandboxItem| {
         known.insert(sandbox.pod.uid.to_string());
     };

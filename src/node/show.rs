@@ -168,7 +168,7 @@ pub(super) fn show_pods<R: Runtime + 'static>(pods: &Pods<R>, question: &PodsQue
         for condition in pods.conditions() {
             out.push_str("\nThe node has ");
             out.push_str(condition.as_str());
-            out.push_str(": pods may be ended or wait until it has none.\n");
+            out.push_str(": pods may be evicted, and new pods wait until the pressure is over.\n");
         }
         for (index, problem) in pods.desired().problems().enumerate() {
             if index == 0 {
@@ -213,7 +213,7 @@ pub(super) fn show_pod<R: Runtime + 'static>(
         seen: human_duration(0),
         warning: true,
         reason: condition.as_str(),
-        message: "the node has this condition: pods may be ended, or wait, until it has not",
+        message: "the node has this condition: pods may be evicted, and new pods wait until it is over",
     }));
     Answer::Found(describe(&record.shown(pods.statuses()), &decisions, now.wall, style))
 }

@@ -37,7 +37,7 @@ pub(super) fn stream<R: Runtime + 'static>(pods: &Pods<R>, question: &StreamQues
 fn answer(url: RuntimeResult<String>, facts: &str) -> Answer {
     match url {
         Ok(url) => Answer::Found(format!("url {url}\n{facts}")),
-        Err(error) => Answer::NotFound(format!("the runtime does not stream: {error}\n")),
+        Err(error) => Answer::NotFound(format!("the runtime returned no streaming URL: {error}\n")),
     }
 }
 

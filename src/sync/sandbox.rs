@@ -34,7 +34,7 @@ pub(super) async fn refused<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod) -
         match ctx.manager.runtime.status().await {
             Ok(status) => Some(status),
             Err(error) => {
-                let message = format!("the runtime does not say what it can do: {error}");
+                let message = format!("the runtime's features cannot be queried: {error}");
                 return Some(Refusal { reason: "CreatePodSandboxError", message });
             }
         }

@@ -192,5 +192,5 @@ fn a_slow_runtime_delays_no_other_request() {
     assert!(answer.contains("url http://127.0.0.1:1/exec/token"), "{answer}");
     world.fake.fail("Attach", 1, 12, "unknown method Attach");
     let (code, said) = world.post("/attach?pod=several", b"");
-    assert_eq!((code, &*said), (404, "the runtime does not stream: unknown method Attach\n"));
+    assert_eq!((code, &*said), (404, "the runtime returned no streaming URL: unknown method Attach\n"));
 }

@@ -398,7 +398,7 @@ fn a_link_that_is_gone_without_a_word_is_given_up_while_much_waits_to_be_written
         }
     };
     let why = smol::block_on(world.executor.run(smol::future::or(served, time)));
-    assert_eq!(why, "nothing came for 60 s");
+    assert_eq!(why, "nothing received for 60 s");
     assert_eq!(tunnel.common.held.tunnels.get(), 0);
 }
 

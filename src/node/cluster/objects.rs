@@ -235,7 +235,7 @@ impl ApiObjects {
     fn watch(
         &mut self,
         needed: SortedSet<ObjectKey>,
-        mut token_requests: SortedMap<ObjectKey, (Box<str>, TokenRequest)>,
+        mut token_requests: TokenRequests,
         client: &Client,
         tasks: &Tasks,
     ) {
@@ -362,6 +362,9 @@ impl ApiObjects {
     }
 }
 
+/// Requests of service account tokens, each with its pod's name.
+type TokenRequests = SortedMap<ObjectKey, (Box<str>, TokenRequest)>;
+
 /// The objects of one pod of an update.
 struct Named {
     /// Index of the pod in the update.
@@ -373,13 +376,9 @@ struct Named {
     is_left_out: bool,
 }
 
-/// The objects to watch, within the limit of their number, and the requests of those that are tokens, each with its pod's name.
-/// Marks the pods whose objects have no room.
-fn choose_objects(
-    named: &mut [Named],
-    update: &SourceUpdate,
-) -> (SortedSet<ObjectKey>, SortedMap<ObjectKey, (Box<str>, TokenRequest)>) {
-    let mut requests = SortedMap::new();
+/// The objects to watch, within the limit of their number, and the requests of those that are tokens. Marks the pods whose objects have no room.
+fn choose_objects(named: &mut [Named], update: &SourceUpdate) -> (SortedSet<ObjectKey>, TokenRequests) {
+    let mut requests = TokenRequests::new();
     let mut needed: SortedSet<ObjectKey> = SortedSet::new();
     for Named { place, keys, is_left_out, .. } in named {
         let further = keys.iter().filter(|key| !needed.contains(*key)).count();

@@ -22,14 +22,14 @@ use crate::store::statuses::StatusStore;
 use crate::sync::outcome::Outcome;
 
 impl Record {
-    /// What the checkpoint keeps of it.
+    /// The form for the checkpoint.
     pub(in crate::node) fn kept_sizes(&self) -> Option<Vec<SizesCheckpoint<'_>>> {
         let (resizing, pod) = (self.resizing.as_ref()?, self.worker.pod()?);
         Some(resizing.kept(resizable(pod).map(|container| (&*container.name, sizes(container)))))
     }
 
-    /// Completes an observation with what the runtime does not say of resources. True when the first one shows that others than
-    /// the desired ones are allocated.
+    /// Completes an observation with the resources that the runtime does not report. True when the first observation shows an
+    /// allocation that differs from the desired resources.
     pub(in crate::node) fn note_sizes(&mut self, node: &NodeSettings, observed: &mut ObservedPod) -> bool {
         let mut found = false;
         if let (None, Some(pod)) = (self.worker.observed(), self.worker.pod()) {
@@ -72,7 +72,7 @@ impl<R: Runtime + 'static> Pods<R> {
         if !self.retry_resizes {
             return;
         }
-        // What they were allocated is known of all then, and of none before.
+        // Until then the allocations of the running pods are unknown.
         let Some(relist) = &self.relist else { return };
         let unread = |(uid, record): (&PodUid, &Record)| {
             record.worker.observed().is_none() && !record.set_aside && relist.pods.contains_key(uid)
@@ -159,7 +159,7 @@ impl<R: Runtime + 'static> Pods<R> {
         let Some(resizing) = &mut record.resizing else { return };
         let observed = record.worker.observed().map(|observed| &**observed);
         if record.worker.pod().is_some_and(|allocated| resizing.note_unknown(allocated, observed)) {
-            // The next look takes it in.
+            // The next observation has it.
             record.worker.touched();
         }
         self.resizes += 1;
@@ -179,7 +179,7 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// Containers of which it is noted what they have.
+    /// Number of containers whose resources are recorded.
     pub(in crate::node) fn resizes_noted(&self) -> usize {
         let resizing = self.records.values().filter_map(|record| record.resizing.as_ref());
         resizing.map(|resizing| resizing.noted()).sum()
@@ -207,7 +207,7 @@ impl<R: Runtime + 'static> Pods<R> {
         self.note_resize(&pod, event);
     }
 
-    /// All of the pod that runs has what is allocated to it, or not.
+    /// Updates the progress of the pod's resize (`ResizeInProgress` and its end) by the last observation.
     pub(in crate::node) fn update_resize(&mut self, uid: &PodUid, now: Now) {
         let Some(record) = self.records.get_mut(uid) else { return };
         let Some(resizing) = &mut record.resizing else { return };
@@ -221,12 +221,12 @@ impl<R: Runtime + 'static> Pods<R> {
             }
         }
         self.refresh_status(uid, now);
-        // What it gave back others may have; and it may be over.
+        // Other pods may use the released resources, or the resize is complete.
         self.retry_resizes = true;
     }
 }
 
-/// The pod as it counts for its node's room: with what is allocated to it, and while it is being resized with what it still has
+/// The pod as admission counts it: with its allocated resources and, during a resize, its actual ones
 /// (`PodRequests` with `UseStatusResources`).
 pub(in crate::node) fn as_it_counts(
     records: &BTreeMap<PodUid, Record>,

@@ -14,8 +14,8 @@ use crate::pleg::evented::{self, AwaitedState, Instance};
 use crate::sync::worker::Job;
 
 impl<R: Runtime + 'static> Pods<R> {
-    /// Reads the pod once the runtime's status shows the change, which it does `at_once` where events come behind it. While a job
-    /// of ours runs, which may well have brought it about, the read after it comes first.
+    /// Reads the pod once the runtime's status shows the change: `at_once` when the runtime sends events after it updates its
+    /// status. While a job of the pod runs, which may have caused the change, the read after the job comes first.
     pub(in crate::node) fn await_change(
         &mut self,
         uid: &PodUid,
@@ -32,7 +32,7 @@ impl<R: Runtime + 'static> Pods<R> {
         }
         let awaited = record.awaited.entry(id).or_insert(Awaited { instance, until, is_polled: false });
         if until == AwaitedState::Gone && awaited.until != until {
-            // The poll for its exit must not report that it is gone.
+            // The poll for its exit must not report a missing container.
             (awaited.until, awaited.is_polled) = (until, false);
         }
         if matches!(record.worker.in_flight(), None | Some(Job::Read)) {
@@ -71,7 +71,7 @@ impl<R: Runtime + 'static> Pods<R> {
         Some(observed)
     }
 
-    /// What it does not show yet is awaited, and what events told of it before it was known.
+    /// Awaits the changes that the last read does not show yet, including those of events from before the pod was known.
     pub(in crate::node) fn await_unshown(
         &mut self,
         uid: &PodUid,

@@ -8,7 +8,7 @@ use crate::server::PodCursor;
 use crate::sync::worker::Life;
 
 impl<R: Runtime + 'static> Pods<R> {
-    /// The records of a namespace or of all, in the order they are shown in.
+    /// The records of a namespace or of all, in the order of the output.
     pub(in crate::node) fn sorted(&self, namespace: Option<&str>) -> Vec<&Record> {
         let of_namespace = |record: &&Record| namespace.is_none_or(|n| n == &*record.worker.key().namespace);
         let mut records: Vec<&Record> = self.records.values().filter(of_namespace).collect();
@@ -16,7 +16,7 @@ impl<R: Runtime + 'static> Pods<R> {
         records
     }
 
-    /// The pod of that name, with or without the node's name behind it.
+    /// The pod of that name, with or without the suffix `-NODENAME`.
     ///
     /// # Errors
     /// No pod or several pods match; the text is one sentence.

@@ -29,7 +29,7 @@ impl<R: Runtime + 'static> Pods<R> {
         pod.is_some_and(|pod| place.find(pod).is_some())
     }
 
-    /// The prober is asked now; `None` = it has nothing to probe.
+    /// The prober's next probe; `None` = its container no longer exists.
     pub(in crate::node) fn ask_probe(
         &mut self,
         uid: &PodUid,

@@ -33,7 +33,7 @@ pub(in crate::node) struct Record {
     pub(super) file: Option<Arc<str>>,
     /// When the status got its start time: `activeDeadlineSeconds` counts from here.
     pub(super) active_since: Option<Mono>,
-    /// The checkpoint knew it: its status and its age are not guessed from what the runtime has.
+    /// Restored from the checkpoint: its status and age are not derived from the runtime's report.
     pub(super) restored: bool,
     /// When the pod was first desired, until it runs; `None` for one that was running at the agent's start.
     pub(super) wanted_since: Option<Mono>,
@@ -208,14 +208,14 @@ impl Record {
         }
     }
 
-    /// The source wants the pod like this now. What `smolet debug` added to it stays, unless it ends first: then it begins
-    /// without. A pod of the API server has its own.
+    /// Sets the desired pod. Containers of `smolet debug` are kept unless the pod is terminated first. A pod of the API server
+    /// has its own ephemeral containers.
     pub(in crate::node) fn set_desired(&mut self, pod: DesiredPod) {
         let pod = self.with_allocated_sizes(pod);
         self.set_desired_and_allocated(pod);
     }
 
-    /// The same with the CPU and memory that it is wanted with: it was allocated them.
+    /// The same, with the desired CPU and memory, which the pod was allocated.
     pub(in crate::node) fn set_desired_and_allocated(&mut self, pod: DesiredPod) {
         let added = match self.worker.life() {
             _ if pod.pod.is_of_api_server() => Vec::new(),
@@ -227,7 +227,7 @@ impl Record {
         self.worker.set_desired(Rc::new(with_debuggers(pod, added)));
     }
 
-    /// The pod with the CPU and memory that it was allocated: it is to have no others.
+    /// The pod with its allocated CPU and memory in place of the desired ones.
     pub(in crate::node) fn with_allocated_sizes(&self, pod: DesiredPod) -> DesiredPod {
         match (&self.resizing, self.worker.pod()) {
             (Some(_), Some(allocated)) => with_allocation(pod, |name| container_sizes(allocated, name)),
@@ -235,24 +235,24 @@ impl Record {
         }
     }
 
-    /// From now on the pod has these ephemeral containers, of which the last one is new and has that number.
+    /// Sets the pod's ephemeral containers; the last one is new and has that number.
     pub(in crate::node) fn debug(&mut self, containers: Vec<EphemeralContainer>, number: u64) {
         let Some(pod) = self.worker.pod().cloned() else { return };
         self.debugger = number;
         self.worker.set_desired(Rc::new(pod.with_ephemeral_containers(containers)));
-        // Whoever debugs a pod does not wait for a pull that hangs.
+        // A debug container does not wait for a pull that hangs.
         self.give_up = None;
     }
 
-    /// The pod is to end: the act in flight waits for nothing any more, and ends when the runtime has answered the call that is
-    /// under way (`GiveUp`). The kill follows.
+    /// The pod terminates: the act in flight stops waiting, and ends when the runtime has answered its current call
+    /// (`GiveUp`). The kill follows.
     pub(in crate::node) fn cut_off_act(&mut self) {
         if self.worker.in_flight() == Some(Job::Act) {
             (self.give_up, self.ends) = (None, None);
         }
     }
 
-    /// It was deleted once more, with a shorter grace period: the kill in flight is given up, and another one begins with that
+    /// The pod was deleted again with a shorter grace period: cancels the kill in flight, and the next one uses that period
     /// (`podWorkers.UpdatePod`, `wasGracePeriodShortened`).
     #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "there is no cluster then"))]
     pub(in crate::node) fn hurry(&mut self, grace: Seconds) {
@@ -263,7 +263,7 @@ impl Record {
         }
     }
 
-    /// The manifest changed: the pod is tried (again).
+    /// The manifest changed: the pod is no longer set aside.
     pub(in crate::node) fn manifest_changed(&mut self) {
         self.mark = mark_of(&self.worker);
         self.limits_disk = limits_disk(&self.worker);
@@ -281,7 +281,7 @@ impl Record {
         self.set_aside = false;
     }
 
-    /// From now on nothing is done to the pod, and its status says why: handling it ended the process so often.
+    /// Sets the pod aside, with the reason in its status: handling it ended the process too often.
     pub(in crate::node) fn set_aside(&mut self, panics: u32, status: &mut PodStatus) {
         let message = format!(
             "handling it ended the agent {panics} times; it is left as it is until its manifest changes or another \
@@ -294,8 +294,8 @@ impl Record {
         status.message = Some(message);
     }
 
-    /// The first look at a pod that was here before this agent started: its age counts from its oldest sandbox, whose
-    /// time this answers.
+    /// The first read of a pod that ran before this agent started: its age counts from its oldest sandbox. Returns that
+    /// sandbox's creation time.
     pub(in crate::node) fn found_running(&mut self, observed: &ObservedPod, now: Now) -> Option<Wall> {
         if !observed.sandboxes.is_empty() {
             self.wanted_since = None;
@@ -309,8 +309,8 @@ impl Record {
         Some(oldest)
     }
 
-    /// Its status update was aborted for this reason, or was not; the reason when it is another than before: of the same one the
-    /// log was told (`updateStatusInternal`, which says it with every sync).
+    /// Records why the status update was aborted, if it was. Returns the reason when it differs from the last one, which was
+    /// logged already; `updateStatusInternal` logs it with every sync.
     pub(in crate::node) fn note_aborted<'a>(
         &mut self,
         why: Option<&'a IllegalTransition>,
@@ -322,7 +322,7 @@ impl Record {
         news
     }
 
-    /// Takes over what is there of the pod's containers for their probes, and what was `shown` of them.
+    /// Updates the probers by the pod's observed containers and by the status that was `shown` last.
     pub(in crate::node) fn update_probers(&mut self, shown: Option<&PodStatus>, now: Now) {
         let (Some(pod), Some(observed)) = (self.worker.pod(), self.worker.observed()) else { return };
         let is_ending = !matches!(self.worker.life(), Life::Waiting | Life::Syncing);
@@ -372,7 +372,7 @@ fn named(key: &PodKey) -> Pod {
 pub(in crate::node) struct StartFailures(SortedMap<Rc<str>, (String, String)>);
 
 impl StartFailures {
-    /// Takes in how the starts of a sync went; at most `room` further containers.
+    /// Applies the results of a sync's starts; at most `room` further containers.
     pub(in crate::node) fn update(&mut self, outcome: &Outcome, mut room: usize) {
         for (container, failure) in outcome.starts() {
             match failure {
@@ -386,7 +386,7 @@ impl StartFailures {
         }
     }
 
-    /// Keeps why a container did not start. Full: a reason for one more container is not kept.
+    /// Stores why a container did not start. Full: the reason of a further container is dropped.
     pub(in crate::node) fn set(
         &mut self,
         container: &Rc<str>,

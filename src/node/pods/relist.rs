@@ -23,8 +23,8 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// A look at everything that began at `begun` found this; the pods that are to go on for it. With `is_back`, the runtime has
-    /// not answered before.
+    /// Applies the result of a relist that began at `begun`, and returns the pods to drive. `is_back`: the runtime was
+    /// unreachable before.
     pub(in crate::node) fn relisted(
         &mut self,
         relist: Relist,
@@ -92,7 +92,7 @@ enum Comparison {
     Unexplained(Mono),
 }
 
-/// Compares what a relist that began at `begun` shows of a pod with its last full read.
+/// Compares a pod in a relist that began at `begun` with its last full read.
 fn compare(record: &mut Record, relist: &Relist, begun: Mono, now: Now) -> Comparison {
     let Some(observed) = record.worker.observed() else { return Comparison::AsRead };
     let agreement = &mut record.agreement;

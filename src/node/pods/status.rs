@@ -54,9 +54,9 @@ fn kind(probe: StatusProbe) -> ProbeKind {
 }
 
 impl<R: Runtime + 'static> Pods<R> {
-    /// Takes the pod's status from what was last seen. A status leans on the one before it (a sidecar's `started`
-    /// there decides the phase here), and after this there may be nothing to compute it for a long time: so it is
-    /// computed until it stands still. The kubelet gets there with its next syncs.
+    /// Computes the pod's status from the last observation. A status depends on the previous one (a sidecar's `started` decides
+    /// the phase), and nothing may compute it again for a long time: so it is computed until it no longer changes. The kubelet
+    /// reaches the same status with its next syncs.
     pub(in crate::node) fn refresh_status(&mut self, uid: &PodUid, now: Now) {
         let _handling = self.records.get(uid).map(|record| poison::handling(Some(record.mark.clone())));
         for _ in 0..STATUS_PASSES_MAX {
@@ -74,7 +74,7 @@ impl<R: Runtime + 'static> Pods<R> {
         let nothing = ObservedPod::default();
         let observed = record.worker.observed().cloned();
         if observed.is_none() && record.restored {
-            // That the runtime has nothing of it is not known yet, and would count as the end of what ran.
+            // The pod was not read yet: an empty observation would count as the end of its containers.
             return false;
         }
         let previous = self.statuses.status(uid);
@@ -221,7 +221,7 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// A pod was removed: probers of others that had no room may be created now.
+    /// A pod was removed: creates probers of other pods that had no room before.
     pub(in crate::node) fn fit_waiting_probers(&mut self) {
         let waits = |(_, record): &(&PodUid, &Record)| {
             !record.probers.is_fitted() && record.worker.observed().is_some()

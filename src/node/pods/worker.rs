@@ -580,7 +580,7 @@ impl<R: Runtime + 'static> Pods<R> {
         self.identity_changed |= self.identity.release(uid);
         self.reported_held.remove(uid);
         let mut touched = SortedSet::new();
-        if let Some(pod) = record.worker.take_afresh() {
+        if let Some(pod) = record.worker.take_readded() {
             // A new pod with the same UID begins without back-offs.
             for container in pod.init_containers().iter().chain(pod.containers()) {
                 self.backoff.forget(BackoffKey::container(&pod, container));
