@@ -157,7 +157,7 @@ const NEVER: &[&str] = &[
     "_ZN6smolet4node8node_api7spec_of*",
     "_ZN6smolet4node8node_api9streaming*",
     "_ZN6smolet4node8node_api3run*",
-    "_ZN6smolet4node8node_api16Looking*",
+    "_ZN6smolet4node8node_api20UsageReader*",
     "_ZN6smolet4x509*",
     "_ZN6smolet12certificates*",
     "_ZN5alloc11collections5btree4node214Ha*",

@@ -1,7 +1,7 @@
 //! All wiring: the executor, the clock, the channel, the tasks that live as long as the agent, and the loop.
 //!
-//! The loop takes one event at a time, changes [`agent::Agent`]'s state, and sleeps until the next event or the
-//! next instant something is due. No other place spawns tasks, but for a connection's own in `server`, `node_api` and `grpc`.
+//! The loop takes one event at a time, changes [`agent::Agent`]'s state, and sleeps until the next event or the next deadline.
+//! Tasks are spawned here alone, except those of single connections in `server`, `node_api` and `grpc`.
 
 mod agent;
 mod cgroups;
@@ -77,7 +77,7 @@ use crate::server::{Query, Server};
 use crate::source::{FileSource, HttpSource, ManifestRoom, NodeName, SourceUpdate};
 use crate::store::identity::Identity;
 use crate::sync::act::{ActContext, RuntimeManager};
-use crate::sync::turns::StartTurns;
+use crate::sync::start_limiter::StartLimiter;
 use crate::systemd::Systemd;
 use crate::systemd::logind::{DelayLock, Logind, Preparation};
 use crate::systemd::notify::Notify;
@@ -97,9 +97,9 @@ use pods::{NodeRoom, Pods};
 /// How the agent ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// A signal asked for it; the containers run on.
+    /// A signal ended the agent; the containers keep running.
     Stopped,
-    /// `--once`: what became of each pod, a line each, and whether all is as wanted.
+    /// With `--once`: one line for each pod's result, and whether all pods are as desired.
     Once {
         /// For standard output.
         lines: Vec<String>,
@@ -173,7 +173,7 @@ pub async fn run_until(
 
     let given = config.registration.addresses.clone();
     executor.spawn("node addresses", addresses.clone().follow(given, clock.clone())).detach();
-    // Asked for before the runtime answers, so that `smolet pods` never finds nobody.
+    // Before the runtime is available, so that `smolet pods` always has a server to connect to.
     let (queries, asked) = smol::channel::bounded(SERVER_CONNECTIONS_MAX);
     let metrics = Rc::new(Metrics::new(executor.polls().clone()));
     let of_cluster = if config.kubeconfig.is_some() { KUBE_MEMORY_MAX } else { 0 };
@@ -201,7 +201,7 @@ pub async fn run_until(
     ended
 }
 
-/// What is there before the runtime is.
+/// State that exists before the runtime is available.
 struct Start<'a> {
     config: &'a Config,
     identity: Identity,
@@ -215,7 +215,7 @@ struct Start<'a> {
 }
 
 impl Start<'_> {
-    /// Starts what goes on beside the loop, and runs the loop.
+    /// Starts the tasks beside the loop, and runs the loop.
     async fn run(
         self,
         found: FoundRuntime,
@@ -266,7 +266,7 @@ impl Start<'_> {
         parts.run_loop(runtime, version.runtime_name, handlers, asked, stopped).await
     }
 
-    /// Manifests in files and, where one is configured, of a URL.
+    /// Starts the sources of manifests: files and, if configured, a URL.
     fn start_sources(&self, set_aside: &Arc<SetAside>) -> Receiver<SourceUpdate> {
         let (config, node) = (self.config, || NodeName::new(self.identity.node_name()));
         let (updates, source) = smol::channel::bounded(1);
@@ -287,7 +287,7 @@ impl Start<'_> {
         source
     }
 
-    /// Images that lie in a directory: the names of those that were imported, and where they are marked.
+    /// Starts the import of image archives from a directory. Returns the channel of imported image names, and the image store.
     fn start_import(&self, runtime: &GrpcRuntime) -> (Receiver<Vec<String>>, ImageStore) {
         let (dir, of) = (&self.config.images_dir, self.identity.node_name());
         let (imported, images) = smol::channel::bounded(1);
@@ -297,7 +297,7 @@ impl Start<'_> {
         (images, store)
     }
 
-    /// The rotation of container logs, which is told what runs.
+    /// Starts the rotation of container logs. Returns the channel on which running containers are reported to it.
     fn start_rotation(&self, runtime: &GrpcRuntime, blocking: &Rc<Blocking>) -> LogReports {
         let (logs, woken) = LogReports::new();
         if let Some(rotation) = self.config.log_rotation {
@@ -311,16 +311,16 @@ impl Start<'_> {
     }
 }
 
-/// What ends the agent, or its pods.
+/// A request to stop the agent, or the node's pods.
 #[derive(Debug)]
 pub enum Stop {
-    /// The agent ends by itself; the containers run on.
+    /// The agent ends; the containers keep running.
     Agent,
-    /// The machine ends: the pods do, and then the agent.
+    /// The machine shuts down: the pods are terminated, then the agent ends.
     Pods,
-    /// The machine is about to end, and waits for the pods for as long as the lock is there.
+    /// The machine is about to shut down, and logind waits for the pods while the delay lock is held.
     Prepare(Option<DelayLock>),
-    /// It does not after all.
+    /// The shutdown was cancelled.
     Cancelled,
 }
 
@@ -333,7 +333,7 @@ impl From<Preparation> for Stop {
     }
 }
 
-/// How it is known that SIGTERM comes because the machine ends.
+/// Detects that SIGTERM was sent because the machine shuts down.
 struct MachineEnd {
     on_sigterm: bool,
     systemd: Systemd,
@@ -346,21 +346,21 @@ impl MachineEnd {
         }
         let asked = self.systemd.is_stopping().await;
         asked.unwrap_or_else(|error| {
-            // A machine without systemd has the flag.
+            // Without systemd, the flag decides.
             log::debug!("state of systemd unknown: {error}; not a system shutdown");
             false
         })
     }
 }
 
-/// The first SIGTERM may mean the machine's end; any further signal means the agent's, at once.
+/// The first SIGTERM may mean a system shutdown; any further signal ends the agent at once.
 async fn wait_for_signal(mut signals: Signals, stop: Sender<Stop>, mut end: Option<MachineEnd>) {
     while let Some(Ok(signal)) = signals.next().await {
         let ends = match end.take().filter(|_| signal == Signal::Term) {
             Some(end) => end.is_meant().await,
             None => false,
         };
-        // Full: the loop has enough to do with what it was told.
+        // Full: the loop still has to handle the previous requests to stop.
         if !ends {
             log::info!("{signal:?}: stopping; the containers run on");
             let _ = stop.try_send(Stop::Agent);
@@ -371,44 +371,44 @@ async fn wait_for_signal(mut signals: Signals, stop: Sender<Stop>, mut end: Opti
     }
 }
 
-/// What the loop is put together from.
+/// Inputs of the loop.
 pub struct Parts<'a> {
     /// The settings.
     pub config: &'a Config,
-    /// The held state directory.
+    /// The identity from the locked state directory.
     pub identity: Identity,
-    /// Facts of the machine.
+    /// Settings and facts of the machine.
     pub node: Rc<NodeSettings>,
-    /// The node's addresses, which change.
+    /// The node's addresses, which may change.
     pub addresses: NodeAddresses,
-    /// Runs every task.
+    /// The executor of all tasks.
     pub executor: Rc<Executor>,
     /// The machine's clock, or a test's.
     pub clock: SharedClock,
-    /// Where blocking work is done.
+    /// Runs blocking work.
     pub blocking: Rc<Blocking>,
-    /// What the source wants, each time all of it.
+    /// The desired pods of each source: a full set with each update.
     pub source: Receiver<SourceUpdate>,
-    /// The whole names of images that were imported.
+    /// The full names of imported images.
     pub images: Receiver<Vec<String>>,
-    /// Where imported images are marked; `None` when none is ever imported.
+    /// Where imported images are recorded; `None` when no directory is configured.
     pub image_store: Option<ImageStore>,
-    /// Is told which containers run, for the rotation of their logs.
+    /// Receives the running containers, for the rotation of their logs.
     pub logs: LogReports,
-    /// What ended the process too often.
+    /// Pods and manifests that ended the process too often.
     pub set_aside: Arc<SetAside>,
     /// End when every pod runs or has failed.
     pub once: bool,
-    /// What is counted; the server and the runtime's client count there too.
+    /// The counters, shared with the server and the runtime's client.
     pub metrics: Rc<Metrics>,
-    /// Who supervises the service gets the loop's signs of life.
+    /// Sends the watchdog notifications of the loop to systemd.
     pub notify: Rc<Notify>,
-    /// The cluster that this node joins.
+    /// The cluster that this node has joined.
     pub joined: Option<Joined>,
 }
 
 impl Parts<'_> {
-    /// Runs the loop on a runtime that is ready. `stopped` ends it; `asked` brings requests.
+    /// Runs the loop on an available runtime. `stopped` ends it; `asked` brings requests.
     pub async fn run_loop<R: Runtime + 'static>(
         self,
         runtime: R,
@@ -422,7 +422,7 @@ impl Parts<'_> {
         let (events, inbox) = smol::channel::bounded(EVENTS_QUEUED_MAX);
         let mut agent = self.assemble(runtime, runtime_name, handlers, asked, stopped, events);
         let mut judge = once.then(|| Judge { patience: clock.now().mono + ONCE_PATIENCE, seen: None });
-        // With the pods, at the machine's end.
+        // With the pods, at a system shutdown.
         let mut ends = false;
         loop {
             polls.at("loop: turn");
@@ -464,7 +464,7 @@ impl Parts<'_> {
         }
     }
 
-    /// The loop's state, with the tasks that bring it events.
+    /// Builds the loop's state, and starts the tasks that bring it events.
     fn assemble<R: Runtime + 'static>(
         self,
         runtime: R,
@@ -509,16 +509,16 @@ impl Parts<'_> {
         let sinks = (metrics, self.logs);
         let pods = Pods::new(ctx, config, cgroups, sinks, identity, runtime_name, self.set_aside, room, now);
         let mut agent = Agent::new(out, pods, config, self.image_store, cluster, now);
-        // They may have changed while the runtime was waited for.
+        // The addresses may have changed while the runtime was not available.
         agent.take(Event::Addresses(addresses.now()));
         agent.note_start();
         agent
     }
 }
 
-/// The node's cgroups, as its driver has them.
+/// The node's cgroups for the configured driver.
 fn node_cgroups(config: &Config, node: &NodeSettings, clock: &SharedClock) -> NodeCgroups {
-    // Those of cgroups are among the first.
+    // The cgroup mounts are among the first lines.
     let mounts = read_start(Path::new("/proc/self/mounts"), MOUNTINFO_BYTES_MAX).unwrap_or_default();
     let mounts = String::from_utf8_lossy(&mounts);
     let systemd = match node.cgroup_driver {
@@ -528,10 +528,10 @@ fn node_cgroups(config: &Config, node: &NodeSettings, clock: &SharedClock) -> No
     NodeCgroups::new(Cgroups::from_mounts(&mounts, &config.cgroup_mounts), systemd)
 }
 
-/// When `--once` ends: all is clear and has stayed so for a moment, or patience is over.
+/// Decides when `--once` ends: when the result has been the same for a moment, or the patience is over.
 struct Judge {
     patience: Mono,
-    /// What all looked like, and since when.
+    /// The last result, and since when it is the same.
     seen: Option<(Ending, Mono)>,
 }
 
@@ -555,9 +555,9 @@ impl Judge {
     }
 }
 
-/// The next event, or nothing when something is due first.
+/// The next event; `None` when the deadline comes first.
 async fn next_event(inbox: &Receiver<Event>, due: Option<Mono>, clock: &SharedClock) -> Option<Event> {
-    // A sender lives in the agent, so the channel never closes.
+    // The agent owns a sender, so the channel never closes.
     let event = async { inbox.recv().await.ok() };
     match due {
         None => event.await,
@@ -584,7 +584,7 @@ fn context<R: Runtime + 'static>(
     let notes = move |about: About<'_>, kind: EventKind, reason: &'static str, message: &str| {
         let pod = about.pod;
         let is_new = ring.record(about, kind, reason, message, note_clock.now().mono);
-        // Every start is a real change, though it reads like the one before.
+        // Every start is a change of its own, even with the same message as the one before.
         if is_new || reason == "Started" {
             match kind {
                 EventKind::Normal => log::info!("pod {pod}: {reason}: {message}"),
@@ -611,7 +611,7 @@ fn context<R: Runtime + 'static>(
         hosts_file: Path::new("/etc/hosts").into(),
         resolv_conf: Some(config.resolv_conf.as_path().into()),
         blocking,
-        starts: StartTurns::new(processors),
+        starts: StartLimiter::new(processors),
     };
     ActContext::new(manager, node, Rc::new(ManifestObjects::default()))
 }

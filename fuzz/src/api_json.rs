@@ -84,10 +84,10 @@ fn tell(shape: Shape, objects: &[Node], follower: &mut dyn Follower) {
 fn pods(shape: Shape, objects: &[Node]) {
     let (updates, told) = smol::channel::bounded(1);
     let (failed, _failed) = smol::channel::bounded(1);
-    let (here, _looked) = LocalPods::new();
-    here.are(["u2".into()].into_iter().collect());
+    let (local_pods, _looked) = LocalPods::new();
+    local_pods.are(["u2".into()].into_iter().collect());
     let trees = Trees::new(failed);
-    let shared = Shared { here, statuses: ApiStatusVersions::default() };
+    let shared = Shared { local_pods, statuses: ApiStatusVersions::default() };
     let clock = Rc::new(VirtualClock::new(Wall(0)));
     let mut pods = ApiPods::new(NodeName::new("gw"), clock, updates, trees.clone(), shared);
     tell(shape, objects, &mut pods);
@@ -105,10 +105,10 @@ fn pods(shape: Shape, objects: &[Node]) {
 }
 
 fn node(shape: Shape, objects: &[Node]) {
-    let (marks, told) = smol::channel::bounded(1);
-    tell(shape, objects, &mut ApiNode::new(marks));
-    if let Ok(Some(marks)) = told.try_recv() {
-        assert!(marks.pod_cidrs.len() <= limits::POD_CIDRS_MAX);
+    let (node, told) = smol::channel::bounded(1);
+    tell(shape, objects, &mut ApiNode::new(node));
+    if let Ok(Some(node)) = told.try_recv() {
+        assert!(node.pod_cidrs.len() <= limits::POD_CIDRS_MAX);
     }
 }
 

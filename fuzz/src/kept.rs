@@ -24,8 +24,8 @@ pub fn run(data: &[u8]) {
         assert!(read.weigh().0 <= 2 * limits::POD_NODES_MAX);
         assert_eq!(tree::decode(&tree::encode(&read)).ok(), Some(read));
     }
-    if let Ok(marks) = content::decode_marks(data) {
-        assert_eq!(content::decode_marks(&content::encode_marks(&marks)).ok(), Some(marks));
+    if let Ok(node) = content::decode_node(data) {
+        assert_eq!(content::decode_node(&content::encode_node(&node)).ok(), Some(node));
     }
     for kind in KINDS {
         let key = ObjectKey::new(Side::ApiServer, kind, "default", "web");

@@ -29,7 +29,7 @@ use crate::render::resources::{set_sizes, sizes};
 use crate::sync::worker::Life;
 
 /// Allocated resources of a pod's containers, by their names.
-pub type Granted = Vec<(Box<str>, Sizes)>;
+pub type AllocatedSizes = Vec<(Box<str>, Sizes)>;
 
 /// App and init containers; ephemeral ones have no resources.
 pub fn resizable(pod: &DesiredPod) -> impl Iterator<Item = &Container> {
@@ -37,27 +37,28 @@ pub fn resizable(pod: &DesiredPod) -> impl Iterator<Item = &Container> {
 }
 
 /// The resources of the pod's container of that name.
-pub fn sizes_in(pod: &DesiredPod, name: &str) -> Option<Sizes> {
+pub fn container_sizes(pod: &DesiredPod, name: &str) -> Option<Sizes> {
     resizable(pod).find(|container| container.name == name).map(sizes)
 }
 
 /// The containers that both pods have ask for the same resources.
 pub fn same_sizes(a: &DesiredPod, b: &DesiredPod) -> bool {
-    resizable(a).all(|container| sizes_in(b, &container.name).is_none_or(|other| other == sizes(container)))
+    resizable(a)
+        .all(|container| container_sizes(b, &container.name).is_none_or(|other| other == sizes(container)))
 }
 
 /// The pod with its allocated resources (`UpdatePodFromAllocation`). The object is copied only when they differ from the desired
 /// ones.
-pub fn hold(pod: DesiredPod, granted: impl Fn(&str) -> Option<Sizes>) -> DesiredPod {
-    let granted =
-        |container: &Container| granted(&container.name).filter(|granted| *granted != sizes(container));
-    if resizable(&pod).all(|container| granted(container).is_none()) {
+pub fn with_allocation(pod: DesiredPod, allocated: impl Fn(&str) -> Option<Sizes>) -> DesiredPod {
+    let allocated =
+        |container: &Container| allocated(&container.name).filter(|allocated| *allocated != sizes(container));
+    if resizable(&pod).all(|container| allocated(container).is_none()) {
         return pod;
     }
     let mut object = (*pod.pod).clone();
     let spec = object.spec.get_or_insert_default();
     for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
-        if let Some(sizes) = granted(container) {
+        if let Some(sizes) = allocated(container) {
             set_sizes(container, &sizes);
         }
     }
@@ -82,7 +83,7 @@ pub fn is_resize(life: Life, allocated: Option<&DesiredPod>, desired: &DesiredPo
 pub fn created_with(desired: &DesiredPod, observed: &ObservedPod) -> Option<DesiredPod> {
     let with = |name: &str| observed.container(name)?.meta.sizes;
     let differs = |container: &Container| with(&container.name).is_some_and(|with| with != sizes(container));
-    resizable(desired).any(differs).then(|| hold(desired.clone(), with))
+    resizable(desired).any(differs).then(|| with_allocation(desired.clone(), with))
 }
 
 #[cfg(test)]
@@ -145,7 +146,7 @@ mod tests {
         let mut object = (*desired.pod).clone();
         object.metadata.generation = Some(7);
         desired.pod = object.into();
-        let held = hold(desired.clone(), |name| sizes_in(&allocated, name));
+        let held = with_allocation(desired.clone(), |name| container_sizes(&allocated, name));
         assert_eq!(cpus(&held), "i=10m c=100m d=0m e=5m");
         assert_eq!(held.pod.metadata.generation, Some(7));
         let requests = held.containers()[0].resources.as_ref().unwrap().requests.as_ref().unwrap();
@@ -168,7 +169,7 @@ mod tests {
         for (created, desired, want) in rows {
             let containers = created.split_whitespace().map(|word| {
                 let (name, cpu) = word.split_once('=').unwrap();
-                let sizes = (cpu != "?").then(|| sizes_in(&pod(word), name)).flatten();
+                let sizes = (cpu != "?").then(|| container_sizes(&pod(word), name)).flatten();
                 let meta = ContainerMeta { sizes, ..ContainerMeta::default() };
                 ContainerStatus {
                     name: name.into(),

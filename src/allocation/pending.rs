@@ -76,14 +76,14 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
 
 /// Whether the resize is infeasible (`disallowResizeForSwappableContainers`): a container's swap limit follows from its memory
 /// request, and is not changed while it runs.
-fn infeasible(node: &NodeSettings, wanted: &Pod, granted: &Pod) -> Option<Pending> {
+fn infeasible(node: &NodeSettings, wanted: &Pod, allocated: &Pod) -> Option<Pending> {
     let memory = |container: &Container| amount(requests(container.resources.as_ref()), "memory");
     let swaps = containers(wanted).any(|container| {
-        let before = containers(granted).find(|before| before.name == container.name);
+        let before = containers(allocated).find(|before| before.name == container.name);
         before.is_some_and(|before| {
             memory(before) != memory(container)
                 && !restarts_for(before, Resource::Memory)
-                && (may_swap(node, wanted, container) || may_swap(node, granted, before))
+                && (may_swap(node, wanted, container) || may_swap(node, allocated, before))
         })
     });
     swaps.then(|| Pending {

@@ -16,7 +16,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodCondition, PodStatus};
 use serde_json::{Value, json};
 
 use super::pending::Pending;
-use super::{Granted, may_resize, resizable, same_sizes, sizes_in};
+use super::{AllocatedSizes, container_sizes, may_resize, resizable, same_sizes};
 use crate::events::EventKind;
 use crate::model::{ContainerId, ContainerState, DesiredPod, ObservedPod, Resource, Sizes, Wall};
 use crate::render::NodeSettings;
@@ -124,14 +124,14 @@ fn generation(pod: &Pod) -> Option<i64> {
 
 impl Resizing {
     /// From the checkpoint and the status in it, with what is allocated to the pod.
-    pub fn restored(kept: &[SizesCheckpoint<'_>], status: &PodStatus) -> (Self, Granted) {
-        let (mut resizing, mut granted) = (Self::default(), Granted::new());
+    pub fn restored(kept: &[SizesCheckpoint<'_>], status: &PodStatus) -> (Self, AllocatedSizes) {
+        let (mut resizing, mut allocated) = (Self::default(), AllocatedSizes::new());
         for kept in kept {
             let sizes = Sizes::of_numbers(kept.sizes);
             if kept.runs {
                 resizing.actuated.push((kept.name.into(), sizes));
             } else {
-                granted.push((kept.name.into(), sizes));
+                allocated.push((kept.name.into(), sizes));
             }
         }
         for condition in status.conditions.iter().flatten() {
@@ -141,14 +141,14 @@ impl Resizing {
                 _ => {}
             }
         }
-        (resizing, granted)
+        (resizing, allocated)
     }
 
     /// For the checkpoint.
-    pub fn kept<'a>(&'a self, granted: impl Iterator<Item = (&'a str, Sizes)>) -> Vec<SizesCheckpoint<'a>> {
+    pub fn kept<'a>(&'a self, allocated: impl Iterator<Item = (&'a str, Sizes)>) -> Vec<SizesCheckpoint<'a>> {
         let kept = |name, runs, sizes: &Sizes| SizesCheckpoint { name, runs, sizes: sizes.numbers() };
-        let granted = granted.map(|(name, sizes)| kept(name, false, &sizes));
-        granted.chain(self.actuated.iter().map(|(id, sizes)| kept(id.as_str(), true, sizes))).collect()
+        let allocated = allocated.map(|(name, sizes)| kept(name, false, &sizes));
+        allocated.chain(self.actuated.iter().map(|(id, sizes)| kept(id.as_str(), true, sizes))).collect()
     }
 
     /// The conditions of the pod's status (`GetPodResizeConditions`).
@@ -178,7 +178,7 @@ impl Resizing {
             let Some(status) = observed.container(&container.name) else { continue };
             let known = self.actuated(&status.id).or(status.meta.sizes);
             let (Some(has), Some(reported)) = (known, &status.resources) else { continue };
-            let (wanted, granted) = (container_resources(node, &pod.pod, container), sizes(container));
+            let (wanted, allocated) = (container_resources(node, &pod.pod, container), sizes(container));
             let is = |wanted: i64, reported: i64| wanted == 0 || wanted == reported;
             let same = |resource: Resource| match resource {
                 Resource::Cpu => {
@@ -188,7 +188,7 @@ impl Resizing {
             };
             let done = [Resource::Cpu, Resource::Memory].into_iter();
             let done = done.filter(|resource| same(*resource) && !restarts_for(container, *resource));
-            let now = done.fold(has, |now, resource| now.with(resource, &granted));
+            let now = done.fold(has, |now, resource| now.with(resource, &allocated));
             if now != has && status.state == ContainerState::Running {
                 self.actuate(&status.id, now);
             }
@@ -214,7 +214,7 @@ impl Resizing {
         let containers = observed.into_iter().flat_map(|observed| &observed.containers);
         let unknown = containers
             .filter(|status| status.meta.sizes.is_none() && status.state == ContainerState::Running)
-            .filter_map(|status| Some((status.id.clone(), sizes_in(allocated, &status.name)?)));
+            .filter_map(|status| Some((status.id.clone(), container_sizes(allocated, &status.name)?)));
         self.actuated.extend(unknown);
         self.actuated.len() > before
     }
@@ -605,8 +605,8 @@ mod tests {
             DesiredPod::new(serde_json::from_value(pod).unwrap())
         };
         let allocated = |policy: &str| of("200m", "64Mi", policy);
-        let (runs, had) = (ContainerState::Running, sizes_in(&of("100m", "32Mi", ""), "c").unwrap());
-        let both = sizes_in(&allocated(""), "c").unwrap();
+        let (runs, had) = (ContainerState::Running, container_sizes(&of("100m", "32Mi", ""), "c").unwrap());
+        let both = container_sizes(&allocated(""), "c").unwrap();
         let (cpu, memory) = (had.with(Resource::Cpu, &both), had.with(Resource::Memory, &both));
         #[rustfmt::skip]
         let rows = [
@@ -652,10 +652,10 @@ mod tests {
             {"type": "Ready", "status": "True"}, {"type": PENDING, "status": "True", "reason": "Deferred"}]}))
         .unwrap();
         let kept = resizing.kept([("c", cpu(100))].into_iter());
-        let (restored, granted) = Resizing::restored(&kept, &status);
+        let (restored, allocated) = Resizing::restored(&kept, &status);
         assert_eq!(restored.actuated(&"id".into()), Some(sizes));
         assert_eq!((restored.is_pending(), restored.is_in_progress()), (true, false));
-        assert_eq!(granted, [("c".into(), cpu(100))]);
+        assert_eq!(allocated, [("c".into(), cpu(100))]);
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub(crate) fn current(folder: &Path, purpose: Purpose) -> PathBuf {
 
 /// What is asked for.
 #[derive(Clone, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct CertificateSpec {
     pub(crate) purpose: Purpose,
     /// Where its files are.
     pub(crate) folder: PathBuf,
@@ -36,7 +36,7 @@ pub(crate) struct Wanted {
     pub(crate) names: Vec<String>,
 }
 
-impl Wanted {
+impl CertificateSpec {
     /// The key of a certificate that is asked for, until there is an answer (the kubelet's name).
     fn pending(&self) -> PathBuf {
         self.folder.join(format!("{}.key.tmp", self.purpose.files()))
@@ -106,8 +106,8 @@ pub(crate) struct Request {
 }
 
 /// The request of this node: with the key that is there, so that it is the same after a restart, else with a new one.
-pub(crate) fn request(wanted: &Wanted) -> Result<Request, String> {
-    let Wanted { purpose, folder, node, names } = wanted;
+pub(crate) fn request(wanted: &CertificateSpec) -> Result<Request, String> {
+    let CertificateSpec { purpose, folder, node, names } = wanted;
     let path = wanted.pending();
     let fail = |why: String| format!("{}: {why}", path.display());
     let mark = wanted.mark();
@@ -134,7 +134,7 @@ pub(crate) fn request(wanted: &Wanted) -> Result<Request, String> {
 }
 
 /// The next request has another key.
-pub(crate) fn forget(wanted: &Wanted) -> Result<(), String> {
+pub(crate) fn forget(wanted: &CertificateSpec) -> Result<(), String> {
     let path = wanted.pending();
     match std::fs::remove_file(&path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(format!("{}: {error}", path.display())),
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn a_key_is_kept_until_it_is_forgotten_and_what_is_issued_takes_the_place_of_what_was() {
         let folder = std::env::temp_dir().join(format!("smolet-certificates-{}", std::process::id()));
-        let wanted = |node: &str, names: &[&str]| Wanted {
+        let wanted = |node: &str, names: &[&str]| CertificateSpec {
             purpose: if names.is_empty() { Purpose::Client } else { Purpose::Server },
             folder: folder.clone(),
             node: node.into(),

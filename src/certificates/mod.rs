@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Weak;
 use std::time::Duration;
 
-pub(crate) use files::{Wanted, current, is_for, usable};
+pub(crate) use files::{CertificateSpec, current, is_for, usable};
 pub(crate) use requester::{CertificateRequester, apart};
 pub(crate) use serving::ServingCertificate;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hyper::Method;
 
-use super::files::{self, Request, Wanted};
+use super::files::{self, CertificateSpec, Request};
 use crate::addresses::NodeAddresses;
 use crate::blocking::unblock_apart;
 use crate::clock::SharedClock;
@@ -18,7 +18,7 @@ use crate::x509::Validity;
 /// What is asked for, again and again.
 pub(crate) struct CertificateRequester {
     /// But for the addresses.
-    pub(crate) wanted: Wanted,
+    pub(crate) wanted: CertificateSpec,
     pub(crate) addresses: NodeAddresses,
     pub(crate) clock: SharedClock,
     /// Name of the pending request that was logged.
@@ -73,7 +73,7 @@ impl Pace {
 
 impl CertificateRequester {
     /// What is asked for, with the node's addresses as they are now.
-    pub(crate) fn wanted(&self) -> Wanted {
+    pub(crate) fn wanted(&self) -> CertificateSpec {
         let mut wanted = self.wanted.clone();
         if wanted.purpose == Purpose::Server {
             wanted.names = self.addresses.names(&wanted.node);

@@ -18,7 +18,7 @@ const BRIDGE: &str = "cni0";
 
 /// The action on the CNI configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum Action {
     /// None.
     Keep,
     /// Write it.
@@ -28,12 +28,12 @@ pub enum Step {
 }
 
 /// Looks up the row of the table. `ours` is the file's content, if it exists.
-pub fn step(others: bool, ours: Option<&[u8]>, wanted: &[u8]) -> Step {
+pub fn action(others: bool, ours: Option<&[u8]>, wanted: &[u8]) -> Action {
     match (others, ours) {
-        (false, Some(ours)) if ours == wanted => Step::Keep,
-        (false, Some(_) | None) => Step::Write,
-        (true, Some(_)) => Step::Remove,
-        (true, None) => Step::Keep,
+        (false, Some(ours)) if ours == wanted => Action::Keep,
+        (false, Some(_) | None) => Action::Write,
+        (true, Some(_)) => Action::Remove,
+        (true, None) => Action::Keep,
     }
 }
 
@@ -85,13 +85,13 @@ mod tests {
     #[test]
     fn the_bridge_gives_way_to_others() {
         for (others, ours, wanted) in [
-            (false, None, Step::Write),
-            (false, Some("old"), Step::Write),
-            (false, Some("new"), Step::Keep),
-            (true, None, Step::Keep),
-            (true, Some("new"), Step::Remove),
+            (false, None, Action::Write),
+            (false, Some("old"), Action::Write),
+            (false, Some("new"), Action::Keep),
+            (true, None, Action::Keep),
+            (true, Some("new"), Action::Remove),
         ] {
-            assert_eq!(step(others, ours.map(str::as_bytes), b"new"), wanted, "{others} {ours:?}");
+            assert_eq!(action(others, ours.map(str::as_bytes), b"new"), wanted, "{others} {ours:?}");
         }
     }
 

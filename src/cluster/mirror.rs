@@ -20,9 +20,9 @@ use crate::model::object::named_by;
 
 /// The desired state of a pod name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wish<'a> {
+pub enum StaticPodState<'a> {
     /// A manifest has the pod; this is its hash.
-    Runs(&'a str),
+    Desired(&'a str),
     /// The pod terminates, or an unreadable manifest may have it.
     Undecided,
     /// No pod has that name, or it cannot have a mirror pod.
@@ -31,7 +31,7 @@ pub enum Wish<'a> {
 
 /// The action on a mirror pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum Action {
     /// None.
     Keep,
     /// Create it.
@@ -41,12 +41,14 @@ pub enum Step {
 }
 
 /// Looks up the row of the table.
-pub fn step(wish: Wish<'_>, there: Option<&MirrorPod>) -> Step {
-    match (wish, there) {
-        (Wish::Runs(_), None) => Step::Create,
-        (Wish::Runs(hash), Some(mirror)) if !is_of(mirror, hash) => Step::Delete,
-        (Wish::Gone, Some(_)) => Step::Delete,
-        (Wish::Runs(_), Some(_)) | (Wish::Undecided, _) | (Wish::Gone, None) => Step::Keep,
+pub fn action(state: StaticPodState<'_>, mirror: Option<&MirrorPod>) -> Action {
+    match (state, mirror) {
+        (StaticPodState::Desired(_), None) => Action::Create,
+        (StaticPodState::Desired(hash), Some(mirror)) if !is_of(mirror, hash) => Action::Delete,
+        (StaticPodState::Gone, Some(_)) => Action::Delete,
+        (StaticPodState::Desired(_), Some(_))
+        | (StaticPodState::Undecided, _)
+        | (StaticPodState::Gone, None) => Action::Keep,
     }
 }
 
@@ -101,19 +103,19 @@ mod tests {
             changed: false,
         };
         let (same, other, goes) = (mirror("1", false), mirror("2", false), mirror("1", true));
-        for (wish, there, wanted) in [
-            (Wish::Runs("1"), None, Step::Create),
-            (Wish::Runs("1"), Some(&same), Step::Keep),
-            (Wish::Runs("1"), Some(&other), Step::Delete),
-            (Wish::Runs("1"), Some(&goes), Step::Delete),
-            (Wish::Undecided, None, Step::Keep),
-            (Wish::Undecided, Some(&same), Step::Keep),
-            (Wish::Undecided, Some(&goes), Step::Keep),
-            (Wish::Gone, None, Step::Keep),
-            (Wish::Gone, Some(&same), Step::Delete),
-            (Wish::Gone, Some(&goes), Step::Delete),
+        for (state, mirror, wanted) in [
+            (StaticPodState::Desired("1"), None, Action::Create),
+            (StaticPodState::Desired("1"), Some(&same), Action::Keep),
+            (StaticPodState::Desired("1"), Some(&other), Action::Delete),
+            (StaticPodState::Desired("1"), Some(&goes), Action::Delete),
+            (StaticPodState::Undecided, None, Action::Keep),
+            (StaticPodState::Undecided, Some(&same), Action::Keep),
+            (StaticPodState::Undecided, Some(&goes), Action::Keep),
+            (StaticPodState::Gone, None, Action::Keep),
+            (StaticPodState::Gone, Some(&same), Action::Delete),
+            (StaticPodState::Gone, Some(&goes), Action::Delete),
         ] {
-            assert_eq!(step(wish, there), wanted, "{wish:?} {there:?}");
+            assert_eq!(action(state, mirror), wanted, "{state:?} {mirror:?}");
         }
     }
 

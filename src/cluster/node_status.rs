@@ -54,7 +54,7 @@ pub struct NodeStatusSync {
     /// The digest of the status that was reported last, and when; `None`: the next one is reported whatever it is.
     reported: Option<(u64, Mono)>,
     /// Something changed while a report was in flight: which of the two came first is not known.
-    look_again: bool,
+    report_again: bool,
     /// As the Node has them.
     conditions: Vec<Value>,
     /// The events of a start were noted.
@@ -63,7 +63,7 @@ pub struct NodeStatusSync {
 
 /// What the runtime is asked at a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Look {
+pub struct RuntimeQuery {
     /// Its status; not while the last question is unanswered.
     pub status: bool,
     /// Its images and version; likewise, and every [`NODE_IMAGES_PERIOD`] only.
@@ -87,7 +87,7 @@ pub enum ReportEnd {
     /// The status was the one that was reported last, and was not sent.
     Unchanged,
     /// It was sent: its digest, and its conditions.
-    Told(u64, Vec<Value>),
+    Reported(u64, Vec<Value>),
     /// The server did not take it.
     Failed,
 }
@@ -115,7 +115,7 @@ impl NodeStatusSync {
             images: Rc::default(),
             images_at: None,
             reported: None,
-            look_again: false,
+            report_again: false,
             conditions: Vec::new(),
             started: false,
         }
@@ -131,14 +131,14 @@ impl NodeStatusSync {
         &self.conditions
     }
 
-    /// When [`Self::look`] or [`Self::reports`] has something to do; `None` while a call is in flight.
+    /// When [`Self::query_runtime`] or [`Self::begin_report`] has something to do; `None` while a call is in flight.
     pub fn due(&self) -> Option<Mono> {
         self.waits_until.or_else(|| self.task.due())
     }
 
     /// Something changed that has to be reported: at once.
-    pub fn tell(&mut self, now: Mono) {
-        self.look_again |= self.task.due().is_none() && self.waits_until.is_none();
+    pub fn report_now(&mut self, now: Mono) {
+        self.report_again |= self.task.due().is_none() && self.waits_until.is_none();
         self.reported = None;
         if self.task.due().is_some() {
             self.task.at = now;
@@ -146,40 +146,40 @@ impl NodeStatusSync {
     }
 
     /// The last report has all that had to be reported.
-    pub fn is_told(&self) -> bool {
+    pub fn is_reported(&self) -> bool {
         self.reported.is_some()
     }
 
     /// The Node has these conditions, by type. When they are not those of the last report, they are reported at once: a node that
     /// is silent for a while is marked as unknown (`monitorNodeHealth`), and stays so until it reports.
-    pub fn compare(&mut self, there: &SortedMap<Box<str>, Box<str>>, now: Mono) {
-        let is_as_told = |condition: &Value| {
+    pub fn compare_conditions(&mut self, there: &SortedMap<Box<str>, Box<str>>, now: Mono) {
+        let is_as_reported = |condition: &Value| {
             let text = |field: &str| condition[field].as_str().unwrap_or_default();
             there.get(text("type")).is_some_and(|status| **status == *text("status"))
         };
-        if !self.conditions.iter().all(is_as_told) {
-            self.tell(now);
+        if !self.conditions.iter().all(is_as_reported) {
+            self.report_now(now);
         }
     }
 
     /// A look begins, if one is due: the runtime is asked.
-    pub fn look(&mut self, now: Mono) -> Option<Look> {
+    pub fn query_runtime(&mut self, now: Mono) -> Option<RuntimeQuery> {
         if !self.task.begin_if_due(now) {
             return None;
         }
         self.waits_until = Some(now + RUNTIME_STATUS_WAIT);
         let lists = self.images_at.is_none_or(|at| now.since(at) >= NODE_IMAGES_PERIOD);
-        let look = Look { status: !self.asks_status, images: lists && !self.asks_images };
-        if look.images {
+        let query = RuntimeQuery { status: !self.asks_status, images: lists && !self.asks_images };
+        if query.images {
             self.images_at = Some(now);
         }
         self.asks_status = true;
-        self.asks_images |= look.images;
-        Some(look)
+        self.asks_images |= query.images;
+        Some(query)
     }
 
     /// The look ends, if the runtime has answered or is waited for no longer: the Node is to be registered or reported.
-    pub fn reports(&mut self, now: Mono) -> bool {
+    pub fn begin_report(&mut self, now: Mono) -> bool {
         let is_known = !self.asks_status && !self.asks_images;
         self.waits_until.take_if(|until| is_known || *until <= now).is_some()
     }
@@ -194,12 +194,12 @@ impl NodeStatusSync {
     }
 
     /// The digest of the status that need not be reported again (`nodeStatusHasChanged`); `None`: whatever it is.
-    pub fn told(&self, period: Duration, now: Mono) -> Option<u64> {
+    pub fn reported_digest(&self, period: Duration, now: Mono) -> Option<u64> {
         self.reported.filter(|(_, at)| now.since(*at) < period).map(|(digest, _)| digest)
     }
 
     /// The runtime says how it is; `None`: it does not.
-    pub fn runtime_said(&mut self, said: Option<&RuntimeStatus>, now: Mono) {
+    pub fn take_runtime_status(&mut self, said: Option<&RuntimeStatus>, now: Mono) {
         self.asks_status = false;
         let Some(said) = said else {
             // One that comes back may have another version.
@@ -210,12 +210,12 @@ impl NodeStatusSync {
         self.runtime.answered(said, now);
         // It came too late for the last report.
         if self.waits_until.is_none() && self.runtime.errors(now) != before {
-            self.tell(now);
+            self.report_now(now);
         }
     }
 
     /// The runtime has these images; `None`: it did not say.
-    pub fn runtime_has(&mut self, images: Option<Rc<[NodeImage]>>) {
+    pub fn set_images(&mut self, images: Option<Rc<[NodeImage]>>) {
         self.asks_images = false;
         if let Some(images) = images {
             self.images = images;
@@ -231,7 +231,7 @@ impl NodeStatusSync {
     pub fn registered(&mut self, there: Registered, machine: &Machine, now: Mono) -> Vec<NodeEvent> {
         self.task.ended(true, now, machine.periods.look);
         self.task.at = now;
-        self.look_again = false;
+        self.report_again = false;
         let is_created = there.former_boot_id.is_none();
         let is_ready = is_created && ready_of(&there.conditions) == Some("True");
         self.conditions = there.conditions;
@@ -262,7 +262,7 @@ impl NodeStatusSync {
                 return None;
             }
             ReportEnd::Unchanged => {}
-            ReportEnd::Told(digest, conditions) => {
+            ReportEnd::Reported(digest, conditions) => {
                 self.reported = Some((digest, now));
                 news = match (ready_of(&self.conditions), ready_of(&conditions)) {
                     (Some(was), Some(is)) if was == is => None,
@@ -274,7 +274,7 @@ impl NodeStatusSync {
             }
         }
         self.task.ended(true, now, period);
-        if std::mem::take(&mut self.look_again) {
+        if std::mem::take(&mut self.report_again) {
             self.reported = None;
             self.task.at = now;
         }
@@ -360,7 +360,7 @@ mod tests {
         for (words, second, is_closing, want) in rows {
             let mut sync = NodeStatusSync::new(at(0), 1);
             for (second, said) in words {
-                sync.runtime_said(said.map(runtime).as_ref(), at(*second));
+                sync.take_runtime_status(said.map(runtime).as_ref(), at(*second));
             }
             let health = sync.health(vec![NodeCondition::Disk], is_closing, at(second));
             assert_eq!(health.not_ready.join(", "), want, "{words:?} {second} {is_closing}");
@@ -380,44 +380,44 @@ mod tests {
         for step in std::iter::once("0").chain(steps.split_whitespace()) {
             let mono = at(now);
             match step {
-                "status" => sync.runtime_said(Some(&runtime("RN")), mono),
-                "broken" => sync.runtime_said(Some(&runtime("R")), mono),
-                "silent" => sync.runtime_said(None, mono),
-                "images" => sync.runtime_has(Some(Rc::default())),
+                "status" => sync.take_runtime_status(Some(&runtime("RN")), mono),
+                "broken" => sync.take_runtime_status(Some(&runtime("R")), mono),
+                "silent" => sync.take_runtime_status(None, mono),
+                "images" => sync.set_images(Some(Rc::default())),
                 "registered" => {
                     is_registered = true;
                     sync.registered(registered(Some("now"), "True"), &machine, mono);
                 }
-                "sent" => drop(sync.reported(ReportEnd::Told(7, ready("True")), &machine, mono)),
+                "sent" => drop(sync.reported(ReportEnd::Reported(7, ready("True")), &machine, mono)),
                 "same" => drop(sync.reported(ReportEnd::Unchanged, &machine, mono)),
                 "failed" if is_registered => drop(sync.reported(ReportEnd::Failed, &machine, mono)),
                 "failed" => sync.failed(LOOK, mono),
                 "missing" => {
                     sync.reported(ReportEnd::Failed, &machine, mono);
                     is_registered = false;
-                    sync.tell(mono);
+                    sync.report_now(mono);
                 }
                 "deleted" => {
                     is_registered = false;
-                    sync.tell(mono);
+                    sync.report_now(mono);
                 }
-                "tell" => sync.tell(mono),
+                "tell" => sync.report_now(mono),
                 _ if step.starts_with("Ready=") => {
                     let there = [("MemoryPressure", "False"), ("Ready", &step[6..])];
                     let there = there.map(|(kind, status)| (kind.into(), status.into()));
-                    sync.compare(&SortedMap::from(there), mono);
+                    sync.compare_conditions(&SortedMap::from(there), mono);
                 }
                 wait => now += wait.parse::<i64>().expect("seconds"),
             }
             let mono = at(now);
             let is_due = sync.due().is_some_and(|at| at <= mono);
             let before = log.len();
-            if let Some(Look { status, images }) = sync.look(mono) {
+            if let Some(RuntimeQuery { status, images }) = sync.query_runtime(mono) {
                 let what = [(status, "s"), (images, "i")].map(|(is, word)| if is { word } else { "" });
                 log.push(format!("ask:{}@{now}", what.concat()));
             }
-            if sync.reports(mono) {
-                let what = match (is_registered, sync.told(REPORT, mono)) {
+            if sync.begin_report(mono) {
+                let what = match (is_registered, sync.reported_digest(REPORT, mono)) {
                     (false, _) => "register",
                     (true, None) => "report",
                     (true, Some(last)) => {
@@ -517,17 +517,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_is_known() {
+    fn the_last_report_is_remembered() {
         let (machine, mut sync) = (machine(), NodeStatusSync::new(at(0), 1));
-        assert!(!sync.is_told());
+        assert!(!sync.is_reported());
         sync.reported(ReportEnd::Unchanged, &machine, at(0));
-        assert!(!sync.is_told());
-        sync.reported(ReportEnd::Told(7, ready("True")), &machine, at(0));
-        assert!(sync.is_told() && sync.conditions() == ready("True"));
+        assert!(!sync.is_reported());
+        sync.reported(ReportEnd::Reported(7, ready("True")), &machine, at(0));
+        assert!(sync.is_reported() && sync.conditions() == ready("True"));
         sync.reported(ReportEnd::Failed, &machine, at(1));
-        assert!(sync.is_told());
-        sync.tell(at(2));
-        assert!(!sync.is_told());
+        assert!(sync.is_reported());
+        sync.report_now(at(2));
+        assert!(!sync.is_reported());
     }
 
     #[test]
@@ -572,14 +572,14 @@ mod tests {
         for (was, is, want) in rows {
             let (machine, mut sync) = (machine(), NodeStatusSync::new(at(0), 1));
             sync.registered(registered(Some("now"), was), &machine, at(0));
-            let event = sync.reported(ReportEnd::Told(7, ready(is)), &machine, at(0));
+            let event = sync.reported(ReportEnd::Reported(7, ready(is)), &machine, at(0));
             let message = want.map(|reason| format!("Node n status is now: {reason}"));
             assert_eq!(event.as_ref().map(|event| event.reason), want, "{was} {is}");
             assert_eq!(event.map(|event| event.message), message, "{was} {is}");
         }
         // Conditions of which none was there are no news.
         let mut sync = NodeStatusSync::new(at(0), 1);
-        assert_eq!(sync.reported(ReportEnd::Told(7, ready("True")), &machine(), at(0)), None);
+        assert_eq!(sync.reported(ReportEnd::Reported(7, ready("True")), &machine(), at(0)), None);
         assert_eq!(sync.reported(ReportEnd::Unchanged, &machine(), at(0)), None);
     }
 }

@@ -51,7 +51,7 @@ pub struct ReportedPod {
 
 /// The same pod on this node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Here {
+pub struct LocalState {
     /// Something of it is left in the runtime or in the loop. Asked only of a pod that is being deleted.
     pub is_left: bool,
     /// It was read since the start, or needs no read: its status is known.
@@ -90,7 +90,7 @@ pub struct StatusCall {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallEnd {
     /// The server has it; another client has changed it since, or not.
-    Told {
+    Succeeded {
         /// It has.
         changed: bool,
     },
@@ -128,7 +128,7 @@ impl ReportedPod {
     }
 
     /// What is to be told of it.
-    pub fn report(&self, here: &Here) -> Option<Report> {
+    pub fn report(&self, here: &LocalState) -> Option<Report> {
         let has_news = here.is_known && here.revision != self.revision;
         if self.is_ending() && !here.is_left {
             Some(Report::Deletion)
@@ -140,7 +140,7 @@ impl ReportedPod {
     }
 
     /// When that is due; `None`: there is nothing, or a call is in flight.
-    pub fn due(&self, here: impl FnOnce() -> Here) -> Option<Mono> {
+    pub fn due(&self, here: impl FnOnce() -> LocalState) -> Option<Mono> {
         let at = self.task.due()?;
         self.report(&here()).map(|_| at)
     }
@@ -148,7 +148,7 @@ impl ReportedPod {
     /// Begins the call. `status` is asked for only when that of the pod is told.
     pub fn begin(
         &mut self,
-        here: &Here,
+        here: &LocalState,
         status: impl FnOnce() -> Option<PodStatus>,
         now: Wall,
     ) -> Option<StatusCall> {
@@ -168,10 +168,10 @@ impl ReportedPod {
 
     /// The call ended. True: the API server has the pod no more.
     fn ended(&mut self, revision: u64, deleted: bool, end: CallEnd, now: Mono) -> bool {
-        self.task.ended(matches!(end, CallEnd::Told { .. }), now, KUBE_RETRY_MAX);
+        self.task.ended(matches!(end, CallEnd::Succeeded { .. }), now, KUBE_RETRY_MAX);
         match end {
-            CallEnd::Told { .. } if deleted => return true,
-            CallEnd::Told { changed } => {
+            CallEnd::Succeeded { .. } if deleted => return true,
+            CallEnd::Succeeded { changed } => {
                 self.revision = revision;
                 self.task.at = now;
                 if changed {
@@ -215,7 +215,7 @@ pub struct ReportedPods {
 
 /// What an update of the API server's pods changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Learned {
+pub struct PodChanges {
     /// This node rejects them, and did not before.
     pub rejected: Vec<RefusedPod>,
     /// They are being deleted, and were not before.
@@ -268,7 +268,7 @@ impl ReportedPods {
 
     /// Takes in the pods that the API server has. One that ends here and that it has no more was deleted once more, at once
     /// (`kubectl delete --force`).
-    pub fn learn(&mut self, update: &SourceUpdate, seed: u64, now: Mono) -> Learned {
+    pub fn update_pods(&mut self, update: &SourceUpdate, seed: u64, now: Mono) -> PodChanges {
         let known = std::mem::take(&mut self.pods).into_iter();
         let (mirrors, mut before): (SortedMap<_, _>, SortedMap<_, _>) =
             known.partition(|(_, pod)| pod.is_mirror);
@@ -276,7 +276,7 @@ impl ReportedPods {
         let mut know = |key: &PodKey| {
             before.remove(&key.uid).unwrap_or_else(|| Box::new(ReportedPod::new(key.clone(), now, seed)))
         };
-        let mut learned = Learned::default();
+        let mut changes = PodChanges::default();
         for sourced in &update.pods {
             let key = &sourced.pod.key;
             let mut pod = know(key);
@@ -287,7 +287,7 @@ impl ReportedPods {
         for refused in &update.server.refused {
             let mut pod = know(&refused.key);
             if pod.refused.is_none() {
-                learned.rejected.push(refused.clone());
+                changes.rejected.push(refused.clone());
             }
             pod.refused = Some(Box::new(refused.clone()));
             self.pods.insert(refused.key.uid.clone(), pod);
@@ -295,17 +295,17 @@ impl ReportedPods {
         for ending in &update.server.ending {
             let mut pod = know(&ending.key);
             match &pod.ending {
-                None => learned.deleted.push(ending.clone()),
-                Some(before) if ending.grace < before.grace => learned.sooner.push(ending.clone()),
+                None => changes.deleted.push(ending.clone()),
+                Some(before) if ending.grace < before.grace => changes.sooner.push(ending.clone()),
                 Some(_) => {}
             }
             pod.ending = Some(ending.clone());
             self.pods.insert(ending.key.uid.clone(), pod);
         }
-        learned.gone = before.keys().cloned().collect();
+        changes.gone = before.keys().cloned().collect();
         let forgotten = before.into_values().filter(|pod| pod.is_ending());
-        learned.sooner.extend(forgotten.map(|pod| EndingPod { key: pod.key, grace: Seconds(0) }));
-        learned
+        changes.sooner.extend(forgotten.map(|pod| EndingPod { key: pod.key, grace: Seconds(0) }));
+        changes
     }
 
     /// Nothing of the pod is left here; this was its last status, with its revision. Of one that is being deleted it is told
@@ -320,7 +320,7 @@ impl ReportedPods {
     }
 
     /// The static pods of these UIDs are told through these mirror pods, and no others.
-    pub fn tell_through(&mut self, mirrors: &SortedMap<PodUid, MirrorPod>, seed: u64, now: Mono) {
+    pub fn set_mirror_pods(&mut self, mirrors: &SortedMap<PodUid, MirrorPod>, seed: u64, now: Mono) {
         let stays =
             |uid: &PodUid, pod: &ReportedPod| mirrors.get(uid).is_some_and(|mirror| mirror.key == pod.key);
         self.pods.retain(|uid, pod| !pod.is_mirror || stays(uid, pod));
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_of_a_pod() {
+    fn the_report_of_a_pod() {
         use Report::{Deletion, Rejection, Status};
         /// The pod there: bound, rejected, being deleted, or both.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -408,7 +408,7 @@ mod tests {
                 ending: matches!(there, Deleted | RejectedAndDeleted).then(|| ending("p", 1)),
                 ..ReportedPod::new(key("p"), Mono(0), 1)
             };
-            let here = Here { is_left, is_known, revision, has_containers: false };
+            let here = LocalState { is_left, is_known, revision, has_containers: false };
             assert_eq!(pod.report(&here), want, "{there:?} {told}; {here:?}");
         }
     }
@@ -419,7 +419,7 @@ mod tests {
         let mut pods = ReportedPods::default();
         let uid = PodUid::from("p");
         pods.pods.insert(uid.clone(), ReportedPod::new(key("p"), Mono(0), 1).into());
-        let mut here = Here { is_left: true, is_known: true, ..Here::default() };
+        let mut here = LocalState { is_left: true, is_known: true, ..LocalState::default() };
         for step in steps.split(' ') {
             let at = |seconds: i64| Mono(seconds * 1_000_000_000);
             if let Some(pod) = pods.pods.get_mut(&uid) {
@@ -434,11 +434,11 @@ mod tests {
                     "gone" => {
                         let last = (here.revision > 0).then(|| status(here.revision));
                         pods.forget(&uid, here.revision, last);
-                        here = Here::default();
+                        here = LocalState::default();
                     }
                     "ok" | "ok!" | "fail" | "final" => {
                         let end = match step {
-                            "ok" | "ok!" => CallEnd::Told { changed: step == "ok!" },
+                            "ok" | "ok!" => CallEnd::Succeeded { changed: step == "ok!" },
                             _ => CallEnd::Failed { is_final: step == "final" },
                         };
                         let call = call.take().expect("in flight");
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn when_a_pod_is_told() {
+    fn when_a_pod_is_reported() {
         assert_eq!(STATUS_CORRECTION_PERIOD.as_secs(), 10);
         #[rustfmt::skip]
         let rows = [
@@ -536,7 +536,7 @@ mod tests {
         ];
         for (revision, resized, has_containers, has_one, want, next) in rows {
             let mut pod = ReportedPod { revision, resized, ..ReportedPod::new(key("p"), Mono(0), 1) };
-            let here = Here { is_left: true, is_known: true, revision: 2, has_containers };
+            let here = LocalState { is_left: true, is_known: true, revision: 2, has_containers };
             let status = || Some(if has_one { told.clone() } else { PodStatus::default() });
             let call = pod.begin(&here, status, Wall(0)).unwrap();
             assert_eq!(
@@ -585,14 +585,14 @@ mod tests {
     }
 
     /// `rejected | deleted | sooner | gone`.
-    fn shown(learned: &Learned) -> String {
+    fn shown(changes: &PodChanges) -> String {
         let grace = |pods: &[EndingPod]| {
             let one = |pod: &EndingPod| format!("{}:{}", pod.key.name, pod.grace.0);
             pods.iter().map(one).collect::<Vec<_>>().join(" ")
         };
-        let rejected: Vec<&str> = learned.rejected.iter().map(|pod| &*pod.key.name).collect();
-        let gone: Vec<&str> = learned.gone.iter().map(PodUid::as_str).collect();
-        [rejected.join(" "), grace(&learned.deleted), grace(&learned.sooner), gone.join(" ")].join(" | ")
+        let rejected: Vec<&str> = changes.rejected.iter().map(|pod| &*pod.key.name).collect();
+        let gone: Vec<&str> = changes.gone.iter().map(PodUid::as_str).collect();
+        [rejected.join(" "), grace(&changes.deleted), grace(&changes.sooner), gone.join(" ")].join(" | ")
     }
 
     #[test]
@@ -617,9 +617,9 @@ mod tests {
         ];
         for (updates, want, have) in rows {
             let mut pods = ReportedPods::default();
-            let mut last = Learned::default();
+            let mut last = PodChanges::default();
             for text in updates {
-                last = pods.learn(&update(text), 1, Mono(0));
+                last = pods.update_pods(&update(text), 1, Mono(0));
             }
             let names: Vec<&str> = pods.iter().map(|(uid, _)| uid.as_str()).collect();
             assert_eq!((shown(&last), names.join(" ")), (want.to_owned(), have.to_owned()), "{updates:?}");
@@ -630,15 +630,15 @@ mod tests {
     #[test]
     fn what_was_told_is_kept_over_an_update() {
         let (mut pods, now) = (ReportedPods::default(), Mono(0));
-        pods.learn(&update("a b"), 1, now);
-        let here = Here { is_left: true, is_known: true, revision: 4, has_containers: true };
+        pods.update_pods(&update("a b"), 1, now);
+        let here = LocalState { is_left: true, is_known: true, revision: 4, has_containers: true };
         for (_, pod) in pods.iter_mut() {
             pod.begin(&here, || Some(status(4)), Wall(0));
         }
         for uid in ["a".into(), "b".into()] {
-            pods.ended(&uid, 4, false, CallEnd::Told { changed: false }, now);
+            pods.ended(&uid, 4, false, CallEnd::Succeeded { changed: false }, now);
         }
-        pods.learn(&update("a ~b"), 1, now);
+        pods.update_pods(&update("a ~b"), 1, now);
         let due: Vec<_> = pods.iter().map(|(_, pod)| pod.due(|| here)).collect();
         assert_eq!(due, [None, Some(now)], "only what another client has changed is told again");
     }
@@ -654,16 +654,16 @@ mod tests {
         };
         let mirrors = |uid: &str| SortedMap::from([(PodUid::from("s"), mirror(uid))]);
         let told = |pods: &ReportedPods| pods.iter().map(|(_, pod)| pod.revision).collect::<Vec<_>>();
-        pods.tell_through(&mirrors("m1"), 1, now);
+        pods.set_mirror_pods(&mirrors("m1"), 1, now);
         assert!(pods.awaits(&"s".into(), &mirror("m1").key) && !pods.awaits(&"s".into(), &mirror("m2").key));
-        pods.ended(&"s".into(), 3, false, CallEnd::Told { changed: false }, now);
+        pods.ended(&"s".into(), 3, false, CallEnd::Succeeded { changed: false }, now);
         // It is not one of the server's own pods.
-        assert_eq!(pods.learn(&update("a"), 1, now), Learned::default());
-        pods.tell_through(&mirrors("m1"), 1, now);
+        assert_eq!(pods.update_pods(&update("a"), 1, now), PodChanges::default());
+        pods.set_mirror_pods(&mirrors("m1"), 1, now);
         assert_eq!(told(&pods), [0, 3]);
-        pods.tell_through(&mirrors("m2"), 1, now);
+        pods.set_mirror_pods(&mirrors("m2"), 1, now);
         assert_eq!(told(&pods), [0, 0], "another mirror pod has none of it");
-        pods.tell_through(&SortedMap::new(), 1, now);
+        pods.set_mirror_pods(&SortedMap::new(), 1, now);
         assert!(pods.has("a") && !pods.has("s"));
     }
 }

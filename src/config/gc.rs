@@ -1,14 +1,31 @@
 //! Image garbage collection (`ValidateKubeletConfiguration`: `imageGC*`, `imageMinimumGCAge`, `imageMaximumGCAge`), and that of
 //! dead containers (the kubelet's flags `--minimum-container-ttl-duration`, `--maximum-dead-containers*`).
 
-use super::ConfigError;
 use super::kubelet::{GoDuration, parse_go_duration};
+use super::{ConfigError, FileSettings, Flags};
 use crate::gc::GcPolicy;
 use crate::image::gc::ImageGcPolicy;
 use crate::model::quantity::Quantity;
 
+/// The image garbage collection of the flags and the file.
+pub(super) fn image_gc(flags: &Flags, file: &FileSettings) -> Result<ImageGcPolicy, ConfigError> {
+    of_images(
+        [file.int("imageGCHighThresholdPercent"), file.int("imageGCLowThresholdPercent")],
+        [file.time("imageMinimumGCAge"), file.time("imageMaximumGCAge")],
+        flags.image_gc_min_available.as_deref(),
+    )
+}
+
+/// The garbage collection of dead containers of the flags.
+pub(super) fn dead_containers(flags: &Flags) -> Result<GcPolicy, ConfigError> {
+    of_containers(
+        flags.minimum_container_ttl_duration.as_deref(),
+        [flags.maximum_dead_containers_per_container, flags.maximum_dead_containers],
+    )
+}
+
 /// High and low threshold, least and greatest age, and the flag's bytes; `None` = not set. A greatest age of 0 means none.
-pub(super) fn of_images(
+fn of_images(
     [high, low]: [Option<i32>; 2],
     [min_age, max_age]: [Option<GoDuration>; 2],
     available_min: Option<&str>,
@@ -48,7 +65,7 @@ pub(super) fn of_images(
 }
 
 /// Least age, and the greatest number of each container and of all; a negative number means no limit.
-pub(super) fn of_containers(
+fn of_containers(
     min_age: Option<&str>,
     [of_each, of_all]: [Option<i32>; 2],
 ) -> Result<GcPolicy, ConfigError> {

@@ -9,7 +9,9 @@ mod eviction;
 mod features;
 pub mod fields;
 mod gc;
+mod images;
 mod kubelet;
+mod logs;
 mod node_api;
 #[cfg(test)]
 mod packaged;
@@ -22,11 +24,10 @@ use std::time::Duration;
 
 use crate::gc::GcPolicy;
 use crate::image::gc::ImageGcPolicy;
-use crate::image::pulled::policy::{Allowlist, VerificationPolicy};
+use crate::image::pulled::policy::VerificationPolicy;
 use crate::limits::{self, ApiRates, Rate};
 use crate::logs::rotate::Rotation;
 use crate::model::names;
-use crate::model::quantity::Quantity;
 use crate::render::{CgroupDriver, SwapBehavior, admission};
 use crate::shutdown::ShutdownGroups;
 use crate::systemd::notify::Supervisor;
@@ -331,74 +332,49 @@ impl Config {
         let path = |flag: &Option<PathBuf>, file: Option<PathBuf>, default: &str| {
             flag.clone().or(file).unwrap_or_else(|| PathBuf::from(default))
         };
-        let or = |given: Option<GoDuration>, default| given.map_or(default, |duration| duration.0);
+        let time = |field: &str, default| file.time(field).map_or(default, |duration| duration.0);
+        let nonzero = |field: &str, default| GoDuration::or(file.time(field), default);
         let node_api = node_api::join(flags, &file)?;
         let registration = registration::join(flags, &file)?;
         let server_tls_bootstrap = cluster::server_tls_bootstrap(flags, &file, &node_api)?;
         features::check(&file)?;
+        let manifests = file.path("staticPodPath").filter(|path| !path.as_os_str().is_empty());
         let root_dir = path(&flags.root_dir, None, paths::ROOT_DIR);
         let root_of_k3s = root_dir.join("k3s");
         let config = Config {
             images_dir: flags.images_dir.clone().unwrap_or_else(|| root_dir.join("images")),
-            manifests: path(
-                &flags.manifests,
-                file.path("staticPodPath").filter(|path| !path.as_os_str().is_empty()),
-                paths::MANIFESTS,
-            ),
+            manifests: path(&flags.manifests, manifests, paths::MANIFESTS),
             root_dir,
             socket: socket.map_or_else(|| PathBuf::from(paths::SOCKET), Path::to_path_buf),
-            // Empty is the default in the packages' file: the runtime is detected.
-            runtime_endpoint: (flags.runtime_endpoint.clone())
-                .or(file.text("containerRuntimeEndpoint").map(str::to_owned))
-                .filter(|endpoint| !endpoint.is_empty()),
+            runtime_endpoint: runtime_endpoint(flags, &file),
             node_name: flags.node_name.clone(),
             pod_logs_dir: path(&flags.pod_logs_dir, file.path("podLogsDir"), paths::POD_LOGS),
             container_logs_dir: path(&flags.container_logs_dir, None, paths::CONTAINER_LOGS),
-            cgroup_root: (flags.cgroup_root.as_deref().or(file.text("cgroupRoot")))
-                .filter(|root| !root.is_empty())
-                .unwrap_or("/")
-                .to_owned(),
+            cgroup_root: cgroup_root(flags, &file),
             cgroup_driver: cgroup_driver(flags.cgroup_driver.as_deref().or(file.text("cgroupDriver")))?,
             cgroup_mounts: path(&flags.cgroup_mounts, None, paths::CGROUP_MOUNTS),
             systemd_socket: paths::SYSTEMD.into(),
             cpu_cfs_quota: file.bool("cpuCFSQuota").unwrap_or(true),
-            cpu_cfs_quota_period: or(file.time("cpuCFSQuotaPeriod"), Duration::from_millis(100)),
+            cpu_cfs_quota_period: time("cpuCFSQuotaPeriod", Duration::from_millis(100)),
             seccomp_default: file.bool("seccompDefault").unwrap_or(false),
             allowed_unsafe_sysctls: file.texts("allowedUnsafeSysctls"),
             cluster_dns: file.texts("clusterDNS"),
             cluster_domain: file.text("clusterDomain").unwrap_or_default().to_owned(),
             resolv_conf: path(&None, file.path("resolvConf"), paths::RESOLV_CONF),
-            file_check_frequency: GoDuration::or(
-                file.time("fileCheckFrequency"),
-                limits::FILE_CHECK_FREQUENCY,
-            ),
+            file_check_frequency: nonzero("fileCheckFrequency", limits::FILE_CHECK_FREQUENCY),
             static_pods: static_pods::url(&file)?,
-            runtime_request_timeout: GoDuration::or(
-                file.time("runtimeRequestTimeout"),
-                limits::RUNTIME_REQUEST_TIMEOUT,
-            ),
+            runtime_request_timeout: nonzero("runtimeRequestTimeout", limits::RUNTIME_REQUEST_TIMEOUT),
             max_pods: max_pods(file.int("maxPods"))?,
-            max_container_restart_period: or(
-                file.time("crashLoopBackOff.maxContainerRestartPeriod"),
+            max_container_restart_period: time(
+                "crashLoopBackOff.maxContainerRestartPeriod",
                 limits::CRASH_BACKOFF_MAX,
             ),
-            image_pulls: image_pulls(file.bool("serializeImagePulls"), file.int("maxParallelImagePulls"))?,
-            log_rotation: log_rotation(
-                flags.container_log_max_size.as_deref().or(file.text("containerLogMaxSize")),
-                flags.container_log_max_files.or(file.int("containerLogMaxFiles")),
-                or(file.time("containerLogMonitorInterval"), limits::LOG_CHECK_MAX),
-            )?,
-            image_gc: Some(gc::of_images(
-                [file.int("imageGCHighThresholdPercent"), file.int("imageGCLowThresholdPercent")],
-                [file.time("imageMinimumGCAge"), file.time("imageMaximumGCAge")],
-                flags.image_gc_min_available.as_deref(),
-            )?),
+            image_pulls: images::image_pulls(&file)?,
+            log_rotation: logs::log_rotation(flags, &file)?,
+            image_gc: Some(gc::image_gc(flags, &file)?),
             eviction: eviction::policy(eviction::GivenFields::of(&file))?,
             meminfo: paths::MEMINFO.into(),
-            dead_containers: gc::of_containers(
-                flags.minimum_container_ttl_duration.as_deref(),
-                [flags.maximum_dead_containers_per_container, flags.maximum_dead_containers],
-            )?,
+            dead_containers: gc::dead_containers(flags)?,
             status_store_bytes: flags.status_store_bytes.unwrap_or(limits::STATUS_STORE_BYTES),
             supervisor: None,
             shutdown: shutdown::groups(flags, &file)?,
@@ -420,26 +396,15 @@ impl Config {
             process: process(&file)?,
             memory_swap: swap_behavior(file.text("memorySwap.swapBehavior"))?,
             single_process_oom_kill: file.bool("singleProcessOOMKill").unwrap_or(false),
-            pod_pids_limit: file
-                .long("podPidsLimit")
-                .and_then(|most| u64::try_from(most).ok())
-                .filter(|most| *most > 0),
-            pods_per_core: (between(&file, "podsPerCore", 0, i64::from(i32::MAX))?)
-                .and_then(|pods| usize::try_from(pods).ok())
-                .filter(|pods| *pods > 0),
+            pod_pids_limit: positive(file.long("podPidsLimit")),
+            pods_per_core: positive(between(&file, "podsPerCore", 0, i64::from(i32::MAX))?),
             pull_rate: limit(rate(&file, ("registryPullQPS", 5), ("registryBurst", 10))?),
-            pull_verification: pull_verification(
-                file.text("imagePullCredentialsVerificationPolicy").unwrap_or_default(),
-                &file.texts("preloadedImagesVerificationAllowlist"),
-            )?,
+            pull_verification: images::pull_verification(&file)?,
             api_rates: api_rates(&file)?,
-            node_images: between(&file, "nodeStatusMaxImages", 0, 50)?
-                .and_then(|images| usize::try_from(images).ok())
-                .unwrap_or(50),
+            node_images: images::reported_max(&file)?,
             given: file.shown(),
         };
-        config.check()?;
-        Ok(config)
+        config.check().map(|()| config)
     }
 
     fn check(&self) -> Result<(), ConfigError> {
@@ -538,7 +503,23 @@ impl Config {
     }
 }
 
-/// What flags that the kubelet has too give, as a file would.
+/// The configured runtime socket. Empty is the default in the packages' file: the runtime is detected.
+fn runtime_endpoint(flags: &Flags, file: &FileSettings) -> Option<String> {
+    let endpoint = flags.runtime_endpoint.as_deref().or(file.text("containerRuntimeEndpoint"));
+    endpoint.filter(|endpoint| !endpoint.is_empty()).map(str::to_owned)
+}
+
+fn cgroup_root(flags: &Flags, file: &FileSettings) -> String {
+    let root = flags.cgroup_root.as_deref().or(file.text("cgroupRoot"));
+    root.filter(|root| !root.is_empty()).unwrap_or("/").to_owned()
+}
+
+/// A limit; 0 and negative numbers mean none.
+fn positive<T: TryFrom<i64> + PartialOrd + Default>(limit: Option<i64>) -> Option<T> {
+    limit.and_then(|limit| T::try_from(limit).ok()).filter(|limit| *limit > T::default())
+}
+
+/// The settings of the kubelet's own flags, as a file would set them.
 fn of_kubelet_flags(flags: &Flags) -> Result<FileSettings, ConfigError> {
     let mut settings = FileSettings::default();
     for (flag, text) in &flags.kubelet {
@@ -621,97 +602,6 @@ fn rate(
 /// A rate of 0 is no limit.
 fn limit(rate: Rate) -> Option<Rate> {
     Some(rate).filter(|rate| rate.per_second > 0)
-}
-
-/// Greatest number of parallel pulls (`SetDefaults_KubeletConfiguration`, `ValidateKubeletConfiguration`).
-fn image_pulls(serialize: Option<bool>, parallel: Option<i32>) -> Result<usize, ConfigError> {
-    let most = limits::CRI_PULLS_AT_ONCE_MAX;
-    let parallel = match parallel.map(|given| (given, usize::try_from(given).unwrap_or_default())) {
-        None => None,
-        Some((_, pulls)) if (1..=most).contains(&pulls) => Some(pulls),
-        Some((given, _)) => {
-            let message = format!("maxParallelImagePulls: {given}: must be between 1 and {most}");
-            return Err(ConfigError(message));
-        }
-    };
-    match (serialize, parallel) {
-        (Some(true), Some(pulls)) if pulls > 1 => Err(ConfigError(format!(
-            "maxParallelImagePulls: {pulls}: more than one pull at a time needs serializeImagePulls: false"
-        ))),
-        (_, Some(pulls)) => Ok(pulls),
-        (Some(false), None) => Ok(limits::PULLS_AT_ONCE_MAX),
-        (Some(true) | None, None) => Ok(limits::PULLS_AT_ONCE),
-    }
-}
-
-/// Which pods may use present images (`ValidateKubeletConfiguration`).
-fn pull_verification(policy: &str, allowlist: &[String]) -> Result<VerificationPolicy, ConfigError> {
-    let policy = match policy {
-        "" | "NeverVerifyPreloadedImages" => VerificationPolicy::NotPreloaded,
-        "NeverVerify" => VerificationPolicy::Never,
-        "AlwaysVerify" => VerificationPolicy::Always,
-        "NeverVerifyAllowlistedImages" => {
-            let list = Allowlist::parse(allowlist);
-            return list
-                .map(VerificationPolicy::NotListed)
-                .map_err(|why| ConfigError(format!("preloadedImagesVerificationAllowlist: {why}")));
-        }
-        other => {
-            return Err(ConfigError(format!(
-                "imagePullCredentialsVerificationPolicy: {other:?}: must be NeverVerify, NeverVerifyPreloadedImages, \
-                 NeverVerifyAllowlistedImages or AlwaysVerify"
-            )));
-        }
-    };
-    if allowlist.is_empty() {
-        return Ok(policy);
-    }
-    Err(ConfigError(
-        "preloadedImagesVerificationAllowlist: needs imagePullCredentialsVerificationPolicy: \
-         NeverVerifyAllowlistedImages"
-            .to_owned(),
-    ))
-}
-
-/// When logs are rotated (`NewContainerLogManager`, `ValidateKubeletConfiguration`): never with a negative size.
-fn log_rotation(
-    size: Option<&str>,
-    files: Option<i32>,
-    check_max: Duration,
-) -> Result<Option<Rotation>, ConfigError> {
-    let (least, most) = limits::LOG_FILES_RANGE;
-    let files_max = match files.map(|given| (given, usize::try_from(given).unwrap_or_default())) {
-        None => limits::LOG_FILES,
-        Some((_, files)) if (least..=most).contains(&files) => files,
-        Some((given, _)) => {
-            let message = format!("containerLogMaxFiles: {given}: must be between {least} and {most}");
-            return Err(ConfigError(message));
-        }
-    };
-    let (interval, shortest, longest) =
-        (check_max.as_secs_f64(), Duration::from_secs(3), Duration::from_hours(24));
-    if !(shortest..=longest).contains(&check_max) {
-        return Err(ConfigError(format!(
-            "containerLogMonitorInterval: {interval} s: must be between {} s and {} s",
-            shortest.as_secs(),
-            longest.as_secs()
-        )));
-    }
-    let Some(text) = size else {
-        return Ok(Some(Rotation { size_max: limits::LOG_BYTES, files_max, check_max }));
-    };
-    let wrong = |why: &str| ConfigError(format!("containerLogMaxSize: {text:?}: {why}"));
-    let bytes = Quantity::parse(text).map_err(|_| wrong("must be a quantity such as 10Mi"))?.value();
-    match u64::try_from(bytes) {
-        Err(_) => Ok(None),
-        Ok(size_max) if size_max >= limits::LOG_BYTES_MIN => {
-            Ok(Some(Rotation { size_max, files_max, check_max }))
-        }
-        Ok(_) => Err(wrong(&format!(
-            "must be {} bytes or more, or negative: never rotated",
-            limits::LOG_BYTES_MIN
-        ))),
-    }
 }
 
 #[cfg(test)]

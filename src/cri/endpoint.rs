@@ -168,16 +168,7 @@ impl fmt::Display for EndpointError {
                 "the server at {} has no CRI v1 runtime service: name the runtime's CRI socket with --runtime-endpoint",
                 at.display()
             ),
-            Self::NotReady { condition, why } if &**condition == "NetworkReady" => write!(
-                f,
-                "the runtime's pod network is not ready ({why}): put a CNI configuration into /etc/cni/net.d"
-            ),
-            Self::NotReady { condition, why } => {
-                write!(
-                    f,
-                    "the runtime is not ready: {condition} does not hold ({why}): see the runtime's log"
-                )
-            }
+            Self::NotReady { condition, why } => write_not_ready(f, condition, why),
             Self::Failed(at, why) => {
                 write!(
                     f,
@@ -185,17 +176,31 @@ impl fmt::Display for EndpointError {
                     at.display()
                 )
             }
-            Self::NoneAnswers(each) => {
-                let tried: Vec<_> = each.iter().map(Self::short).collect();
-                write!(
-                    f,
-                    "no container runtime answers ({}): install and start containerd or CRI-O, or name its socket with \
-                     --runtime-endpoint",
-                    tried.join(", ")
-                )
-            }
+            Self::NoneAnswers(errors) => write_none_answers(f, errors),
         }
     }
+}
+
+/// The runtime answers, and reports this condition as false.
+fn write_not_ready(f: &mut fmt::Formatter<'_>, condition: &str, why: &str) -> fmt::Result {
+    if condition == "NetworkReady" {
+        return write!(
+            f,
+            "the runtime's pod network is not ready ({why}): put a CNI configuration into /etc/cni/net.d"
+        );
+    }
+    write!(f, "the runtime is not ready: {condition} does not hold ({why}): see the runtime's log")
+}
+
+/// No usual socket works: each with its error in short.
+fn write_none_answers(f: &mut fmt::Formatter<'_>, errors: &[EndpointError]) -> fmt::Result {
+    let tried: Vec<_> = errors.iter().map(EndpointError::short).collect();
+    write!(
+        f,
+        "no container runtime answers ({}): install and start containerd or CRI-O, or name its socket with \
+         --runtime-endpoint",
+        tried.join(", ")
+    )
 }
 
 impl std::error::Error for EndpointError {}

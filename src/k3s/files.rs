@@ -1,4 +1,4 @@
-//! The files of a node of k3s: what the server gave it, its token and its password. I/O, blocking.
+//! The files of a k3s node: certificates, authorities and settings from the server, its token and its password. I/O, blocking.
 
 use std::path::{Path, PathBuf};
 
@@ -53,12 +53,12 @@ impl Files {
         self.at("servers.json")
     }
 
-    /// The settings that were kept, if there are any.
+    /// The stored settings, if there are any.
     pub(crate) fn kept_settings(&self) -> Option<Settings> {
         Settings::parse(&read(&self.settings()).ok()?).ok()
     }
 
-    /// The servers that were kept for the one that the user names.
+    /// The stored list of servers for the one that the user names.
     pub(super) fn kept_servers(&self, named: &ServerUrl) -> Option<Vec<ServerUrl>> {
         List::kept(&read(&self.servers()).ok()?, named)
     }
@@ -66,7 +66,7 @@ impl Files {
     /// Everything that the server gave, as it is on the disk.
     pub(super) fn found(&self, kubeconfig: &Path) -> Found {
         Found {
-            // What cannot be used is as good as none: it is replaced.
+            // An unusable file counts as missing: it is replaced.
             certificate: match kube::credential(kubeconfig) {
                 Ok(Credential::InFile(_, validity)) => Some(validity),
                 Ok(_) | Err(_) => None,
@@ -79,7 +79,7 @@ impl Files {
         }
     }
 
-    /// What the server may know this node by, and the authority that is trusted from before.
+    /// The node's credentials, and the authority that is trusted already.
     pub(super) fn identity(&self, source: &TokenSource) -> Identity {
         Identity {
             token: token(source),
@@ -98,7 +98,7 @@ impl Files {
         }
         self.keep(&self.client_ca(), &given.cluster.authorities.client)?;
         self.keep(&self.server_ca(), &given.cluster.authorities.server)?;
-        // Last: it never names what is not there.
+        // Last: the files that it names exist by then.
         self.keep(kubeconfig, text.as_bytes())
     }
 
@@ -107,7 +107,7 @@ impl Files {
         self.keep(&self.servers(), list)
     }
 
-    /// Writes a file unless it is so already: nothing wears out for nothing.
+    /// Writes a file unless it has these contents already, to spare the flash.
     fn keep(&self, path: &Path, bytes: &[u8]) -> Result<(), String> {
         if read(path).is_ok_and(|found| found == bytes) {
             return Ok(());
@@ -130,7 +130,7 @@ fn token(source: &TokenSource) -> Result<Token, String> {
     }
 }
 
-/// The password by which the server tells this node from others of its name: made once, and kept for good.
+/// The node password, by which the server recognises this node: generated once, never changed.
 pub(super) fn node_password(path: &Path) -> Result<String, String> {
     let at = |error: String| format!("node password {}: {error}", path.display());
     match kube::read(path) {

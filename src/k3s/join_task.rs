@@ -1,7 +1,6 @@
-//! Joins a k3s server: carries out the steps that [`Joining`] decides on. What the server gives a node is fetched when there is none,
-//! and anew before it ends; the settings of its cluster once at each start; which servers that has every ten minutes, when the
-//! certificates are looked at anyway, and after a tunnel was lost. A task of its own: pods of manifests run meanwhile, and those of
-//! the cluster that were kept.
+//! Joins a k3s server: carries out the steps that [`Joining`] decides on. Certificates are requested if there are none, and
+//! before they expire; the cluster's settings once at each start; the list of servers every ten minutes, with the check of the
+//! certificates, and after a tunnel was lost. A task of its own: meanwhile static pods run, and those of the offline copy.
 
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
@@ -31,7 +30,7 @@ pub(crate) struct JoinTask {
     pub(crate) supervisor: Supervisor,
     /// The servers of the cluster.
     pub(crate) servers: Rc<Servers>,
-    /// Whose turn it is of them.
+    /// The choice of the next server.
     pub(crate) turn: RefCell<Rotation>,
     /// The node's credentials, once it has joined.
     pub(crate) access: Access,
@@ -40,18 +39,18 @@ pub(crate) struct JoinTask {
     pub(crate) files: Files,
     pub(crate) kubeconfig: PathBuf,
     pub(crate) node: Box<str>,
-    /// The node's addresses, for which the certificate of its API is.
+    /// The node's addresses, which the certificate of its API has to name.
     pub(crate) addresses: NodeAddresses,
     pub(crate) client: Client,
     /// Whether the server reaches pods through the tunnel.
     pub(crate) pods: Rc<Cell<bool>>,
-    /// Gets the cluster's settings; `None`: the configuration names other name servers.
-    pub(crate) told: Option<Sender<Settings>>,
+    /// Receives the cluster's settings; `None`: the configuration names other DNS servers.
+    pub(crate) settings: Option<Sender<Settings>>,
     pub(crate) clock: SharedClock,
 }
 
 impl JoinTask {
-    /// Keeps the node joined, for ever.
+    /// Joins the node and keeps it joined; never returns.
     pub(crate) async fn run(self) {
         let changes = self.addresses.changes();
         self.restore().await;
@@ -80,7 +79,7 @@ impl JoinTask {
             self.pods.set(settings.reaches_pods);
         }
         if let Some(servers) = servers {
-            self.servers.set(&List { servers, passed_over: None }, kube::seed(&self.node));
+            self.servers.set(&List { servers, skipped: None }, kube::seed(&self.node));
         }
     }
 
@@ -183,9 +182,9 @@ impl JoinTask {
 
     async fn publish(&self, settings: Settings, is_renewed: bool) -> Outcome {
         self.pods.set(settings.reaches_pods);
-        if let Some(told) = &self.told {
-            // The loop goes last.
-            let _ = told.send(settings).await;
+        if let Some(sender) = &self.settings {
+            // Closed: the process ends.
+            let _ = sender.send(settings).await;
         }
         if is_renewed {
             self.client.reconnect();
@@ -205,7 +204,7 @@ impl JoinTask {
         }
     }
 
-    /// They count from here on, and are kept.
+    /// Applies the list of servers, and stores it.
     async fn store_servers(&self, list: List) -> Result<Outcome, String> {
         if self.servers.set(&list, kube::seed(&self.node)) {
             let names: Vec<String> = list.servers.iter().map(ServerUrl::authority).collect();
@@ -217,7 +216,7 @@ impl JoinTask {
         Ok(Outcome::ServersStored)
     }
 
-    /// What the certificate of the node's API begins with: for whom it is.
+    /// The first line of the serving certificate's file: the names it is valid for.
     fn mark(&self) -> String {
         format!("# {} {}\n", self.node, self.addresses.now().join(" "))
     }
@@ -258,8 +257,8 @@ impl JoinTask {
         answer.map_err(|(with, refused)| self.explain(&with, &refused))
     }
 
-    /// By certificate and token; by the token alone when the certificate is nobody's any more (as k3s). A refusal comes with what was
-    /// asked with, and so with the server.
+    /// Authenticates with certificate and token; with the token alone if the certificate is not accepted any more (as k3s). An
+    /// error comes with the request, and so with the server.
     async fn ask(
         &self,
         credentials: &Credentials,
@@ -282,7 +281,7 @@ impl JoinTask {
         answer.map_err(|refused| (Box::new(with), refused))
     }
 
-    /// Asks the server whose turn it is, or one behind it. Of one that answers that it is not ready there is nothing to be had.
+    /// Sends the request to the current server, or to the next one that answers. A server that is not ready counts as failed.
     async fn reach(&self, with: &mut Loaded, ask: &Ask<'_>) -> Result<Vec<u8>, Refused> {
         let all = self.servers.supervisors();
         let mut first = String::new();

@@ -1,4 +1,4 @@
-//! How a node joins a k3s server: the states, and what is done next in each. PURE.
+//! The state machine of a node that joins a k3s server. PURE.
 //!
 //! ```text
 //!     Inspecting ─► ReadingToken ─► PinningAuthority ─► FetchingCluster ─► ReadingPassword ─► RequestingCertificates
@@ -29,7 +29,7 @@ use crate::model::{Mono, Now};
 use crate::tls::certificates;
 use crate::x509::Validity;
 
-/// What the server gave, as it was found on the disk; `None` for what cannot be read.
+/// The files from the server, as read from the disk; `None` for one that cannot be read.
 pub(super) struct Found {
     /// Validity of the certificate in the file that the kubeconfig names.
     pub(super) certificate: Option<Validity>,
@@ -89,7 +89,7 @@ impl Inspection {
     }
 }
 
-/// What the server may know the node by, and the authority that is trusted from before.
+/// The node's credentials, and the authority that is trusted already.
 pub(super) struct Identity {
     pub(super) token: Result<Token, String>,
     /// The node's certificate with its key, in PEM.
@@ -97,7 +97,7 @@ pub(super) struct Identity {
     pub(super) authority: Option<Vec<u8>>,
 }
 
-/// What requests to a supervisor are made with.
+/// Credentials of requests to a supervisor.
 pub(super) struct Credentials {
     /// The trusted authority, in PEM.
     pub(super) authority: Vec<u8>,
@@ -135,14 +135,14 @@ pub(super) struct Certificates {
     pub(super) validity: Validity,
 }
 
-/// What a server gave.
+/// The results of a join.
 pub(super) struct Given {
     pub(super) cluster: Cluster,
-    /// `None`: those on the disk stay.
+    /// `None`: the stored ones stay.
     pub(super) certificates: Option<Certificates>,
 }
 
-/// What is known when a server is greeted.
+/// State at the first request to a server.
 struct Greeting {
     /// The authorities of the cluster whose certificates the node has, when these need no renewal.
     held: Option<Authorities>,
@@ -150,11 +150,11 @@ struct Greeting {
     certificate: Option<Vec<u8>>,
 }
 
-/// Where joining stands. `held` is that of [`Greeting`].
+/// The state of joining. `held` is that of [`Greeting`].
 enum State {
     /// The node's files are being read.
     Inspecting,
-    /// The token is being read, and what else the node is known by.
+    /// The token and the node's other credentials are being read.
     ReadingToken { held: Option<Authorities> },
     /// The server's authority is being fetched.
     PinningAuthority(Greeting),
@@ -164,19 +164,19 @@ enum State {
     ReadingPassword { cluster: Cluster, credentials: Rc<Credentials> },
     /// The certificates are being requested.
     RequestingCertificates { cluster: Cluster },
-    /// What was given is being written.
+    /// The results are being written.
     Storing { settings: Settings, renewed: Option<Validity> },
-    /// The agent's other tasks are being told.
+    /// The settings are being sent to the agent's other tasks.
     Publishing,
     /// The list of servers is being fetched since `began`; then there is a wait of `pause`.
     FetchingServers { began: Mono, pause: Duration },
     /// The list of servers is being written; `wrong`: with what was skipped of it.
     StoringServers { began: Mono, pause: Duration, wrong: String },
-    /// Until the next look at the files.
+    /// Until the next inspection of the files.
     Waiting,
 }
 
-/// What is to be done. The outcome that follows it is named beside each; [`Outcome::Failed`] may follow any but the last.
+/// The next action, with the outcome that follows it; [`Outcome::Failed`] may follow any but the last.
 pub(super) enum Step {
     /// [`Outcome::Inspected`]
     Inspect,
@@ -192,7 +192,7 @@ pub(super) enum Step {
     RequestCertificates { credentials: Rc<Credentials>, password: String },
     /// [`Outcome::Stored`]
     Store(Box<Given>),
-    /// Tell the agent's other tasks the settings, and let the API client use the new certificate: [`Outcome::Published`].
+    /// Send the settings to the agent's other tasks, and let the API client use the new certificate: [`Outcome::Published`].
     Publish { settings: Settings, is_renewed: bool },
     /// [`Outcome::Servers`] or [`Outcome::NoServers`]
     FetchServers,
@@ -202,7 +202,7 @@ pub(super) enum Step {
     Wait(Duration),
 }
 
-/// What came of a step.
+/// The result of a step.
 pub(super) enum Outcome {
     /// The reason as a sentence with its remedy.
     Failed(String),
@@ -238,7 +238,7 @@ pub(super) enum Line {
     Warn(String),
 }
 
-/// What follows from an outcome.
+/// The next step, with its log line.
 pub(super) struct Next {
     pub(super) line: Option<Line>,
     pub(super) step: Step,
@@ -257,7 +257,7 @@ struct ServersDue {
 pub(super) struct Joining {
     state: State,
     node: Box<str>,
-    /// The server was heard since the start.
+    /// The server has answered since the start.
     is_greeted: bool,
     /// The node has everything it needs, with certificates that are not to be renewed yet.
     is_provided: bool,
@@ -287,9 +287,9 @@ impl Joining {
         }
     }
 
-    /// The state after an outcome, and what to do next.
+    /// Handles an outcome: sets the state, and returns the next step.
     pub(super) fn next(mut self, outcome: Outcome, now: Now) -> (Self, Next) {
-        // Every transition below sets the state that follows; one that does not looks at the files again.
+        // Every transition below sets the next state; one that does not leads to an inspection of the files.
         let state = std::mem::replace(&mut self.state, State::Inspecting);
         let next = match (outcome, state) {
             (
@@ -487,13 +487,13 @@ impl Joining {
 
     fn listed(&mut self, list: &[u8], began: Mono, pause: Duration, now: Now) -> Next {
         match List::parse(list) {
-            // Nobody knows them at the moment: those that are known stay.
-            Ok(List { servers, passed_over: None }) if servers.is_empty() => self.wait(pause, None, now),
-            Ok(List { servers, passed_over: Some(wrong) }) if servers.is_empty() => {
+            // The cluster does not know its servers at the moment: the known ones are kept.
+            Ok(List { servers, skipped: None }) if servers.is_empty() => self.wait(pause, None, now),
+            Ok(List { servers, skipped: Some(wrong) }) if servers.is_empty() => {
                 self.servers_failed(wrong, pause, now)
             }
             Ok(list) => {
-                let wrong = list.passed_over.clone().unwrap_or_default();
+                let wrong = list.skipped.clone().unwrap_or_default();
                 self.state = State::StoringServers { began, pause, wrong };
                 Next::quiet(Step::StoreServers(list))
             }
@@ -501,7 +501,7 @@ impl Joining {
         }
     }
 
-    /// The list that was fetched since `began` is in force.
+    /// The list that was fetched since `began` is in use.
     fn servers_known(&mut self, wrong: String, began: Mono, pause: Duration, now: Now) -> Next {
         self.servers.at = began + K3S_LIST_PERIOD;
         self.servers.wait = KUBE_RETRY_MIN;
@@ -748,7 +748,7 @@ mod tests {
             ("FetchingServers", "servers", "StoringServers", ""),
             ("FetchingServers", "some servers", "StoringServers", ""),
             ("FetchingServers", "no servers yet", "Waiting", ""),
-            ("FetchingServers", "hostile servers", "Waiting", "1 are no HOST:PORT"),
+            ("FetchingServers", "hostile servers", "Waiting", "skipped 1 entries"),
             ("FetchingServers", "no list of servers", "Waiting", "is no list"),
             ("FetchingServers", "servers unknown (404)", "Waiting", ""),
             ("FetchingServers", "servers refused (403)", "Waiting", "why"),
@@ -915,7 +915,7 @@ mod tests {
         assert_eq!(waits[..3], [KUBE_RETRY_MIN, 2 * KUBE_RETRY_MIN, 4 * KUBE_RETRY_MIN]);
         assert_eq!(waits.last(), Some(&K3S_LIST_PERIOD));
         // It is known: what is wrong with a part of it is logged once.
-        for line in ["warn: joining: the servers at /v1-k3s/apiservers: 1 are no HOST:PORT", ""] {
+        for line in ["warn: joining: the servers at /v1-k3s/apiservers: skipped 1 entries", ""] {
             node.pass(KUBE_RETRY_MIN);
             let next = node.take_all(&["some servers", "servers stored"]);
             assert!(said(&next).starts_with(line) && said(&next).is_empty() == line.is_empty());

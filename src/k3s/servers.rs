@@ -15,14 +15,14 @@ use crate::model::names;
 pub(crate) struct List {
     pub(crate) servers: Vec<ServerUrl>,
     /// Why some listed entries were skipped, as a sentence.
-    pub(crate) passed_over: Option<String>,
+    pub(crate) skipped: Option<String>,
 }
 
 impl List {
     /// Parses a JSON list of `HOST:PORT`, which is empty as long as the cluster does not know its servers.
     ///
     /// # Errors
-    /// It is not such a list.
+    /// Not such a list, or a too long one.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
         if bytes.len() > K3S_LIST_BYTES_MAX {
             return Err(format!("a list of more than {K3S_LIST_BYTES_MAX} bytes"));
@@ -48,18 +48,18 @@ impl List {
                 servers.insert(place, server);
             }
         }
-        let passed_over = match wrong {
+        let skipped = match wrong {
             Some(first) => {
                 let first = first.text().map_or_else(|| first.to_string(), quoted);
-                Some(format!("{count} are no HOST:PORT of a server's, as {first}, and are passed over"))
+                Some(format!("skipped {count} entries that are not HOST:PORT, such as {first}"))
             }
             None if servers.len() > K3S_SERVERS_MAX => {
-                Some(format!("{} are too many, of which the first {K3S_SERVERS_MAX} count", servers.len()))
+                Some(format!("{} entries; only the first {K3S_SERVERS_MAX} are used", servers.len()))
             }
             None => None,
         };
         servers.truncate(K3S_SERVERS_MAX);
-        Self { servers, passed_over }
+        Self { servers, skipped }
     }
 
     /// Parses what [`List::to_json`] wrote for the server that the user names; `None` when it was written for another one, which
@@ -123,7 +123,7 @@ mod tests {
             texts(&list.servers),
             ["10.0.0.1:6443", "10.0.0.2:6443", "[fd00::1]:6443", "k3s.example:443"]
         );
-        assert_eq!(list.passed_over, None);
+        assert_eq!(list.skipped, None);
         for none in ["null", "[]"] {
             assert_eq!(List::parse(none.as_bytes()), Ok(List::default()), "it does not know yet");
         }
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_server_is_passed_over() {
+    fn what_is_no_server_is_skipped() {
         let long = format!("{}.example:1", "a".repeat(K3S_SERVER_BYTES_MAX));
         for wrong in [
             "7",
@@ -168,8 +168,8 @@ mod tests {
         ] {
             let list = List::parse(format!("[\"10.0.0.1:6443\",{wrong}]").as_bytes()).unwrap();
             assert_eq!(texts(&list.servers), ["10.0.0.1:6443"], "{wrong}");
-            let why = list.passed_over.unwrap();
-            assert!(why.starts_with("1 are no HOST:PORT"), "{why}");
+            let why = list.skipped.unwrap();
+            assert!(why.starts_with("skipped 1 entries that are not HOST:PORT"), "{why}");
             assert!(why.len() < 300 && !why.contains('\n'), "{why}");
         }
     }
@@ -179,7 +179,7 @@ mod tests {
         let many: Vec<String> = (1..=99).chain(1..=99).map(|n| format!("\"10.0.0.{n}:6443\"")).collect();
         let list = List::parse(format!("[{}]", many.join(",")).as_bytes()).unwrap();
         assert_eq!(list.servers.len(), K3S_SERVERS_MAX);
-        assert_eq!(list.passed_over.as_deref(), Some("99 are too many, of which the first 8 count"));
+        assert_eq!(list.skipped.as_deref(), Some("99 entries; only the first 8 are used"));
     }
 
     #[test]

@@ -29,7 +29,7 @@ impl Settings {
     /// A message that names the field.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
         let wrong =
-            |why: String| format!("/v1-k3s/config: {why}; it is no k3s server, or one of another kind");
+            |why: String| format!("/v1-k3s/config: {why}; the server is not k3s, or has an unknown version");
         let tree = reader::read(bytes).map_err(wrong)?;
         let listed = tree.field("ClusterDNSs").map(Node::items).unwrap_or_default();
         let alone = tree.field("ClusterDNS");
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!((read.cluster_dns.len(), read.api_port, read.reaches_pods), (1, None, false));
         assert_eq!(Settings::parse(b"{}"), Ok(Settings::default()));
         for (wrong, named) in [
-            ("404 page not found", "no k3s server"),
+            ("404 page not found", "the server is not k3s"),
             (r#"{"ClusterDNS":"x"}"#, "ClusterDNS is no address"),
             (r#"{"ClusterDomain":"-"}"#, "ClusterDomain"),
         ] {

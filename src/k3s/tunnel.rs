@@ -2,7 +2,7 @@
 //! pods (rancher/remotedialer's client, k3s' `agentTunnel`).
 //!
 //! ```text
-//!     server ─► Connect 7 "tcp/127.0.0.1:10250" ─► is it ours? ─► a socket, and a task that moves its bytes
+//!     server ─► Connect 7 "tcp/127.0.0.1:10250" ─► is it allowed? ─► a socket, and a task that copies its bytes
 //!     Data 7 ─► the task's queue ─► the socket       Pause when the queue is long, Resume when it is short again
 //!     the socket ─► Data 7                           not while the server says Pause
 //! ```
@@ -48,7 +48,7 @@ const PATH: &str = "/v1-k3s/connect";
 /// The `Sec-WebSocket-Accept` constant (RFC 6455).
 const ACCEPT: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
-/// The destinations that the server may connect to through it.
+/// The destinations that the server may connect to through the tunnel.
 #[derive(Clone)]
 pub(crate) struct Reach {
     /// Address of the node's own API.
@@ -57,7 +57,7 @@ pub(crate) struct Reach {
     pub(crate) sockets: TunnelSockets,
     /// Resolves the pods' addresses.
     pub(crate) asker: QuerySender,
-    /// Whether the server also connects to pods through it, by the server's settings.
+    /// True when the server also connects to pods through the tunnel, by its settings.
     pub(crate) pods: Rc<Cell<bool>>,
 }
 
@@ -97,11 +97,11 @@ pub(super) struct Tunnel {
     pub(super) common: Common,
     pub(super) standing: Rc<Cell<TunnelState>>,
     /// Notified when the state changes.
-    pub(super) told: Sender<()>,
+    pub(super) changed: Sender<()>,
 }
 
 impl Tunnel {
-    /// Keeps it open until dropped.
+    /// Keeps the tunnel open until dropped.
     pub(super) async fn run(self) {
         let server = self.server.authority();
         let mut wait = RetryWait::new(self.common.seed ^ seed(&server));
@@ -109,7 +109,7 @@ impl Tunnel {
         let mut is_said_open = false;
         loop {
             let why = match self.common.access.load().await {
-                // The certificate has not been issued yet, which the task that waits for it has logged.
+                // The certificate was not issued yet; the join task has logged that.
                 Err(KubeError::Config(why)) => {
                     log::debug!("tunnel: {why}");
                     String::new()
@@ -148,21 +148,21 @@ impl Tunnel {
     fn stands(&self, standing: TunnelState) {
         if self.standing.replace(standing) != standing {
             // Full: a notification is pending already.
-            let _ = self.told.try_send(());
+            let _ = self.changed.try_send(());
         }
     }
 
     async fn open(&self, with: Loaded) -> Result<(Incoming, WriteHalf<Box<dyn Duplex>>), String> {
         let late = async {
             self.common.clock.sleep(KUBE_CONNECT_TIME).await;
-            Err(format!("nothing came back within {} s", KUBE_CONNECT_TIME.as_secs()))
+            Err(format!("no response within {} s", KUBE_CONNECT_TIME.as_secs()))
         };
         smol::future::or(Box::pin(self.upgrade(&with)), late).await
     }
 
     /// The WebSocket's handshake.
     async fn upgrade(&self, with: &Loaded) -> Result<(Incoming, WriteHalf<Box<dyn Duplex>>), String> {
-        // Without a ration: it lasts. The answer's head is bounded where it is read (`upgrade::head`).
+        // Without a limit on bytes: the connection lasts. The response's head is bounded where it is read (`upgrade::head`).
         let stream = self.common.supervisor.connect(with, None).await?.into_inner();
         let (incoming, mut outgoing) = smol::io::split(stream);
         let mut incoming = Incoming { stream: incoming, bytes: Vec::new(), taken: 0 };
@@ -185,14 +185,14 @@ impl Tunnel {
         match status.as_u16() {
             101 => {}
             401 | 403 => {
-                return Err(format!("it does not take the node's certificate ({status})"));
+                return Err(format!("the node's certificate was refused ({status})"));
             }
-            _ => return Err(format!("it has no tunnel at {PATH} ({status})")),
+            _ => return Err(format!("no tunnel at {PATH} ({status})")),
         }
         let accept = digest(&SHA1_FOR_LEGACY_USE_ONLY, format!("{key}{ACCEPT}").as_bytes());
         let wanted = BASE64_STANDARD.encode(accept.as_ref());
         if headers.get("sec-websocket-accept").is_none_or(|accept| accept.as_bytes() != wanted.as_bytes()) {
-            return Err(format!("its answer at {PATH} is no WebSocket's"));
+            return Err(format!("the response at {PATH} is not a WebSocket handshake"));
         }
         Ok((incoming, outgoing))
     }
@@ -249,7 +249,7 @@ impl Tunnel {
                 // While reading is paused because the queue is full, nothing can be received.
                 let silence = common.clock.now().mono.since(session.heard.get());
                 if !session.is_full() && silence > TUNNEL_SILENCE_MAX {
-                    return format!("nothing came for {} s", TUNNEL_SILENCE_MAX.as_secs());
+                    return format!("nothing received for {} s", TUNNEL_SILENCE_MAX.as_secs());
                 }
                 // This must not wait for a dead link.
                 let _ = pings.try_send(framed(Kind::Ping, &[]));

@@ -19,13 +19,13 @@ pub(crate) struct Servers {
     /// The other servers, by their API.
     others: Others,
     /// Notified when they change.
-    told: Sender<()>,
+    changed: Sender<()>,
 }
 
 impl Servers {
-    /// The server that the user names, and `others` once they are set; `told` is notified of each change.
-    pub(crate) fn new(named: ServerUrl, others: Others, told: Sender<()>) -> Self {
-        Self { named, api_port: Cell::new(None), others, told }
+    /// The server that the user names, and `others` once they are set; `changed` is notified of each change.
+    pub(crate) fn new(named: ServerUrl, others: Others, changed: Sender<()>) -> Self {
+        Self { named, api_port: Cell::new(None), others, changed }
     }
 
     /// The server that the user names.
@@ -42,7 +42,7 @@ impl Servers {
     pub(crate) fn set_api_port(&self, port: Option<u16>) {
         if self.api_port.replace(port) != port {
             // Full: a notification is pending already.
-            let _ = self.told.try_send(());
+            let _ = self.changed.try_send(());
         }
     }
 
@@ -52,12 +52,12 @@ impl Servers {
         let first = usize::try_from(seed % list.servers.len().max(1) as u64).unwrap_or(0);
         let (front, rear) = list.servers.split_at(first);
         let servers = [rear, front].concat();
-        let changed = self.others.all() != servers;
-        if changed {
+        let is_changed = self.others.all() != servers;
+        if is_changed {
             self.others.set(servers);
-            let _ = self.told.try_send(());
+            let _ = self.changed.try_send(());
         }
-        changed
+        is_changed
     }
 
     /// The supervisors of the listed servers.
@@ -86,9 +86,9 @@ pub(crate) struct Tunnels {
     pub(crate) servers: Rc<Servers>,
     pub(crate) common: Common,
     /// The servers or the tunnels have changed.
-    pub(crate) news: Receiver<()>,
-    /// Sender of `news`.
-    pub(crate) told: Sender<()>,
+    pub(crate) changes: Receiver<()>,
+    /// Sender of `changes`.
+    pub(crate) changed: Sender<()>,
     /// Notified when a tunnel is lost.
     pub(crate) lost: Sender<()>,
 }
@@ -134,7 +134,7 @@ impl Tunnels {
                     let _ = self.lost.try_send(());
                 }
             }
-            if self.news.recv().await.is_err() {
+            if self.changes.recv().await.is_err() {
                 return;
             }
         }
@@ -151,7 +151,7 @@ impl Tunnels {
             server: server.clone(),
             common: self.common.clone(),
             standing: standing.clone(),
-            told: self.told.clone(),
+            changed: self.changed.clone(),
         };
         let task = executor.spawn("k3s tunnel", tunnel.run());
         kept.push(TunnelTask { server: server.clone(), _task: task, standing, was_open: false });
@@ -196,21 +196,21 @@ mod tests {
     }
 
     #[test]
-    fn servers_are_told_of_once_and_begin_with_another_for_each_node() {
-        let (told, news) = smol::channel::bounded(1);
+    fn a_change_of_the_servers_is_notified_once_and_begin_with_another_for_each_node() {
+        let (changed, changes) = smol::channel::bounded(1);
         let named = ServerUrl::parse("https://vip:6443").unwrap();
         let others = Others::default();
-        let servers = Servers::new(named, others.clone(), told);
+        let servers = Servers::new(named, others.clone(), changed);
         assert_eq!(servers.supervisors(), [servers.api()]);
         let list = List::parse(br#"["10.0.0.1:6443","10.0.0.2:6443"]"#).unwrap();
-        assert!(servers.set(&list, 1) && news.try_recv().is_ok());
-        assert!(!servers.set(&list, 1) && news.try_recv().is_err());
+        assert!(servers.set(&list, 1) && changes.try_recv().is_ok());
+        assert!(!servers.set(&list, 1) && changes.try_recv().is_err());
         let hosts = |all: Vec<ServerUrl>| all.into_iter().map(|server| server.host).collect::<Vec<_>>();
         assert_eq!(hosts(others.all()), ["10.0.0.2", "10.0.0.1"]);
         assert_eq!(hosts(servers.supervisors()), ["vip", "10.0.0.2", "10.0.0.1"]);
         // When the API has a port of its own.
         servers.set_api_port(Some(7443));
-        assert!(news.try_recv().is_ok());
+        assert!(changes.try_recv().is_ok());
         assert_eq!(servers.api().authority(), "vip:7443");
         assert!(servers.set(&List::parse(br#"["10.0.0.1:7443"]"#).unwrap(), 1));
         assert_eq!(servers.supervisors()[1].authority(), "10.0.0.1:6443");

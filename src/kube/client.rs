@@ -125,7 +125,7 @@ impl Client {
 
     /// Closes the connection, and ends its back-off: the kubeconfig's files have changed.
     pub(crate) fn reconnect(&self) {
-        self.shared.link.afresh();
+        self.shared.link.reconnect();
     }
 
     /// Number of moves of the connection to another server of the cluster.

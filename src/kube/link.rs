@@ -237,7 +237,7 @@ impl Link {
     }
 
     /// Closes the current connection, and opens the next one without a wait.
-    pub(super) fn afresh(&self) {
+    pub(super) fn reconnect(&self) {
         self.give_up(self.made());
         // The holder of the lock is opening a connection; if that fails, it is retried soon.
         if let Some(mut state) = self.state.try_lock() {

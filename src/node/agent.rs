@@ -1,18 +1,18 @@
-//! The loop's state, and the order in which its parts have their turns.
+//! The loop's state, and the order in which its parts are called.
 //!
 //! ```text
 //!     event ─► the part it is for ─► effects ─► pods, other parts ─► effects …
 //!     turn  ─► each part that is due, in the order of `Agent::turn`
 //! ```
 //!
-//! The pods are one value (`pods`), every other concern a part: it has `due`, `turn` and `take`, reads the pods, and asks for
-//! effects (`effects`), which only this loop applies. All of it runs on the loop's thread between two awaits; what takes time is a
-//! task that ends with an event.
+//! The pods are one value (`pods`); every other concern is a part with `due`, `turn` and `take`. A part reads the pods and
+//! requests effects (`effects`), which only this loop applies. All of it runs on the loop's thread between two awaits; whatever
+//! takes time is a task that ends with an event.
 
 use super::checkpoint::Checkpointing;
 use super::cluster::{Cluster, ClusterEvent};
 use super::container_gc::ContainerGc;
-use super::effects::{Effect, Effects};
+use super::effects::{Effect, Effects, Forgotten};
 use super::eviction::{EvictionManager, PodStats};
 use super::identity_file::IdentityFile;
 use super::image_gc::{ImageGc, ListedImages, RemovedImage};
@@ -40,60 +40,61 @@ use crate::server::{self, Query, Question};
 use crate::shutdown::{TERMINATED, TERMINATED_MESSAGE};
 use crate::source::SourceUpdate;
 #[cfg(feature = "tls")]
-use crate::source::{self, api_node::NodeMarks};
+use crate::source::{self, api_node::NodeFields};
 use crate::store::file::CheckpointFile;
 use crate::systemd::logind::DelayLock;
 
-/// What a waiting event takes in the queue; what it points to is in nobody else's hands for a moment only.
+/// Size of an event in the queue, without what it points to: an event is queued for a moment only.
 const _: () = assert!(size_of::<Event>() <= EVENT_QUEUED_BYTES_MAX);
 
-/// What a task brings to the loop.
+/// An event, which a task brings to the loop.
 pub(super) enum Event {
-    /// A source's full set. Boxed: it is far larger than the others, and every place of the queue is as large as the largest.
+    /// A source's full set. Boxed: it is far larger than the others, and every slot of the queue has the size of the largest
+    /// variant.
     Source(Box<SourceUpdate>),
     /// Images of these names were imported.
     Imported(Vec<String>),
     /// A relist ended.
     Relisted(RuntimeResult<Relist>),
-    /// The runtime tells something.
+    /// An event from the runtime's stream.
     Runtime(RuntimeEvent),
-    /// The stream of that number ended.
+    /// The event stream of that number ended.
     StreamEnded(u64, RuntimeResult<()>),
-    /// The runtime's status shows what an event told of this id, or does not in time.
+    /// The runtime's status shows the change that an event announced for this id, or the wait for it timed out.
     Shown { uid: PodUid, id: Box<str>, until: AwaitedState },
-    /// A pod's job ended; the number tells whose.
+    /// A pod's job ended; `job` is its number.
     Job { uid: PodUid, job: u64, result: JobResult },
-    /// The disk was cleared of pods that are gone, but for these.
+    /// The sweep of orphaned pod directories ended; those of these pods are left.
     Swept(Vec<PodUid>),
     /// A write of the identity file ended.
     IdentityWritten(std::io::Result<()>),
     /// A write of the checkpoint ended.
     CheckpointWritten(std::io::Result<()>),
-    /// What the pods use that have limits of their own.
+    /// Local storage usage of the pods that have limits of their own.
     Measured(Box<LocalStorageUsage>),
-    /// A look at the images ended.
-    ImagesLooked(Result<Box<ListedImages>, String>),
+    /// The list of images was read.
+    ImagesListed(Result<Box<ListedImages>, String>),
     /// The removal of an image ended.
     ImageRemoved(Box<RemovedImage>),
-    /// A look at memory and disks ended.
+    /// Memory and file systems were measured.
     Observed(Box<NodeStats>),
-    /// What the pods use that may go.
+    /// Resource usage of the pods that may be evicted.
     PodsMeasured(Box<PodStats>),
-    /// A probe ended; the number tells which.
+    /// A probe ended; the number identifies it.
     Probed(u64, Result<Answer, String>),
-    /// A task of the cluster's ended.
+    /// A task of the cluster ended.
     #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "there is no cluster then"))]
     Cluster(Box<ClusterEvent>),
-    /// Somebody asks on the local socket.
+    /// A request on the local socket.
     Query(Query),
-    /// The node's addresses are these now.
+    /// The node's addresses changed.
     Addresses(Vec<Box<str>>),
-    /// A signal, or logind.
+    /// A signal, or a notification by logind.
     Stop(Stop),
 }
 
 impl Event {
-    /// What the loop is at with it, for the log and `/metrics`.
+    /// The loop's activity with this event, for the log and `/metrics`.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Source(_) => "loop: source update",
@@ -107,7 +108,7 @@ impl Event {
             Self::IdentityWritten(_) => "loop: identity file",
             Self::CheckpointWritten(_) => "loop: checkpoint file",
             Self::Measured(_) => "loop: local storage usage",
-            Self::ImagesLooked(_) => "loop: image list",
+            Self::ImagesListed(_) => "loop: image list",
             Self::ImageRemoved(_) => "loop: image removal",
             Self::Observed(_) => "loop: node stats",
             Self::PodsMeasured(_) => "loop: pod stats",
@@ -120,7 +121,7 @@ impl Event {
     }
 }
 
-/// The node's state; one loop owns it.
+/// The node's state, owned by one loop.
 pub(super) struct Agent<R> {
     out: Effects,
     pods: Pods<R>,
@@ -134,7 +135,7 @@ pub(super) struct Agent<R> {
     garbage: ContainerGc,
     prober: Prober<R>,
     shutdown: ShutdownManager,
-    /// What is kept of the cluster that this node joined.
+    /// The cluster that this node has joined.
     cluster: Option<Cluster>,
 }
 
@@ -167,7 +168,7 @@ impl<R: Runtime + 'static> Agent<R> {
         agent
     }
 
-    /// The next instant at which something is to be done without an event.
+    /// The next deadline of any part.
     pub(super) fn due(&self) -> Option<Mono> {
         let of_parts = [
             self.pods.due(),
@@ -180,13 +181,13 @@ impl<R: Runtime + 'static> Agent<R> {
             self.eviction.due(),
             self.garbage.due(),
             self.prober.due(&self.pods),
-            self.shutdown.due(self.node_is_told()),
+            self.shutdown.due(self.is_node_reported()),
             self.cluster.as_ref().and_then(|cluster| cluster.due(&self.pods, &self.out)),
         ];
         of_parts.into_iter().flatten().min()
     }
 
-    /// Does what is due, part by part in this order. Called after every event and timer.
+    /// Runs each part that is due, in this order. Called after every event and timer.
     pub(super) fn turn(&mut self) {
         let now = self.out.now();
         self.out.metrics().turns.inc();
@@ -208,7 +209,7 @@ impl<R: Runtime + 'static> Agent<R> {
         self.apply_effects();
         self.pods.settle_resizes(now, &mut self.out);
         self.apply_effects();
-        self.pods.admit_those_that_wait(&mut self.out);
+        self.pods.admit_waiting(&mut self.out);
         self.apply_effects();
         if let Some(cluster) = &mut self.cluster {
             cluster.turn_admission(now.mono, &mut self.out);
@@ -223,7 +224,7 @@ impl<R: Runtime + 'static> Agent<R> {
         self.pods.pack();
     }
 
-    /// Takes one event; the stop is the loop's own.
+    /// Handles one event; [`Event::Stop`] is handled by the loop itself.
     pub(super) fn take(&mut self, event: Event) {
         let now = self.now();
         let (pods, out) = (&mut self.pods, &mut self.out);
@@ -241,9 +242,9 @@ impl<R: Runtime + 'static> Agent<R> {
             Event::IdentityWritten(result) => self.identity_file.take(result, pods, now, out),
             Event::CheckpointWritten(result) => self.checkpointing.take(result, now, out),
             Event::Measured(found) => self.measuring.take(*found, pods, out),
-            Event::ImagesLooked(looked) => self.images.take_look(looked, pods, out),
+            Event::ImagesListed(looked) => self.images.take_list(looked, pods, out),
             Event::ImageRemoved(removed) => self.images.take_removed(*removed, pods, out),
-            Event::Observed(seen) => self.eviction.take_look(*seen, pods, out),
+            Event::Observed(seen) => self.eviction.take_observation(*seen, pods, out),
             Event::PodsMeasured(measures) => self.eviction.take_measures(*measures, pods, out),
             Event::Probed(number, answer) => self.prober.take(number, answer, pods, out),
             Event::Swept(slow) => pods.sweep_ended(slow, out),
@@ -258,7 +259,7 @@ impl<R: Runtime + 'static> Agent<R> {
         self.apply_effects();
     }
 
-    /// Applies what parts have asked for, and what follows from that, until nothing is left.
+    /// Applies the effects that parts have requested, and those that follow from them, until none is left.
     fn apply_effects(&mut self) {
         while let Some(effect) = self.out.next() {
             self.apply(effect);
@@ -271,10 +272,10 @@ impl<R: Runtime + 'static> Agent<R> {
         match effect {
             Effect::Drive(uid) => pods.drive(&uid, out),
             Effect::PlanAgain(uid) => pods.plan_again(&uid, out),
-            Effect::LookAgain(uid) => pods.look_again(&uid, out),
+            Effect::ReadAgain(uid) => pods.read_again(&uid, out),
             Effect::RefreshStatus(uid) => pods.refresh_status(&uid, pods.now()),
             Effect::Applied(over) => {
-                pods.look_at_gates();
+                pods.update_readiness_gates();
                 pods.end_terminal(&over, out);
             }
             Effect::Evict { uid, message, grace, why } => pods.evict(&uid, &message, grace, why, out),
@@ -299,26 +300,10 @@ impl<R: Runtime + 'static> Agent<R> {
             Effect::Saved(saved) => pods.set_saved(saved),
             Effect::Close(group) => pods.close(group),
             Effect::Reopen => pods.reopen(out),
-            Effect::WasRead(uid) => {
-                if let Some(observed) = pods.forget_shown(&uid) {
-                    let met = self.runtime_events.met(&observed);
-                    let at_once = self.runtime_events.come_after_the_status();
-                    pods.await_unshown(&uid, met, at_once, out);
-                }
-            }
-            Effect::Forgotten(forgotten) => {
-                self.prober.end(&forgotten.uid);
-                self.checkpointing.forget(&forgotten.uid);
-                if let Some(cluster) = &mut self.cluster {
-                    cluster.forget(*forgotten);
-                }
-            }
-            Effect::LocalPods => {
-                if let Some(cluster) = &self.cluster {
-                    cluster.tell_pods_here(pods);
-                }
-            }
-            Effect::AwaitSave(uid) => self.checkpointing.wait(uid),
+            Effect::WasRead(uid) => self.was_read(&uid),
+            Effect::Forgotten(forgotten) => self.forget(*forgotten),
+            Effect::LocalPods => self.publish_local_pods(),
+            Effect::AwaitSave(uid) => self.checkpointing.await_save(uid),
             Effect::NoSpace(uid) => self.images.found_no_space(&uid, now),
             Effect::ReclaimImages => self.images.reclaim(now),
             Effect::ImagesReclaimed => self.eviction.images_reclaimed(now),
@@ -326,11 +311,7 @@ impl<R: Runtime + 'static> Agent<R> {
             Effect::RuntimeAnswered => self.relisting.runtime_answered(now),
             Effect::Suspect(uid, agreed) => self.runtime_events.suspect(&uid, agreed, now),
             Effect::RelistBy(at) => self.relisting.request(at),
-            Effect::TellNode => {
-                if let Some(cluster) = &mut self.cluster {
-                    cluster.tell_node(now);
-                }
-            }
+            Effect::ReportNode => self.report_node(now),
             #[cfg(feature = "tls")]
             Effect::Preempt(uid) => pods.preempt(&uid, out),
             #[cfg(feature = "tls")]
@@ -338,20 +319,16 @@ impl<R: Runtime + 'static> Agent<R> {
             #[cfg(feature = "tls")]
             Effect::Hurry(ending) => pods.hurry(&ending, out),
             #[cfg(feature = "tls")]
-            Effect::Marks(marks) => {
-                let NodeMarks { labels, taints, scalars, .. } = *marks;
-                pods.set_marks(labels, taints, Some(&scalars));
+            Effect::NodeChanged(node) => {
+                let NodeFields { labels, taints, scalars, .. } = *node;
+                pods.set_node_fields(labels, taints, Some(&scalars));
             }
             #[cfg(feature = "tls")]
-            Effect::KeptMarks(marks) => pods.set_marks(marks.labels, marks.taints, None),
+            Effect::OfflineNode(node) => pods.set_node_fields(node.labels, node.taints, None),
             #[cfg(feature = "tls")]
             Effect::Dns(settings) => pods.set_dns(&settings.cluster_dns, &settings.cluster_domain),
             #[cfg(feature = "tls")]
-            Effect::AdmitAgain => {
-                if let Some(word) = self.cluster.as_ref().and_then(|cluster| cluster.word().cloned()) {
-                    self.admit(word);
-                }
-            }
+            Effect::AdmitAgain => self.admit_again(),
             #[cfg(feature = "tls")]
             Effect::Update(update) => self.source(*update),
         }
@@ -361,7 +338,44 @@ impl<R: Runtime + 'static> Agent<R> {
         self.out.now().mono
     }
 
-    // ---- what takes more than one of them ------------------------------------------------------------------
+    // ---- across several parts ------------------------------------------------------------------------------
+
+    /// The pod was read: awaited changes that its status does not show yet stay awaited.
+    fn was_read(&mut self, uid: &PodUid) {
+        let Some(observed) = self.pods.forget_shown(uid) else { return };
+        let met = self.runtime_events.met(&observed);
+        let at_once = self.runtime_events.come_after_the_status();
+        self.pods.await_unshown(uid, met, at_once, &mut self.out);
+    }
+
+    /// Nothing of the pod is left on this node: the other parts drop their state of it.
+    fn forget(&mut self, forgotten: Forgotten) {
+        self.prober.end(&forgotten.uid);
+        self.checkpointing.forget(&forgotten.uid);
+        if let Some(cluster) = &mut self.cluster {
+            cluster.forget(forgotten);
+        }
+    }
+
+    fn publish_local_pods(&self) {
+        if let Some(cluster) = &self.cluster {
+            cluster.publish_local_pods(&self.pods);
+        }
+    }
+
+    fn report_node(&mut self, now: Mono) {
+        if let Some(cluster) = &mut self.cluster {
+            cluster.report_node(now);
+        }
+    }
+
+    /// Repeats the admission of the API server's last update.
+    #[cfg(feature = "tls")]
+    fn admit_again(&mut self) {
+        if let Some(update) = self.cluster.as_ref().and_then(|cluster| cluster.last_update().cloned()) {
+            self.admit(update);
+        }
+    }
 
     /// A source's full set.
     pub(super) fn source(&mut self, update: SourceUpdate) {
@@ -377,7 +391,7 @@ impl<R: Runtime + 'static> Agent<R> {
         self.pods.keep_uids(&mut update);
         #[cfg(feature = "tls")]
         if let Some(cluster) = self.cluster.as_mut().filter(|_| update.source == source::API) {
-            cluster.hear(&update, self.out.now().mono);
+            cluster.set_update(&update, self.out.now().mono);
         }
         self.admit(update);
     }
@@ -391,14 +405,14 @@ impl<R: Runtime + 'static> Agent<R> {
             let known = cluster.admit(&mut update, &self.pods, now, &mut self.out);
             self.apply_effects();
             if let Some(known) = known {
-                self.pods.set_server_word(&update.server.ending, known);
+                self.pods.set_api_server_state(&update.server.ending, known);
             }
         }
         self.pods.apply(update, &mut self.out);
         self.apply_effects();
     }
 
-    /// A look at everything in the runtime ended.
+    /// A relist ended.
     fn relisted(&mut self, result: RuntimeResult<Relist>, now: Mono) {
         let Some((relist, begun, is_back)) = self.relisting.take(result, now, &self.out) else {
             return;
@@ -421,7 +435,7 @@ impl<R: Runtime + 'static> Agent<R> {
         }
     }
 
-    // ---- the machine's end ---------------------------------------------------------------------------------
+    // ---- system shutdown -----------------------------------------------------------------------------------
 
     pub(super) fn begin_shutdown(&mut self, lock: Option<DelayLock>) {
         self.shutdown.begin(lock, self.now(), &mut self.out);
@@ -433,14 +447,15 @@ impl<R: Runtime + 'static> Agent<R> {
         self.apply_effects();
     }
 
-    /// The pods have ended or their time is over, and the server knows of it or had its time to take that in.
+    /// The pods have terminated or their time is over, and the API server has the Node's shutdown condition or its time for
+    /// that is over.
     pub(super) fn shutdown_is_over(&self) -> bool {
-        self.shutdown.is_over() && (self.node_is_told() || self.shutdown.has_waited(self.now()))
+        self.shutdown.is_over() && (self.is_node_reported() || self.shutdown.has_waited(self.now()))
     }
 
-    /// The Node says that it shuts down, where there is one.
-    fn node_is_told(&self) -> bool {
-        self.cluster.as_ref().is_none_or(Cluster::node_is_told)
+    /// The Node's status was reported, or there is no API server.
+    fn is_node_reported(&self) -> bool {
+        self.cluster.as_ref().is_none_or(Cluster::is_node_reported)
     }
 
     /// `BirthCry`.
@@ -450,10 +465,10 @@ impl<R: Runtime + 'static> Agent<R> {
         }
     }
 
-    /// Before the agent ends by itself.
+    /// Writes the checkpoint and the offline copy before the agent ends.
     pub(super) async fn save_at_end(&mut self) {
         if let Some(cluster) = &mut self.cluster {
-            cluster.keep_at_end(&self.pods).await;
+            cluster.save_offline_copy(&self.pods).await;
         }
         self.checkpointing.save_at_end(&self.pods, &self.images).await;
     }
@@ -482,7 +497,7 @@ impl<R: Runtime + 'static> Agent<R> {
             #[cfg(feature = "tls")]
             Question::Node(question) => node_api::node_question(pods, question),
         };
-        // Full or closed: the client has hung up, or was answered already.
+        // Full or closed: the client disconnected, or has its response already.
         let _ = query.answer.try_send(answer);
     }
 
@@ -491,7 +506,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let parts = PartsUse {
             images_seen: self.images.seen().held(),
             probes: self.prober.len(),
-            strangers: self.runtime_events.held(),
+            unknown_events: self.runtime_events.held(),
             missed_events: self.runtime_events.missed(),
             server_moves: cluster.map(Cluster::server_moves),
             of_cluster: cluster.map(|of| of.usage(&self.pods, &self.out)).unwrap_or_default(),
@@ -499,7 +514,7 @@ impl<R: Runtime + 'static> Agent<R> {
         show::gauges(&self.pods, &self.out, parts)
     }
 
-    /// For `--once`: what became of every pod and what is wrong with the manifests, once that is clear or patience is over.
+    /// For `--once`: the results of all pods and the errors in manifests, once they are final or the patience is over.
     pub(super) fn once_ending(&self, patience_is_over: bool) -> Option<Ending> {
         show::once_ending(&self.pods, patience_is_over)
     }

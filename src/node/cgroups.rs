@@ -1,8 +1,8 @@
 //! The cgroups of pods and of their classes: made before a pod's sandbox, removed with the pod.
 //!
-//! With the driver systemd the directories are systemd's. It is asked for a slice only when the slice is not there or its
-//! files are not as wanted; what systemd has no property for is written behind it. A slice is stopped before its
-//! directories are removed, as in the kubelet: else systemd would make them anew, and keep the unit until the next boot.
+//! With the driver systemd, systemd owns the directories. A slice is requested only if it does not exist or its files differ
+//! from the desired values; values without a systemd property are written afterwards. A slice is stopped before its directories
+//! are removed, as in the kubelet: otherwise systemd would create them again, and keep the unit until the next boot.
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,7 +21,7 @@ use crate::sync::files::create_dir;
 use crate::systemd::{Session, Systemd, SystemdError};
 use crate::volume::{self, VolumeError};
 
-/// The node's cgroups. One of it; a job has a clone.
+/// The node's cgroups. Clones, which jobs have, share its state.
 #[derive(Clone)]
 pub(super) struct NodeCgroups {
     pub(super) hierarchies: Arc<Cgroups>,
@@ -30,17 +30,17 @@ pub(super) struct NodeCgroups {
     systemd: Option<Rc<Systemd>>,
 }
 
-/// What the classes of pods weigh. Jobs end in any order, so each writes what was told last and not what held at its begin,
-/// one after the other.
+/// CPU weights of the QoS classes. Jobs end in any order, so each writes the latest value, not the one at its start; writes
+/// are serialised.
 #[derive(Default)]
 struct Classes {
-    /// Thousandths of a CPU that the node's burstable pods ask for together.
+    /// Sum of the burstable pods' CPU requests, in thousandths of a CPU.
     burstable_milli_cpu: Mutex<i64>,
-    /// Held while it is written; the loop takes the other lock alone, and never waits for a file. systemd's turn does the same.
+    /// Held during a write; the loop takes only the other lock, and so never waits for a file. The permit for systemd does the same.
     turn: Mutex<()>,
 }
 
-/// A slice, or its cgroups, that are not as wanted.
+/// Why a slice or its cgroups could not be brought to the desired state.
 pub(super) enum SliceError {
     Systemd(SystemdError),
     Files(SettingError),
@@ -69,19 +69,19 @@ impl std::fmt::Display for SliceError {
     }
 }
 
-/// Removes a pod's directory ([`volume::remove_pod_dir`]), or what of it an ended pod needs no more
-/// ([`volume::remove_volumes`]), or a piece of it. Whether all is gone.
+/// Removes a pod's directory ([`volume::remove_pod_dir`]) or only the volumes of a terminated pod
+/// ([`volume::remove_volumes`]), a piece with each call. True when nothing is left.
 pub(super) type RemoveFiles = fn(&Path) -> Result<bool, VolumeError>;
 
 impl NodeCgroups {
-    /// `systemd` is asked for slices, with its driver.
+    /// `systemd`: its client, with the driver systemd.
     pub(super) fn new(hierarchies: Cgroups, systemd: Option<Systemd>) -> Self {
         Self { hierarchies: Arc::new(hierarchies), classes: Arc::default(), systemd: systemd.map(Rc::new) }
     }
 
-    /// From now on the node's burstable pods ask for so many thousandths of a CPU: the next job writes it that makes a pod's
-    /// cgroup or removes one.
-    pub(super) fn tell(&self, burstable_milli_cpu: i64) {
+    /// Sets the sum of the burstable pods' CPU requests, in thousandths of a CPU: the next job that creates or removes a pod's
+    /// cgroup writes it.
+    pub(super) fn set_burstable_milli_cpu(&self, burstable_milli_cpu: i64) {
         *lock(&self.classes.burstable_milli_cpu) = burstable_milli_cpu;
     }
 
@@ -94,7 +94,7 @@ impl NodeCgroups {
         let (uid, node, settings) = (&pod.key.uid, &ctx.node, pod_settings(&ctx.node, pod));
         let pod_dir = paths::pod_dir(node, &pod.key);
         let make_dir = move || {
-            // By its directory is found what an agent that was killed has left of a pod.
+            // After a kill of the agent, the sweep finds a pod's leftovers by its directory.
             create_dir(&pod_dir, 0o750).map_err(|error| format!("pod directory {pod_dir}: {error}"))
         };
         let Some(systemd) = &self.systemd else {
@@ -116,7 +116,7 @@ impl NodeCgroups {
         set.await.map_err(|error: SliceError| error.to_string())
     }
 
-    /// Gives the classes their weights when a pod is gone. A failure is told, as in the kubelet, and tried the next time.
+    /// Writes the classes' weights after a pod was removed. A failure is logged, as in the kubelet, and retried the next time.
     pub(super) async fn weigh<R: Runtime>(&self, ctx: &ActContext<R>, uid: &PodUid) {
         if let Some(systemd) = &self.systemd {
             let weighed = async {
@@ -136,7 +136,7 @@ impl NodeCgroups {
         }
     }
 
-    /// As [`Classes::write`]; that systemd does not answer is everybody's.
+    /// As [`Classes::write`]; returns an error only if systemd does not answer, which affects every pod.
     async fn weigh_slices<R: Runtime>(
         &self,
         ctx: &ActContext<R>,
@@ -154,7 +154,7 @@ impl NodeCgroups {
         Ok(())
     }
 
-    /// Through systemd where there is its turn.
+    /// Writes through systemd if its permit is given.
     async fn set_slice(
         &self,
         blocking: &Blocking,
@@ -177,7 +177,7 @@ impl NodeCgroups {
         set.await?.map(drop).map_err(SliceError::Files)
     }
 
-    /// Stops the slices of a pod of which the runtime knows no container any more. Without systemd there is nothing to do.
+    /// Stops the slices of a pod that has no container in the runtime any more. No effect without systemd.
     pub(super) async fn stop<R: Runtime>(&self, ctx: &ActContext<R>, uid: &PodUid) -> Result<(), SliceError> {
         let Some(systemd) = &self.systemd else { return Ok(()) };
         let (hierarchies, node, of) =
@@ -185,12 +185,12 @@ impl NodeCgroups {
         let may_come = pod_cgroup_candidates(&node, uid.as_str());
         let ending = ctx.manager.blocking.run_for(uid, move || {
             let (cgroups, killed) = hierarchies.end_pod(&node, &of);
-            tell_killed(&of, &killed);
+            log_killed(&of, &killed);
             cgroups
         });
         let there = ending.await?;
         for cgroup in &may_come {
-            // One that was asked for when the pod was wanted no more may be made only now.
+            // A slice that was requested before the pod's removal may be created only now.
             if let Some(unit) = unit_of(cgroup)
                 && (there.contains(cgroup) || systemd.may_come(unit))
             {
@@ -200,8 +200,8 @@ impl NodeCgroups {
         Ok(())
     }
 
-    /// Removes the pod's cgroups from the hierarchies, what of servers is mounted for it, then its directory, by which an agent that
-    /// was killed meanwhile finds it again, or a part of that: `remove` is told which one.
+    /// Removes the pod's cgroups from the hierarchies, its NFS mounts, then its directory or a part of it, as `remove` does. The
+    /// directory is last: after a kill of the agent, the sweep finds the pod by it.
     pub(super) async fn remove<R: Runtime>(
         &self,
         ctx: &ActContext<R>,
@@ -214,13 +214,13 @@ impl NodeCgroups {
         let theirs = pod_dir.clone();
         let removed = ctx.manager.blocking.run_for(uid, move || {
             let removed = hierarchies.remove_pod(&node, &of).map_err(|error| error.to_string())?;
-            tell_killed(&of, &removed.killed);
+            log_killed(&of, &removed.killed);
             Ok::<_, String>(volume::nfs::has_volumes(&theirs))
         });
         if removed.await?? {
             super::jobs::unmount(ctx, uid).await?;
         }
-        // A large one in pieces: other pods have their turns in between.
+        // A large directory is removed in pieces: other pods are handled in between.
         loop {
             let theirs = pod_dir.clone();
             let removed = ctx.manager.blocking.run_for(uid, move || remove(&theirs));
@@ -231,7 +231,7 @@ impl NodeCgroups {
     }
 }
 
-/// [`NodeCgroups`] for acts, which change those of pods that run.
+/// [`NodeCgroups`] for syncs, which change the cgroups of running pods.
 pub(super) struct PodsCgroups {
     pub(super) cgroups: NodeCgroups,
     pub(super) node: Rc<NodeSettings>,
@@ -262,14 +262,14 @@ impl PodCgroups for PodsCgroups {
 }
 
 impl Classes {
-    /// As they are to be now.
+    /// Brings them to the desired state.
     fn settings(&self, node: &NodeSettings) -> [CgroupSettings; 3] {
         let milli_cpu = *lock(&self.burstable_milli_cpu);
         class_settings(node, milli_cpu)
     }
 
-    /// Gives the classes their weights: with each sandbox that is made and each pod that is removed, where the kubelet looks
-    /// every minute too. As there a failure is no pod's: it is told, and tried the next time. Blocking.
+    /// Writes the classes' weights: with each sandbox that is created and each pod that is removed; the kubelet also does so every
+    /// minute. As there a failure is no pod's: it is logged, and retried the next time. Blocking.
     fn write(&self, hierarchies: &Cgroups, node: &NodeSettings, missing: Missing) {
         let _turn = lock(&self.turn);
         for settings in self.settings(node) {
@@ -280,7 +280,7 @@ impl Classes {
     }
 }
 
-fn tell_killed(uid: &str, killed: &SortedSet<i32>) {
+fn log_killed(uid: &str, killed: &SortedSet<i32>) {
     if !killed.is_empty() {
         log::warn!(
             "pod {uid}: killed processes {killed:?}, which belong to no container that the runtime knows"
@@ -299,7 +299,7 @@ mod tests {
 
     /// Two jobs began, with one pod's 250m and with another's 1500m more; the later one's thread is done first.
     #[test]
-    fn the_classes_weigh_what_was_told_last_whoever_writes_last() {
+    fn the_classes_have_the_last_weight_whichever_job_writes_last() {
         let name = format!("smolet-weights-{}", std::process::id());
         let root = std::env::temp_dir().join(name);
         let class = root.join("kubepods/burstable");
@@ -311,7 +311,7 @@ mod tests {
         let mut node = NodeSettings::new("n", "/r");
         node.cgroup_version = CgroupVersion::V1 { swap_controller: false };
         let begin = |milli_cpu| {
-            cgroups.tell(milli_cpu);
+            cgroups.set_burstable_milli_cpu(milli_cpu);
             let (of_job, hierarchies, node) =
                 (cgroups.classes.clone(), cgroups.hierarchies.clone(), node.clone());
             move || of_job.write(&hierarchies, &node, Missing::Leave)

@@ -1,12 +1,13 @@
-//! What of the loop's state survives the process and the boot: when it is written, what waits for that, and what is
-//! taken over at the start.
+//! The checkpoint: the state that survives the process and the boot. When it is written, which pods wait for a write, and what
+//! is restored at the start.
 //!
 //! ```text
-//!     a change ─► a second to settle, ten since the last write ─► written in a blocking job ─► saved
-//!     a removal that takes the runtime's last word ─► at once; the removal begins when it is saved
-//!     an active deadline runs ─► each sixteenth of it, for its age
-//!     the agent's end ─► at once, waited for
+//!     a change ─► one second later, at most every ten seconds ─► written by a blocking job ─► saved
+//!     a removal of the last record of a restart count ─► at once; the removal begins after the write
+//!     a running activeDeadlineSeconds ─► at each sixteenth of it, for the pod's age
+//!     the agent's end ─► at once, and the agent waits for the write
 //! ```
+
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::EphemeralContainer;
@@ -14,7 +15,7 @@ use k8s_openapi::api::core::v1::EphemeralContainer;
 use super::agent::Event;
 use super::effects::{Effect, Effects};
 use super::image_gc::ImageGc;
-use super::pods::{Granted, Pods, Resizing};
+use super::pods::{AllocatedSizes, Pods, Resizing};
 use super::shutdown::revive;
 use crate::cri::Runtime;
 use crate::limits::{
@@ -29,7 +30,7 @@ use crate::store::checkpoint::{
 };
 use crate::store::file::CheckpointFile;
 
-/// How far the file is behind the state.
+/// Schedule and progress of the writes.
 pub(super) struct Checkpointing {
     file: CheckpointFile,
     boot: Box<str>,
@@ -37,22 +38,23 @@ pub(super) struct Checkpointing {
     saved: Option<Mark>,
     /// The write in flight, and the state that it writes.
     write: Option<(smol::Task<()>, Mark, Mono)>,
-    /// Numbers the writes.
+    /// Number of the last write.
     writes: u64,
-    /// When the next one begins.
+    /// When the next write begins.
     due: Option<Mono>,
-    /// When the last one that is in the file began.
+    /// When the last successful write began.
     saved_at: Mono,
+    /// Earliest time of the next write.
     not_before: Mono,
-    /// The last write failed, which was told.
+    /// The last write failed, which was logged.
     failing: bool,
-    /// Pods whose removals wait for a write.
+    /// Pods that wait for a write.
     waiting: SortedSet<PodUid>,
-    /// Numbers the containers that `smolet debug` adds.
+    /// Number of the last container that `smolet debug` added.
     debuggers: u64,
 }
 
-/// Counters of changes: equal marks are equal states. Time is no change.
+/// Counters of changes: equal marks mean equal states. The passing of time is no change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mark {
     statuses: u64,
@@ -63,27 +65,27 @@ struct Mark {
     resizes: u64,
 }
 
-/// What is in the checkpoint, as far as pods wait for it.
+/// The parts of the checkpoint that pods wait for.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Saved {
     /// The revision of the statuses.
     pub(super) statuses: u64,
     /// The number of the container that `smolet debug` added last.
     pub(super) debuggers: u64,
-    /// The number of what was granted last.
+    /// The number of the last allocation.
     pub(super) resizes: u64,
-    /// The last write failed: nobody waits for the next one who does not have to.
+    /// The last write failed: pods wait for the next one only if they must.
     pub(super) failing: bool,
 }
 
-/// A pod of the checkpoint, but for its status, which is in the store.
+/// A pod of the checkpoint without its status, which is in the store.
 pub(super) struct Restored {
     pub(super) key: PodKey,
     pub(super) active_since: Option<Mono>,
-    /// What `smolet debug` added to it.
+    /// The ephemeral containers that `smolet debug` added.
     pub(super) debuggers: Vec<EphemeralContainer>,
-    /// What it was resized to, and what it was granted.
-    pub(super) resizing: Option<(Box<Resizing>, Granted)>,
+    /// Its resize, and its allocated CPU and memory.
+    pub(super) resizing: Option<(Box<Resizing>, AllocatedSizes)>,
 }
 
 impl Checkpointing {
@@ -103,7 +105,7 @@ impl Checkpointing {
         }
     }
 
-    /// The number of a container that is added to a pod: it is in the file when that number is.
+    /// A number for a container that is added to a pod: the file has the container once it has the number.
     pub(super) fn next_debugger(&mut self) -> u64 {
         self.debuggers += 1;
         self.debuggers
@@ -111,25 +113,25 @@ impl Checkpointing {
 
     // ---- the start -----------------------------------------------------------------------------------------
 
-    /// Takes over what an earlier agent left. What the runtime reports counts for more; this only adds what the
-    /// runtime forgets.
+    /// Restores the state of the last agent. The runtime's reports have precedence; the checkpoint only adds what the runtime
+    /// does not keep.
     pub(super) fn restore<R: Runtime + 'static>(
         &mut self,
         pods: &mut Pods<R>,
         images: &mut ImageGc,
         now: Now,
     ) {
-        // Ages count from a write of this boot: after a reboot there has to be one.
+        // Ages are relative to a write of this boot: after a reboot the file is written again.
         let is_current = self.file.load(|kept| {
             take_over(kept, &self.boot, pods, images, now);
             kept.boot == &*self.boot
         });
         self.saved = is_current.unwrap_or(true).then(|| self.mark(pods, images));
-        pods.set_saved(self.told());
+        pods.set_saved(self.saved());
     }
 
-    /// For the pods that wait for it.
-    fn told(&self) -> Saved {
+    /// The state in the file, for the pods that wait for it.
+    fn saved(&self) -> Saved {
         let mark = self.saved.as_ref();
         Saved {
             statuses: mark.map_or(0, |mark| mark.statuses),
@@ -139,25 +141,25 @@ impl Checkpointing {
         }
     }
 
-    /// The pod waits for the next write, which begins at once.
-    pub(super) fn wait(&mut self, uid: PodUid) {
+    /// The pod waits for a write, which begins at once.
+    pub(super) fn await_save(&mut self, uid: PodUid) {
         self.waiting.insert(uid);
     }
 
-    /// Nothing of the pod is left.
+    /// Nothing of the pod is left on this node.
     pub(super) fn forget(&mut self, uid: &PodUid) {
         self.waiting.remove(uid);
     }
 
     // ---- writing -------------------------------------------------------------------------------------------
 
-    /// When the next write is to begin.
+    /// When the next write is due.
     pub(super) fn due<R: Runtime + 'static>(&self, pods: &Pods<R>) -> Option<Mono> {
         let due = self.due.into_iter().chain(self.ages_due(pods)).min();
         due.filter(|_| self.write.is_none())
     }
 
-    /// Begins a write that is due. Called at the end of every turn; does nothing when nothing has changed.
+    /// Starts a write that is due. Called at the end of every turn; does nothing when nothing has changed.
     pub(super) fn turn<R: Runtime + 'static>(
         &mut self,
         pods: &Pods<R>,
@@ -183,7 +185,7 @@ impl Checkpointing {
         }
         self.due = None;
         self.writes += 1;
-        let (number, bytes) = (self.writes, to_bytes(&self.kept(pods, images, now)));
+        let (number, bytes) = (self.writes, to_bytes(&self.content(pods, images, now)));
         let (file, blocking) = (self.file.clone(), pods.manager().blocking.clone());
         let task = out.keep("checkpoint file", async move {
             let written = blocking.run(move || file.write(number, &bytes)).await;
@@ -202,8 +204,8 @@ impl Checkpointing {
                     "checkpoint not written: {error}; retrying, dead containers whose restart count would be lost \
                      stay until then"
                 );
-                // Whoever does not have to wait for a disk that takes nothing goes on; the others say why they wait.
-                self.tell(out);
+                // Pods that need not wait for the failing disk continue; the others record an event with the reason.
+                self.publish_saved(out);
             }
             return;
         }
@@ -214,17 +216,17 @@ impl Checkpointing {
         self.saved = Some(mark);
         self.saved_at = began;
         self.not_before = now + CHECKPOINT_PERIOD;
-        self.tell(out);
+        self.publish_saved(out);
     }
 
-    /// Those that wait are planned again, by what is written now.
-    fn tell(&mut self, out: &mut Effects) {
-        out.push(Effect::Saved(self.told()));
+    /// Publishes the state in the file, and plans the waiting pods again.
+    fn publish_saved(&mut self, out: &mut Effects) {
+        out.push(Effect::Saved(self.saved()));
         std::mem::take(&mut self.waiting).into_iter().for_each(|uid| out.push(Effect::PlanAgain(uid)));
     }
 
-    /// When ages have to be written again though nothing has changed: a power cut may take a small part of the time of a
-    /// running `activeDeadlineSeconds`, and no more.
+    /// When ages are written again without a change: a power cut loses at most a sixteenth of a running
+    /// `activeDeadlineSeconds`.
     fn ages_due<R: Runtime + 'static>(&self, pods: &Pods<R>) -> Option<Mono> {
         let deadlines = pods.iter().filter_map(|(uid, record)| {
             let seconds = record.worker().pod()?.spec().active_deadline_seconds?;
@@ -237,23 +239,23 @@ impl Checkpointing {
         Some((self.saved_at + every).max(self.not_before))
     }
 
-    /// Before the agent ends by itself: ages too are written, which count on from there after a reboot. Waits for the
-    /// disk, but not for ever.
+    /// Writes the state before the agent ends, including the ages, which continue from there after a reboot. Waits at most
+    /// [`CHECKPOINT_END_PATIENCE`].
     pub(super) async fn save_at_end<R: Runtime + 'static>(&mut self, pods: &Pods<R>, images: &ImageGc) {
         let now = pods.now().mono;
-        let kept = self.kept(pods, images, now);
+        let kept = self.content(pods, images, now);
         if kept.pods.is_empty() && self.saved == Some(self.mark(pods, images)) {
             return;
         }
         let (number, bytes, file) = (self.writes + 1, to_bytes(&kept), self.file.clone());
-        // A write in flight goes on in its thread; numbers keep their order.
+        // A write in flight continues in its thread; the file keeps the one with the higher number.
         self.write = None;
         let write = async {
             pods.manager().blocking.run(move || file.write(number, &bytes)).await.map_err(|e| e.to_string())
         };
         let patience = async {
             pods.manager().clock.sleep(CHECKPOINT_END_PATIENCE).await;
-            Err("the disk does not answer".to_owned())
+            Err("the disk does not respond".to_owned())
         };
         if let Err(error) = smol::future::or(write, patience).await {
             log::warn!("checkpoint not written: {error}; the next start uses the last one that was written");
@@ -271,7 +273,7 @@ impl Checkpointing {
         }
     }
 
-    fn kept<'a, R: Runtime + 'static>(
+    fn content<'a, R: Runtime + 'static>(
         &'a self,
         pods: &'a Pods<R>,
         images: &'a ImageGc,
@@ -283,7 +285,7 @@ impl Checkpointing {
             let (key, active_since, added, shut_down, sizes) = match (pods.get(uid), pods.restored().get(uid))
             {
                 (Some(record), _) => {
-                    // One of an API server has its own, and what ended it with the node has ended it for good.
+                    // The API server's pods have their ephemeral containers in the API, and do not start again after a shutdown.
                     let pod = record.worker().pod().filter(|pod| !pod.pod.is_of_api_server());
                     let added = pod.map_or(nothing, |pod| pod.ephemeral_containers());
                     let shut_down = record.shutdown_grace().is_some() && pod.is_some();
@@ -291,8 +293,8 @@ impl Checkpointing {
                 }
                 (None, Some(restored)) => {
                     let added = &*restored.debuggers;
-                    let sizes = restored.resizing.as_ref().map(|(resizing, granted)| {
-                        resizing.kept(granted.iter().map(|(name, sizes)| (&**name, *sizes)))
+                    let sizes = restored.resizing.as_ref().map(|(resizing, allocated)| {
+                        resizing.kept(allocated.iter().map(|(name, sizes)| (&**name, *sizes)))
                     });
                     (&restored.key, restored.active_since, added, false, sizes)
                 }
@@ -310,7 +312,7 @@ impl Checkpointing {
                 debuggers: (!added.is_empty()).then(|| added.iter().map(Debugger::of).collect()),
                 sizes,
             };
-            // A pod of no such name is started by no source; its record would make the file unreadable.
+            // No source starts a pod with a longer name; its record would make the file unreadable.
             let fits = |text: &str| text.len() <= CHECKPOINT_TEXT_BYTES_MAX;
             [pod.uid, pod.namespace, pod.name].into_iter().all(fits).then_some(pod)
         });
@@ -332,7 +334,7 @@ impl Checkpointing {
     }
 }
 
-/// Gives the pods and the images back what the checkpoint has of them.
+/// Restores the pods and the images from the checkpoint.
 fn take_over<R: Runtime + 'static>(
     kept: &Checkpoint<'_>,
     boot: &str,
@@ -350,9 +352,9 @@ fn take_over<R: Runtime + 'static>(
         }
         let sizes = pod.sizes.as_deref().filter(|sizes| !sizes.is_empty());
         let resizing = sizes.map(|sizes| Resizing::restored(sizes, &status));
-        let resizing = resizing.map(|(resizing, granted)| (Box::new(resizing), granted));
+        let resizing = resizing.map(|(resizing, allocated)| (Box::new(resizing), allocated));
         let key = PodKey::new(pod.namespace, pod.name, pod.uid);
-        // What another boot ended is not started again.
+        // Debug containers of another boot are not started again.
         let debuggers = pod.debuggers.iter().flatten().filter(|_| is_current).map(Debugger::container);
         let (active_since, debuggers) = (pod.active_ms.map(ago), debuggers.collect());
         pods.restore(Restored { key, active_since, debuggers, resizing }, status);

@@ -1,19 +1,19 @@
-//! This node in a cluster: its lease, its Node object, and what its pods become there.
+//! This node as a member of a cluster: its lease, its Node object, and the statuses of its pods.
 //!
 //! ```text
 //!     register ─► lease          four times while it holds
-//!              └► report         every nodeStatusUpdateFrequency a look; told when it changed, and every
-//!              │                  nodeStatusReportFrequency
-//!     a pod's status changed ─► its status is patched
-//!     a pod that was deleted there has ended, and nothing of it is left here ─► its last status, then it is deleted for good
+//!    register ─► lease          renewed four times per lease duration
+//!             └► report         computed every nodeStatusUpdateFrequency; sent when it changed, and every
+//!    a pod's status changed ─► its status is patched
+//!    a pod was deleted in the API server and nothing of it is left here ─► its last status, then the deletion
 //! ```
 //!
-//! Each of these is a task that takes a snapshot and brings an outcome; one per pod at a time, of all pods
-//! `KUBE_STATUS_CALLS_MAX`. What fails is told again later, with what there is to tell then.
+//! Each call is a task that takes a snapshot and returns a result; one per pod at a time, `KUBE_STATUS_CALLS_MAX` for all pods.
+//! A failed call is repeated later with the state of that time.
 //!
-//! The lease is in `lease`, the Node in `node_status`, the pods' statuses in `status_manager`, copies of static pods in `mirror_pods`, what pods name
-//! in `objects`, who may run here in `admission`, addresses and bridge in `network`, what is kept for a start without the server in
-//! `offline`, events in `events`. What all of them use is [`Membership`].
+//! The lease is in `lease`, the Node in `node_status`, the pods' statuses in `status_manager`, mirror pods in `mirror_pods`,
+//! the objects that pods reference in `objects`, admission in `admission`, addresses and the bridge in `network`, the copy for
+//! a start without the API server in `offline`, events in `events`. All of them use [`Membership`].
 
 mod admission;
 mod calls;
@@ -52,7 +52,7 @@ use crate::limits::{
 use crate::metrics::{Gauge, Usage};
 use crate::model::{Mono, Now, PodKey, PodUid, SortedSet};
 use crate::source::api::Shared;
-use crate::source::api_node::NodeMarks;
+use crate::source::api_node::NodeFields;
 use crate::source::api_objects::ObjectStates;
 use crate::source::api_offline::Trees;
 use crate::source::api_status_versions::ApiStatusVersion;
@@ -65,37 +65,37 @@ use failures::FailureLog;
 use lease::NodeLease;
 use mirror_pods::{MirrorPods, Name};
 use network::Network;
-use node_status::{NodeStatus, RuntimeHere};
+use node_status::{NodeStatus, RuntimeInfo};
 use objects::ApiObjects;
 use offline::{OfflineCopy, Outcome};
 use oom::OomsRead;
 use status_manager::StatusManager;
 
-/// What the wiring hands over when this node joins a cluster.
+/// Inputs of a node that joins a cluster.
 pub struct Joined {
-    /// The API server.
+    /// The client of the API server.
     pub client: Client,
-    /// What this machine is.
+    /// Facts of this machine.
     pub machine: Machine,
-    /// The pods that are bound to it.
+    /// The pods that are bound to this node.
     pub pods: Receiver<SourceUpdate>,
-    /// What others wrote on its Node; `None` = it was deleted.
-    pub marks: Receiver<Option<NodeMarks>>,
-    /// Where its pods are left for the disk.
+    /// The Node's fields, which other clients may change; `None` = it was deleted.
+    pub node: Receiver<Option<NodeFields>>,
+    /// The pods' objects, for the offline copy.
     pub trees: Trees,
-    /// What their source is told, and tells beside.
+    /// State that is shared with the pod source.
     pub shared: Shared,
-    /// The server was not reached.
+    /// The API server could not be reached.
     pub failed: Receiver<()>,
-    /// Where they are kept for a start without the server.
+    /// The folder of the offline copy.
     pub folder: Folder,
-    /// Where the configuration of a bridge for its pods goes; `None`: there is to be none.
+    /// Where the configuration of a bridge for the pods is written; `None`: no bridge.
     pub bridge: Option<PathBuf>,
-    /// What a k3s server says of its cluster.
+    /// The cluster's settings, from a k3s server.
     pub(crate) dns: Receiver<Settings>,
 }
 
-/// What is kept of it.
+/// The state of the node's membership.
 pub(super) struct Cluster {
     of: Membership,
     lease: NodeLease,
@@ -105,31 +105,31 @@ pub(super) struct Cluster {
     objects: ApiObjects,
     admission: Admission,
     network: Network,
-    kept: OfflineCopy,
+    offline: OfflineCopy,
     events: EventReports,
 }
 
-/// What all of these use.
+/// What all parts of it use.
 struct Membership {
     client: Client,
     machine: Rc<Machine>,
     /// The Node's UID, once it is registered.
     registered: Option<Box<str>>,
     failures: FailureLog,
-    /// What the source of its pods is told, and tells beside.
+    /// State that is shared with the pod source.
     shared: Shared,
     seed: u64,
 }
 
 impl Membership {
-    /// Logs what the server did not take, when that is news.
-    fn failed(&mut self, what: &str, why: &KubeError, now: Mono) {
+    /// Logs a failed call to the API server, unless it repeats the last one ([`FailureLog`]).
+    fn log_failure(&mut self, what: &str, why: &KubeError, now: Mono) {
         if self.failures.note(what, why, now) {
             log::warn!("{what}: {why}; retrying");
         }
     }
 
-    /// The node is another one from now on.
+    /// Changes the facts of the machine.
     fn change_machine(&mut self, change: impl FnOnce(&mut Machine)) {
         let mut machine = Machine::clone(&self.machine);
         change(&mut machine);
@@ -137,72 +137,72 @@ impl Membership {
     }
 }
 
-/// What a task of the cluster's brings.
-pub(super) struct ClusterEvent(News);
+/// The result of a task of the cluster.
+pub(super) struct ClusterEvent(ClusterEventKind);
 
-/// What it is.
-enum News {
+/// The tasks and their results.
+enum ClusterEventKind {
     Registered(Result<Registered, KubeError>),
-    /// The runtime says how it is, or does not.
-    RuntimeSaid(Result<RuntimeStatus, String>),
-    /// What the runtime has.
-    RuntimeHere(RuntimeHere),
+    /// The runtime's status, or why it is not known.
+    RuntimeStatus(Result<RuntimeStatus, String>),
+    /// The runtime's images and version.
+    RuntimeInfo(RuntimeInfo),
     /// The kernel's log was read.
     OomsRead(OomsRead),
     Reported(Result<ReportEnd, KubeError>),
-    Leased(Result<Box<str>, KubeError>),
-    Told {
+    LeaseRenewed(Result<Box<str>, KubeError>),
+    StatusPatched {
         uid: PodUid,
-        /// What the server has as the pod's key.
+        /// The pod's key in the API server.
         key: PodKey,
         revision: u64,
         deleted: bool,
-        /// With the status that the server has now.
+        /// With the status that the API server has now.
         result: Result<Option<ApiStatusVersion>, KubeError>,
     },
-    /// The copy of the static pod of that name was created or deleted, or not.
-    Mirrored {
+    /// The creation or deletion of a mirror pod ended.
+    MirrorPodUpdated {
         name: Name,
         result: Result<(), KubeError>,
     },
-    /// The runtime knows the pods' addresses, and the bridge's configuration is as it is to be; or not.
-    NetworkTold(Result<(), String>),
-    /// The cluster's name servers.
+    /// The runtime was configured with the pod CIDRs, and the bridge's configuration was written; or not.
+    NetworkConfigured(Result<(), String>),
+    /// The cluster's DNS servers.
     Dns(Settings),
-    /// There is something in `Found`.
-    Found,
-    /// The server is away: what was kept counts.
-    OfflineCounts,
-    /// What was kept, or whose it is cannot be told.
+    /// `ObjectStates` has changes.
+    ObjectsChanged,
+    /// The API server cannot be reached: the offline copy is used.
+    ServerUnreachable,
+    /// The offline copy, or why it cannot be used.
     OfflineRead(Result<OfflineState, String>),
-    /// A write of what is kept ended.
+    /// A write of the offline copy ended.
     OfflineWritten(Outcome),
-    /// The Node is this now; `None` = it was deleted.
-    Marked(Option<NodeMarks>),
-    /// The event with that revision of the ring was told, or not.
-    EventTold {
+    /// The Node has changed; `None` = it was deleted.
+    NodeChanged(Option<NodeFields>),
+    /// The report of the event with that revision of the ring ended.
+    EventReported {
         of_node: bool,
         revision: u64,
         result: Result<(), KubeError>,
     },
 }
 
-impl News {
-    /// As the loop takes it.
+impl ClusterEventKind {
+    /// Wraps it for the loop.
     fn event(self) -> Event {
         Event::Cluster(Box::new(ClusterEvent(self)))
     }
 }
 
 impl Cluster {
-    /// Begins what goes on with the cluster.
+    /// Starts the tasks of the membership.
     pub(super) fn begin(joined: Joined, tasks: &Tasks, clock: &SharedClock) -> Self {
         let now = clock.now().mono;
         tasks.forward("pod source", joined.pods, |update| Event::Source(Box::new(update)));
         let (news, found) = smol::channel::bounded(1);
-        tasks.forward("objects found", found, |()| News::Found.event());
-        tasks.forward("pod annotations", joined.marks, |marks| News::Marked(marks).event());
-        tasks.forward("cluster DNS", joined.dns, |settings| News::Dns(settings).event());
+        tasks.forward("API objects", found, |()| ClusterEventKind::ObjectsChanged.event());
+        tasks.forward("Node fields", joined.node, |node| ClusterEventKind::NodeChanged(node).event());
+        tasks.forward("cluster DNS", joined.dns, |settings| ClusterEventKind::Dns(settings).event());
         tasks.start("offline copy wait", offline::wait(joined.failed, clock.clone()));
         let seed = seed(&joined.machine.name);
         Self {
@@ -213,7 +213,7 @@ impl Cluster {
             objects: ApiObjects::new(ObjectStates::new(news)),
             admission: Admission::default(),
             network: Network::new(joined.bridge, now, seed),
-            kept: OfflineCopy::new(joined.folder, joined.trees, now),
+            offline: OfflineCopy::new(joined.folder, joined.trees, now),
             events: EventReports::new(now, seed),
             of: Membership {
                 client: joined.client,
@@ -226,7 +226,7 @@ impl Cluster {
         }
     }
 
-    /// What the node has for pods, before its Node is known.
+    /// The node's room for pods before its Node is known.
     pub(super) fn room(&self) -> NodeRoom {
         NodeRoom::of_cluster(&self.of.machine.name, self.of.machine.allocatable())
     }
@@ -239,13 +239,13 @@ impl Cluster {
             self.mirrors.due(&self.of).filter(|_| !self.is_busy()),
             self.admission.due(),
             self.network.due(),
-            self.kept.due(),
+            self.offline.due(),
             self.events.due(&self.of, out),
         ];
         of_parts.into_iter().flatten().min()
     }
 
-    /// As many pods as may are told of or have their copies made.
+    /// As many calls are in flight for statuses and mirror pods as are allowed.
     fn is_busy(&self) -> bool {
         self.under_way() >= KUBE_STATUS_CALLS_MAX
     }
@@ -257,7 +257,7 @@ impl Cluster {
     pub(super) fn turn<R: Runtime + 'static>(&mut self, pods: &Pods<R>, now: Now, out: &mut Effects) {
         self.status.turn(&mut self.of, pods, now, out);
         self.network.turn(pods, now, out);
-        self.kept.turn(&self.of, pods, now.mono, out);
+        self.offline.turn(&self.of, pods, now.mono, out);
         self.lease.turn(&self.of, now, out);
         let room = KUBE_STATUS_CALLS_MAX.saturating_sub(self.under_way());
         self.mirrors.turn(&self.of, &mut self.pods, pods, room, now.mono, out);
@@ -266,7 +266,7 @@ impl Cluster {
         self.events.turn(&self.of, &self.pods, pods, now, out);
     }
 
-    /// Asks about pods once more when doubts about them are over.
+    /// Repeats the admission of pods when it is due.
     pub(super) fn turn_admission(&self, now: Mono, out: &mut Effects) {
         if self.admission.due().is_some_and(|at| at <= now) {
             out.push(Effect::AdmitAgain);
@@ -275,78 +275,78 @@ impl Cluster {
 
     pub(super) fn take<R: Runtime + 'static>(
         &mut self,
-        ClusterEvent(news): ClusterEvent,
+        ClusterEvent(kind): ClusterEvent,
         pods: &Pods<R>,
         now: Mono,
         out: &mut Effects,
     ) {
-        match news {
-            News::Found => self.objects.take(&mut self.kept, now, out),
-            News::OfflineCounts => {
-                if !self.server_has_told(pods) {
-                    self.kept.read(&self.of, pods, out);
+        match kind {
+            ClusterEventKind::ObjectsChanged => self.objects.take(&mut self.offline, now, out),
+            ClusterEventKind::ServerUnreachable => {
+                if !self.has_server_update(pods) {
+                    self.offline.read(&self.of, pods, out);
                 }
             }
-            News::OfflineRead(kept) => self.kept_read(kept, pods, now, out),
-            News::OfflineWritten(outcome) => self.kept.written(outcome, now, out),
-            News::Marked(marks) => self.node_marked(marks, now, out),
-            News::EventTold { of_node, revision, result } => {
+            ClusterEventKind::OfflineRead(kept) => self.offline_read(kept, pods, now, out),
+            ClusterEventKind::OfflineWritten(outcome) => self.offline.written(outcome, now, out),
+            ClusterEventKind::NodeChanged(node) => self.node_changed(node, now, out),
+            ClusterEventKind::EventReported { of_node, revision, result } => {
                 self.events.take(of_node, revision, result, now);
             }
-            News::NetworkTold(result) => self.network.take(result, now),
-            News::Dns(settings) => out.push(Effect::Dns(settings)),
-            News::Mirrored { name, result } => {
+            ClusterEventKind::NetworkConfigured(result) => self.network.take(result, now),
+            ClusterEventKind::Dns(settings) => out.push(Effect::Dns(settings)),
+            ClusterEventKind::MirrorPodUpdated { name, result } => {
                 self.mirrors.take(&name, result, &mut self.of, now);
             }
-            News::Registered(result) => {
+            ClusterEventKind::Registered(result) => {
                 if self.status.registered(result, &mut self.of, now, out) {
                     self.lease.renew_at(now);
                 }
             }
-            News::RuntimeSaid(said) => self.status.runtime_said(said, &mut self.of, now),
-            News::RuntimeHere(here) => self.status.runtime_has(here, &mut self.of),
-            News::OomsRead(read) => self.status.ooms_read(read, out),
-            News::Reported(result) => self.status.reported(result, &mut self.of, now, out),
-            News::Leased(result) => self.lease.take(result, &mut self.of, now),
-            News::Told { uid, key, revision, deleted, result } => {
+            ClusterEventKind::RuntimeStatus(said) => self.status.take_runtime_status(said, &mut self.of, now),
+            ClusterEventKind::RuntimeInfo(here) => self.status.set_runtime_info(here, &mut self.of),
+            ClusterEventKind::OomsRead(read) => self.status.ooms_read(read, out),
+            ClusterEventKind::Reported(result) => self.status.reported(result, &mut self.of, now, out),
+            ClusterEventKind::LeaseRenewed(result) => self.lease.take(result, &mut self.of, now),
+            ClusterEventKind::StatusPatched { uid, key, revision, deleted, result } => {
                 let is_over = self.pods.take((&uid, &key, revision, deleted), &result, &mut self.of, now);
                 if is_over {
-                    self.events.leaves(&uid, &out.ring().borrow());
+                    self.events.forget_pod(&uid, &out.ring().borrow());
                 }
             }
         }
     }
 
-    /// Somebody, perhaps this agent, changed the Node; `None` = it was deleted.
-    fn node_marked(&mut self, marks: Option<NodeMarks>, now: Mono, out: &mut Effects) {
-        let Some(marks) = marks else { return self.status.register_again(&mut self.of, now) };
-        if self.of.registered.as_ref().is_some_and(|uid| *uid != marks.uid) {
+    /// A client, perhaps this agent, changed the Node; `None` = it was deleted.
+    fn node_changed(&mut self, node: Option<NodeFields>, now: Mono, out: &mut Effects) {
+        let Some(node) = node else { return self.status.register_again(&mut self.of, now) };
+        if self.of.registered.as_ref().is_some_and(|uid| *uid != node.uid) {
             self.status.register_again(&mut self.of, now);
         }
-        self.status.compare(&marks.conditions, now);
-        self.network.set_pod_cidrs(&marks.pod_cidrs, now);
-        if self.admission.learn(&marks) {
-            self.kept.put_marks(&self.of.machine.name, &marks, now);
-            out.push(Effect::Marks(Box::new(marks)));
+        self.status.compare_conditions(&node.conditions, now);
+        self.network.set_pod_cidrs(&node.pod_cidrs, now);
+        if self.admission.set_node(&node) {
+            self.offline.put_node(&self.of.machine.name, &node, now);
+            out.push(Effect::NodeChanged(Box::new(node)));
             out.push(Effect::AdmitAgain);
         }
     }
 
-    // ---- the pods that the server has for this node ----------------------------------------------------------
+    // ---- the API server's pods of this node ------------------------------------------------------------------
 
-    /// The server's last word on pods, or, not complete, what was kept of it.
-    pub(super) fn word(&self) -> Option<&SourceUpdate> {
-        self.objects.word()
+    /// The API server's last update, or, not complete, the one of the offline copy.
+    pub(super) fn last_update(&self) -> Option<&SourceUpdate> {
+        self.objects.last_update()
     }
 
-    /// The server has told its pods since the start.
-    fn server_has_told<R: Runtime + 'static>(&self, pods: &Pods<R>) -> bool {
-        let is_word = |update: Option<&SourceUpdate>| update.is_some_and(|update| update.complete);
-        is_word(self.objects.word()) || is_word(pods.early_update(source::API))
+    /// The API server has sent its pods since the start.
+    fn has_server_update<R: Runtime + 'static>(&self, pods: &Pods<R>) -> bool {
+        let is_complete = |update: Option<&SourceUpdate>| update.is_some_and(|update| update.complete);
+        is_complete(self.objects.last_update()) || is_complete(pods.early_update(source::API))
     }
 
-    /// This was kept: it is taken for the server's word as far as pods begin by it.
-    fn kept_read<R: Runtime + 'static>(
+    /// The offline copy was read: pods start by it as by an update of the API server, and none is terminated by it.
+    fn offline_read<R: Runtime + 'static>(
         &mut self,
         kept: Result<OfflineState, String>,
         pods: &Pods<R>,
@@ -357,37 +357,37 @@ impl Cluster {
             Ok(kept) => kept,
             Err(why) => return log::warn!("{why}; the cluster's pods wait for the API server"),
         };
-        if self.server_has_told(pods) {
+        if self.has_server_update(pods) {
             return;
         }
-        let OfflineState { pods, objects, marks } = kept;
+        let OfflineState { pods, objects, node } = kept;
         let Some(update) = offline::update(&self.of, pods, out.clock()) else { return };
-        if let Some(marks) = marks.filter(|_| !self.admission.knows_node()) {
-            let marks = NodeMarks {
-                labels: marks.labels,
-                taints: marks.taints,
-                pod_cidrs: marks.pod_cidrs,
-                ..NodeMarks::default()
+        if let Some(node) = node.filter(|_| !self.admission.knows_node()) {
+            let node = NodeFields {
+                labels: node.labels,
+                taints: node.taints,
+                pod_cidrs: node.pod_cidrs,
+                ..NodeFields::default()
             };
-            self.network.set_pod_cidrs(&marks.pod_cidrs, now);
-            self.admission.learn(&marks);
-            out.push(Effect::KeptMarks(Box::new(marks)));
+            self.network.set_pod_cidrs(&node.pod_cidrs, now);
+            self.admission.set_node(&node);
+            out.push(Effect::OfflineNode(Box::new(node)));
         }
         self.objects.set_offline(objects);
         out.push(Effect::Update(Box::new(update)));
     }
 
-    /// The server has told its pods, or that is taken for its word which was kept.
-    pub(super) fn hear(&mut self, update: &SourceUpdate, now: Mono) {
+    /// The API server has sent its pods, or the offline copy stands in for it.
+    pub(super) fn set_update(&mut self, update: &SourceUpdate, now: Mono) {
         if update.complete {
             self.mirrors.set_mirrors(&update.server.mirrors);
         }
-        self.objects.hear(update);
-        self.kept.keep_pods(&self.objects, &self.of.machine.name, now);
+        self.objects.set_update(update);
+        self.offline.keep_pods(&self.objects, &self.of.machine.name, now);
     }
 
-    /// A source's pods are to be taken in: of the server's, those that may run here and for which there is all that they name stay in the
-    /// update. Returns the pods of which all is known that they name.
+    /// Admits a source's pods. Of the API server's, the update keeps those that may run here and whose objects are available.
+    /// Returns the pods whose objects are all known.
     pub(super) fn admit<R: Runtime + 'static>(
         &mut self,
         update: &mut SourceUpdate,
@@ -395,57 +395,57 @@ impl Cluster {
         now: Mono,
         out: &mut Effects,
     ) -> Option<SortedSet<PodUid>> {
-        self.mirrors.look_again();
+        self.mirrors.mark_stale();
         if update.source != source::API {
             return None;
         }
         leave_out_ended(update, pods);
         self.admission.admit(update, pods, now, out);
-        let gone = self.pods.learn(update, self.of.seed, now, &*pods.manager().notes, out);
+        let gone = self.pods.update_pods(update, self.of.seed, now, &*pods.manager().notes, out);
         for uid in &gone {
-            self.events.leaves(uid, &out.ring().borrow());
+            self.events.forget_pod(uid, &out.ring().borrow());
         }
         Some(self.objects.follow(update, &self.of.client, pods, out.tasks()))
     }
 
-    // ---- the rest of the loop ------------------------------------------------------------------------------
+    // ---- called by the loop ---------------------------------------------------------------------------------
 
-    /// Nothing of the pod is left here: its last status is told before it goes there too.
+    /// Nothing of the pod is left here: its last status is reported before it is deleted in the API server.
     pub(super) fn forget(&mut self, forgotten: Forgotten) {
-        self.mirrors.look_again();
+        self.mirrors.mark_stale();
         self.pods.forget(forgotten);
     }
 
-    /// Tells the source which pods have something here.
-    pub(super) fn tell_pods_here<R: Runtime + 'static>(&self, pods: &Pods<R>) {
+    /// Publishes to the source which pods exist on this node.
+    pub(super) fn publish_local_pods<R: Runtime + 'static>(&self, pods: &Pods<R>) {
         let Some(relist) = pods.relist() else { return };
         let former = relist.former.iter().map(|former| &former.key.uid);
         let here = pods.iter().map(|(uid, _)| uid).chain(relist.pods.keys()).chain(former);
-        self.of.shared.here.are(here.cloned().collect());
+        self.of.shared.local_pods.are(here.cloned().collect());
     }
 
-    /// The Node is another one by now, or is to be: it is told at once.
-    pub(super) fn tell_node(&mut self, now: Mono) {
-        self.status.tell(now);
+    /// The Node has changed: its status is reported at once.
+    pub(super) fn report_node(&mut self, now: Mono) {
+        self.status.report_now(now);
     }
 
-    /// All that is to be told of the Node has been told.
-    pub(super) fn node_is_told(&self) -> bool {
-        self.of.registered.is_none() || self.status.is_told()
+    /// The last report of the Node's status is up to date.
+    pub(super) fn is_node_reported(&self) -> bool {
+        self.of.registered.is_none() || self.status.is_reported()
     }
 
-    /// The Node has these addresses from now on (`nodestatus.NodeAddress`).
+    /// Sets the Node's addresses (`nodestatus.NodeAddress`).
     pub(super) fn set_addresses(&mut self, addresses: &[Box<str>], now: Mono) {
         self.of.change_machine(|machine| machine.addresses = addresses.to_vec());
-        self.status.tell(now);
+        self.status.report_now(now);
     }
 
-    /// Before the agent ends by itself.
-    pub(super) async fn keep_at_end<R: Runtime + 'static>(&mut self, pods: &Pods<R>) {
-        self.kept.at_end(&self.of, pods).await;
+    /// Writes the offline copy before the agent ends.
+    pub(super) async fn save_offline_copy<R: Runtime + 'static>(&mut self, pods: &Pods<R>) {
+        self.offline.at_end(&self.of, pods).await;
     }
 
-    /// How often the node went to another of its cluster's API servers.
+    /// How often the node changed to another of its cluster's API servers.
     pub(super) fn server_moves(&self) -> u64 {
         self.of.client.moves()
     }
@@ -461,9 +461,9 @@ impl Cluster {
         let used: [(usize, usize); CLUSTER_BOUNDED] = [
             (self.pods.len(), held.map_or(0, |held| held.pod_bytes) + pods.opened_bytes()),
             self.objects.held(),
-            // What its buffers may hold; how full they are only the kernel and hyper know.
+            // Their capacity: how full they are only the kernel and hyper know.
             (calls, if calls > 0 { KUBE_WINDOW_CONNECTION_BYTES as usize } else { 0 }),
-            self.kept.held(),
+            self.offline.held(),
             pods.resizes_waiting(None),
             self.of.failures.held(),
             (images.len(), images.iter().map(NodeImage::bytes).sum()),
@@ -479,11 +479,11 @@ impl Cluster {
     }
 }
 
-/// Of the server's pods that are over there, those of which nothing is here do not begin.
+/// Removes the pods that have ended in the API server and of which nothing exists here: they are not started.
 fn leave_out_ended<R: Runtime + 'static>(update: &mut SourceUpdate, pods: &Pods<R>) {
     let over = &update.server.over;
     let is_here = |uid: &PodUid| match pods.get(uid) {
-        // What is left of it goes; it is not to come again.
+        // It is being removed, and is not started again.
         Some(record) => !matches!(record.worker().life(), Life::Ending(Why::Unwanted) | Life::Removing),
         None => {
             pods.relist().is_some_and(|relist| relist.pods.contains_key(uid) || relist.former.contains(uid))

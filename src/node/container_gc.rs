@@ -1,8 +1,8 @@
-//! Dead containers beyond what is kept of all pods together (`--maximum-dead-containers`). What is kept of one pod is
-//! decided with its plan; what is decided by is in `gc`.
+//! Removal of dead containers beyond the limit for all pods (`--maximum-dead-containers`). A pod's own limit is part of its
+//! plan; the policy is in `gc`.
 //!
-//! Without that limit, as by default, nothing of this is looked at. Only pods that go on are: of one that has ended, what is
-//! left stays until its manifest goes.
+//! Without that limit, as by default, nothing is checked. Only running pods are: the containers of an ended pod stay until its
+//! manifest is removed.
 
 use super::effects::{Effect, Effects};
 use super::pods::Pods;
@@ -11,12 +11,12 @@ use crate::gc::{self, GcPolicy};
 use crate::model::{Mono, Now};
 use crate::sync::worker::Life;
 
-/// When all pods are looked at.
+/// The schedule of the checks.
 pub(super) struct ContainerGc {
     policy: GcPolicy,
-    /// The reads of pods that the last look saw.
+    /// Number of reads of pods at the last check.
     reads: u64,
-    /// When a container is old enough to go that was not at the last look.
+    /// When the next container reaches the minimum age.
     next: Option<Mono>,
 }
 
@@ -25,12 +25,12 @@ impl ContainerGc {
         Self { policy, reads: 0, next: None }
     }
 
-    /// When all pods are looked at without a cause from outside.
+    /// The next check that no event causes.
     pub(super) fn due(&self) -> Option<Mono> {
         self.next
     }
 
-    /// Looks at all pods when one of them was read, and plans those again of which something goes.
+    /// Checks all pods after one of them was read, and plans those again whose containers are to be removed.
     pub(super) fn turn<R: Runtime + 'static>(&mut self, pods: &Pods<R>, now: Now, out: &mut Effects) {
         let was_read = std::mem::replace(&mut self.reads, pods.reads()) != pods.reads();
         let is_due = was_read || self.next.is_some_and(|at| at <= now.mono);

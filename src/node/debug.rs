@@ -1,12 +1,12 @@
-//! `smolet debug`: one more container in a pod that is here already.
+//! `smolet debug`: adds an ephemeral container to an existing pod.
 //!
 //! ```text
-//!     asked ─► checked as an ephemeral container ─► on the pod that is wanted ─► checkpoint ─► plan starts it
+//!     request ─► validation as an ephemeral container ─► desired pod ─► checkpoint ─► the plan starts it
 //! ```
 //!
-//! It stands in the pod's `spec.ephemeralContainers` for as long as the pod keeps its UID: a manifest has none of its own,
-//! so what stands there was added here. It is in the checkpoint before it starts, so that an agent that dies knows it
-//! again. It starts once and never again: a reboot, which ends it, takes it off the list too.
+//! The container is in the pod's `spec.ephemeralContainers` as long as the pod keeps its UID; manifests have none of their own.
+//! It is written to the checkpoint before it starts, so that it survives the agent's death. It never restarts: after a reboot
+//! it is removed from the list.
 
 use std::fmt::Write as _;
 
@@ -26,7 +26,7 @@ use crate::server::{Answer, DebugQuestion};
 use crate::source::validate;
 use crate::sync::worker::Life;
 
-/// Adds the container, which starts as soon as the checkpoint has it.
+/// Adds the container; it starts when the checkpoint has it.
 pub(super) fn debug<R: Runtime + 'static>(
     pods: &mut Pods<R>,
     checkpointing: &mut Checkpointing,
@@ -125,7 +125,7 @@ fn has_memory_for<R: Runtime + 'static>(pods: &Pods<R>, uid: &PodUid) -> Result<
     ))
 }
 
-/// How many containers were added, and the memory of them and of the pods they are in.
+/// Number of added containers, and the memory of them and of their pods.
 pub(super) fn debuggers<R: Runtime + 'static>(pods: &Pods<R>) -> (usize, usize) {
     let (containers, bytes) = debugged_pods(pods, None);
     (containers, bytes + containers * DEBUGGER_MEMORY_BYTES)
@@ -150,7 +150,7 @@ impl Work {
     }
 }
 
-/// What is left in the runtime of containers that made room: nothing shows it any more.
+/// Containers in the runtime that were removed from the list to make room: no status shows them any more.
 pub(super) fn forgotten(pod: &DesiredPod, observed: &ObservedPod) -> impl Iterator<Item = GcRemoval> {
     let known = |name: &str| {
         let of_spec =
@@ -162,7 +162,7 @@ pub(super) fn forgotten(pod: &DesiredPod, observed: &ObservedPod) -> impl Iterat
     forgotten.map(|container| GcRemoval { id: container.id.clone(), stop: false })
 }
 
-/// Makes room for one more, where there is none by the oldest that has ended; false when there is none.
+/// Makes room for one more container, if necessary by removing the oldest ended one. False = no room.
 /// `all` = those of the whole node.
 fn make_room(containers: &mut Vec<EphemeralContainer>, all: usize, has_ended: impl Fn(&str) -> bool) -> bool {
     if containers.len() < DEBUGGERS_PER_POD_MAX && all < DEBUGGERS_MAX {
@@ -172,13 +172,13 @@ fn make_room(containers: &mut Vec<EphemeralContainer>, all: usize, has_ended: im
     oldest.map(|oldest| containers.remove(oldest)).is_some()
 }
 
-/// A name that no container of the pod has.
+/// A name that is unique in the pod.
 fn free_name(pod: &DesiredPod, seed: u64) -> String {
     let spec = pod.init_containers().iter().chain(pod.containers()).map(|container| &container.name);
     let taken: Vec<&String> =
         spec.chain(pod.ephemeral_containers().iter().map(|container| &container.name)).collect();
     let mut name = String::new();
-    // Of as many names and one more one is free.
+    // One more name than containers: one of them is free.
     for further in 0..=taken.len() as u64 {
         name = format!("debugger-{}", name_suffix(seed.wrapping_add(further)));
         if !taken.contains(&&name) {

@@ -1,11 +1,11 @@
-//! What parts do: the effects that the loop applies after a part's turn, and what they all use.
+//! Effects, which parts request and the loop applies after a part's turn, and the task spawner that all parts use.
 //!
 //! ```text
 //!     part.turn(pods, now, out) ─► effects, in order ─► the loop applies them to the pods and the other parts
 //!                              └─► tasks ─► each ends with one event for the loop
 //! ```
 //!
-//! This is the one place where a task is started and where what it brings is sent to the loop.
+//! Tasks are started and their results sent to the loop in this file alone.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -32,10 +32,10 @@ use crate::pleg::evented::{AwaitedState, Instance};
 use crate::probe::ProbeKey;
 use crate::shutdown::ShutdownGroup;
 #[cfg(feature = "tls")]
-use crate::source::{EndingPod, SourceUpdate, api_node::NodeMarks};
+use crate::source::{EndingPod, SourceUpdate, api_node::NodeFields};
 use crate::sync::ProbeResult;
 
-/// Starts tasks, and brings what they answer to the loop.
+/// Starts tasks, and sends their results to the loop.
 #[derive(Clone)]
 pub(super) struct Tasks {
     executor: Rc<Executor>,
@@ -47,7 +47,7 @@ impl Tasks {
         Self { executor, events }
     }
 
-    /// A task that tells the loop by itself, or nothing.
+    /// A task that sends its own events to the loop, if any.
     #[cfg(feature = "tls")]
     pub(super) fn run(&self, name: &'static str, work: impl Future<Output = ()> + 'static) -> smol::Task<()> {
         self.executor.spawn(name, work)
@@ -57,7 +57,7 @@ impl Tasks {
         self.events.clone()
     }
 
-    /// Whatever comes there is an event for the loop.
+    /// Forwards each item of a channel to the loop as an event.
     pub(super) fn forward<T: 'static>(
         &self,
         name: &'static str,
@@ -67,12 +67,12 @@ impl Tasks {
         self.executor.spawn(name, forward(from, self.events.clone(), event)).detach();
     }
 
-    /// Events that wait for the loop.
+    /// Number of events that wait for the loop.
     pub(super) fn queued(&self) -> usize {
         self.events.len()
     }
 
-    /// A task that ends with an event for the loop; dropping what is returned ends it without one.
+    /// A task that ends with an event for the loop; dropping the returned handle cancels it.
     pub(super) fn keep(
         &self,
         name: &'static str,
@@ -81,131 +81,127 @@ impl Tasks {
         let events = self.events.clone();
         self.executor.spawn(name, async move {
             let event = work.await;
-            // The loop is gone only when the process ends.
+            // The loop ends only with the process.
             let _ = events.send(event).await;
         })
     }
 
-    /// A task that nobody ends.
+    /// A task that is never cancelled.
     pub(super) fn start(&self, name: &'static str, work: impl Future<Output = Event> + 'static) {
         self.keep(name, work).detach();
     }
 }
 
-/// What the loop does for the pods and the parts, in the order in which it was asked for.
+/// A change of the pods or of another part, applied by the loop in the order of the requests.
 pub(super) enum Effect {
     // ---- to the pods ---------------------------------------------------------------------------------------
-    /// The pod goes on.
+    /// Drives the pod's worker.
     Drive(PodUid),
-    /// The pod is planned once more, and goes on.
+    /// Plans the pod once more, and drives its worker.
     PlanAgain(PodUid),
-    /// The pod is read once more.
-    LookAgain(PodUid),
-    /// The pod's status is computed anew.
+    /// Reads the pod from the runtime once more.
+    ReadAgain(PodUid),
+    /// Computes the pod's status anew.
     RefreshStatus(PodUid),
-    /// What follows from an update once its pods went on; these are over.
+    /// An update of a source was applied; these pods have reached a terminal phase in the API server.
     Applied(SortedSet<PodUid>),
-    /// The pod ends within that time.
-    Evict {
-        uid: PodUid,
-        message: String,
-        grace: Seconds,
-        why: EvictedFor,
-    },
-    /// The node's shutdown ends the pod.
+    /// Evicts the pod with that grace period.
+    Evict { uid: PodUid, message: String, grace: Seconds, why: EvictedFor },
+    /// Terminates the pod for the node's shutdown.
     EndForShutdown(PodUid, ShutdownGroup),
-    /// What is left of the pod, which has ended, goes.
+    /// Removes the containers and files of the ended pod.
     ClearEnded(PodUid),
-    /// There is room for the pod's images by now.
+    /// Retries the pod's image pulls: there is disk space again.
     PullAgain(PodUid),
-    /// An event told of a change that the runtime's status may not show yet.
+    /// Waits until the runtime's status shows the change that an event announced.
     AwaitChange(PodUid, Box<str>, Instance, AwaitedState),
-    /// That probe is to begin, under that number.
+    /// Begins that probe, under that number.
     Probe(u64, PodUid, ProbeKey),
-    /// A probe was answered.
+    /// A probe's result.
     Probed(PodUid, ProbeKey, ContainerId, Option<ProbeResult>),
-    /// The node has these conditions now.
+    /// The node's pressure conditions.
     Conditions(Vec<NodeCondition>),
-    /// These dead containers are beyond what is kept of all pods.
+    /// Dead containers beyond the limit for all pods.
     Surplus(SortedMap<PodUid, Vec<GcRemoval>>),
-    /// This is in the checkpoint now.
+    /// The contents of the checkpoint file changed.
     Saved(Saved),
-    /// The pod ends for a critical one.
+    /// Terminates the pod in favour of a critical one.
     #[cfg(feature = "tls")]
     Preempt(PodUid),
-    /// The pod ends as its deletion on the API server has it.
+    /// Terminates the pod, which was deleted in the API server.
     #[cfg(feature = "tls")]
     Delete(EndingPod),
-    /// The pod, which ends already, is to end sooner.
+    /// Shortens the grace period of a terminating pod.
     #[cfg(feature = "tls")]
     Hurry(EndingPod),
-    /// The Node has these labels and taints, as the server says.
+    /// The Node has these labels and taints in the API server.
     #[cfg(feature = "tls")]
-    Marks(Box<NodeMarks>),
-    /// The Node had these labels and taints when the server was last heard.
+    NodeChanged(Box<NodeFields>),
+    /// The labels and taints of the Node in the offline copy.
     #[cfg(feature = "tls")]
-    KeptMarks(Box<NodeMarks>),
-    /// The cluster's name servers are these.
+    OfflineNode(Box<NodeFields>),
+    /// The cluster's DNS servers and domain.
     #[cfg(feature = "tls")]
     Dns(Settings),
-    /// The node shuts down, and pods that come end like those of this group; or it does not after all.
+    /// The node shuts down: new pods are terminated as those of this group.
     Close(Option<ShutdownGroup>),
+    /// The shutdown was cancelled.
     Reopen,
 
     // ---- to the parts --------------------------------------------------------------------------------------
-    /// The pod was read, and nothing else was done for that yet.
+    /// The pod was read; awaited changes are compared with it.
     WasRead(PodUid),
-    /// Nothing of the pod is left.
+    /// Nothing of the pod is left on this node.
     Forgotten(Box<Forgotten>),
-    /// The pods that are here may be others.
+    /// The set of local pods may have changed.
     LocalPods,
     /// The pod waits for the checkpoint, which is written at once.
     AwaitSave(PodUid),
-    /// A pull of the pod found no room.
+    /// An image pull of the pod found no disk space.
     NoSpace(PodUid),
-    /// Unused images go now.
+    /// Removes unused images now.
     ReclaimImages,
-    /// No unused image is left that may go.
+    /// No unused image is left to remove.
     ImagesReclaimed,
-    /// An act has started a sandbox or a container.
+    /// A sync has started a sandbox or a container.
     StartedSomething,
-    /// The runtime has answered a read.
+    /// The runtime has answered a call.
     RuntimeAnswered,
-    /// The pod has changed since then, and no event told of it.
+    /// The pod has changed since then without an event.
     Suspect(PodUid, Mono),
-    /// A relist begins by then.
+    /// Requests a relist by then.
     RelistBy(Mono),
-    /// The Node is another one by now: it is told at once.
-    TellNode,
-    /// The API server's pods are asked about once more.
+    /// Reports the Node's status at once: it has changed.
+    ReportNode,
+    /// Repeats the admission of the API server's pods.
     #[cfg(feature = "tls")]
     AdmitAgain,
-    /// This is taken for the API server's word.
+    /// Applies this update as the API server's.
     #[cfg(feature = "tls")]
     Update(Box<SourceUpdate>),
 }
 
-/// A pod of which nothing is left here, with its last status.
-#[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "there is no server to tell then"))]
+/// A pod of which nothing is left on this node, with its last status.
+#[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "only a cluster's node reports it"))]
 pub(super) struct Forgotten {
     pub(super) uid: PodUid,
     pub(super) revision: u64,
     pub(super) status: Option<PodStatus>,
 }
 
-/// What a part is given beside the pods: what it may use at once, and where its effects go.
+/// A part's access to tasks, clock and metrics, and its queue of effects.
 pub(super) struct Effects {
     tasks: Tasks,
     clock: SharedClock,
     metrics: Rc<Metrics>,
     ring: Rc<Ring>,
-    /// What happens to the node itself is noted under its name.
+    /// The node itself, as the object of events.
     node: PodKey,
-    /// Emptied before the next event is taken; a few for each pod.
+    /// Emptied before the next event is handled; a few for each pod.
     queue: VecDeque<Effect>,
 }
 
-/// The queue keeps the memory of so many effects between two events.
+/// Capacity that the queue keeps between two events.
 const EFFECTS_KEPT: usize = 32;
 
 impl Effects {
@@ -257,7 +253,7 @@ impl Effects {
         self.tasks.keep(name, work)
     }
 
-    /// Notes something about the node itself.
+    /// Records an event of the node itself.
     pub(super) fn note_node(&self, kind: EventKind, reason: &'static str, message: &str) {
         let node = &self.node.name;
         let is_new = self.ring.record((&self.node).into(), kind, reason, message, self.now().mono);
@@ -272,12 +268,12 @@ impl Effects {
         self.queue.push_back(effect);
     }
 
-    /// The pod goes on.
+    /// Drives the pod's worker.
     pub(super) fn drive(&mut self, uid: &PodUid) {
         self.push(Effect::Drive(uid.clone()));
     }
 
-    /// The next one that is to be applied.
+    /// The next effect to apply.
     pub(super) fn next(&mut self) -> Option<Effect> {
         let next = self.queue.pop_front();
         if next.is_none() {

@@ -1,4 +1,4 @@
-//! The ring of events, those who wait for the next one, and what `smolet events` prints of it.
+//! The ring of events, the queries that wait for the next event, and the output of `smolet events`.
 
 use std::cell::{Ref, RefCell};
 
@@ -13,11 +13,11 @@ use crate::model::Mono;
 use crate::printers::events::{self as printer, Shown};
 use crate::server::{Answer, EventsQuestion, Later};
 
-/// The ring, shared by the loop and the tasks that note what they do.
+/// The ring, shared by the loop and the tasks that record events.
 #[derive(Default)]
 pub(super) struct Ring {
     entries: RefCell<EventRing>,
-    /// Dropping one wakes the one who waits. Full: see [`Ring::next`].
+    /// Dropping a sender wakes its waiting query. Full: see [`Ring::next`].
     waiting: RefCell<Vec<Sender<()>>>,
 }
 
@@ -35,15 +35,15 @@ impl Ring {
         self.entries.borrow_mut().record(about, kind, reason, message, now)
     }
 
-    /// What it holds. Not to be kept over an await.
+    /// The entries. Must not be held across an await.
     pub(super) fn borrow(&self) -> Ref<'_, EventRing> {
         self.entries.borrow()
     }
 
-    /// Closes with the next event; `None` when `EVENTS_WAITING_MAX` wait already.
+    /// A channel that closes at the next event; `None` = `EVENTS_WAITING_MAX` queries wait already.
     fn next(&self) -> Option<Receiver<()>> {
         let mut waiting = self.waiting.borrow_mut();
-        // Those that have gone.
+        // Queries whose connections have closed.
         waiting.retain(|sender| !sender.is_closed());
         (waiting.len() < EVENTS_WAITING_MAX).then(|| {
             let (sender, receiver) = smol::channel::bounded(1);
@@ -53,7 +53,7 @@ impl Ring {
     }
 }
 
-/// The events that are asked for.
+/// Answers `smolet events`.
 pub(super) fn show_events<R: Runtime + 'static>(
     pods: &Pods<R>,
     out: &Effects,
@@ -65,7 +65,7 @@ pub(super) fn show_events<R: Runtime + 'static>(
         let is_called = |name: Option<&str>| !event.is_of_node() && name == Some(event.name);
         question.pod.is_none() || is_called(question.pod.as_deref()) || is_called(full_name.as_deref())
     };
-    // A ring that is younger than what was seen is another agent's: all of it is new.
+    // A lower revision than the last seen one: the agent was restarted, and all events are new.
     let seen = question.since.filter(|since| *since <= ring.revision()).unwrap_or_default();
     let wanted = |event: &Event<'_>| {
         event.revision > seen
@@ -85,23 +85,23 @@ pub(super) fn show_events<R: Runtime + 'static>(
     })
 }
 
-/// Answers when there was an event after that revision, or `EVENTS_WAIT_MAX` is over.
+/// Answers when there is an event after that revision, at the latest after `EVENTS_WAIT_MAX`.
 pub(super) fn await_event(out: &Effects, after: u64) -> Answer {
-    let told = Answer::Found(String::new());
+    let answer = Answer::Found(String::new());
     if out.ring().borrow().revision() != after {
-        return told;
+        return answer;
     }
-    let Some(next) = out.ring().next() else { return told };
+    let Some(next) = out.ring().next() else { return answer };
     let time_is_up = out.clock().sleep(EVENTS_WAIT_MAX);
     Answer::Later(Later(Box::pin(async move {
         smol::future::or(
             async {
-                // It closes; nothing is ever sent.
+                // The channel closes; nothing is ever sent.
                 let _ = next.recv().await;
             },
             time_is_up,
         )
         .await;
-        told
+        answer
     })))
 }

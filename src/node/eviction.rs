@@ -1,20 +1,20 @@
-//! What happens when the node is short of memory, disk, inodes or process IDs (`eviction_manager.go`, `synchronize`).
+//! The eviction manager: reclaims memory, disk space, inodes and process IDs (`eviction_manager.go`, `synchronize`).
 //!
 //! ```text
-//!     every EVICTION_PERIOD ──► look (task) ──► conditions
-//!                                 │ a threshold acts
-//!                                 ├─► of disks: what ended pods left goes first, then another look
-//!                                 ├─► of disks: then unused images (`image_gc`), then another look
+//!     every EVICTION_PERIOD ──► observe (task) ──► node conditions
+//!                                 │ a threshold is met
+//!                                 ├─► disk: remove ended pods' containers first, then observe again
+//!                                 ├─► disk: then unused images (`image_gc`), then observe again
 //!                                 ▼
-//!                    measure the pods that may go (task) ──► one pod ends, and what it had goes: the next look waits
+//!                    measure the evictable pods (task) ──► evict one pod; the next observation waits for its end
 //!
-//!     no condition holds any more ──► the pods that ended for it come again
+//!     no condition is true any more ──► the evicted static pods start again
 //! ```
 //!
-//! What is decided by is in `eviction`.
+//! The decisions are in `eviction`.
 //!
-//! Differs from the kubelet in two things. There no pod of a manifest is ended, for nobody would make it again; here one that
-//! had to go comes again when its node is well. And one that comes while the node is not is not marked Failed but waits.
+//! Differs from the kubelet in two points. It never evicts static pods, since nothing would create them again; here an evicted
+//! static pod starts again when the pressure is over. And a static pod that is added under pressure waits instead of failing.
 use std::path::PathBuf;
 use std::rc::Rc;
 
@@ -36,27 +36,27 @@ use crate::model::SortedMap;
 use crate::model::{DesiredPod, Mono, ObservedPod, PodUid, Seconds};
 use crate::sync::worker::Life;
 
-/// What is known of the node's pressure.
+/// State of the node's pressure and of the eviction in progress.
 pub(super) struct EvictionManager {
     pressure: Pressure,
     max_pod_grace: i64,
     meminfo: PathBuf,
-    /// Unused images may go at all.
+    /// Image garbage collection is enabled.
     images_may_go: bool,
-    /// Not before.
+    /// Earliest time of the next observation.
     next: Mono,
-    /// A task is under way, or images are removed.
+    /// A task runs, or images are being removed.
     in_flight: bool,
     images_at: Option<Box<str>>,
-    /// The conditions as they were told last.
-    told: Vec<NodeCondition>,
-    /// When unused images went for it.
+    /// The last reported conditions.
+    reported: Vec<NodeCondition>,
+    /// When unused images were last removed because of pressure.
     reclaimed_at: Option<Mono>,
-    /// The pod that went last, and when.
+    /// The last evicted pod, and when it was evicted.
     ending: Option<(PodUid, Mono)>,
 }
 
-/// What the pods that may go use.
+/// Usage of the evictable pods.
 pub(super) struct PodStats {
     threshold: Threshold,
     seen: Observation,
@@ -73,11 +73,11 @@ impl EvictionManager {
             max_pod_grace: policy.max_pod_grace,
             meminfo: config.meminfo.clone(),
             images_may_go: config.image_gc.is_some(),
-            // Not while pods that are here are still being found.
+            // After the first relist has found the running pods.
             next: now + EVICTION_PERIOD_NEAR,
             in_flight: false,
             images_at: None,
-            told: Vec::new(),
+            reported: Vec::new(),
             reclaimed_at: None,
             ending: None,
         }
@@ -87,7 +87,7 @@ impl EvictionManager {
         (self.pressure.is_on() && !self.in_flight).then_some(self.next)
     }
 
-    /// Looks when that is due, unless the pod that went last still ends.
+    /// Starts an observation that is due, unless the last evicted pod is still terminating.
     pub(super) fn turn<R: Runtime + 'static>(&mut self, pods: &Pods<R>, now: Mono, out: &Effects) {
         if self.due().is_none_or(|at| at > now) {
             return;
@@ -115,8 +115,8 @@ impl EvictionManager {
         out.start("node stats", task);
     }
 
-    /// A look at memory and disks ended.
-    pub(super) fn take_look<R: Runtime + 'static>(
+    /// An observation of memory and disks ended.
+    pub(super) fn take_observation<R: Runtime + 'static>(
         &mut self,
         seen: NodeStats,
         pods: &Pods<R>,
@@ -130,7 +130,7 @@ impl EvictionManager {
         let conditions = self.pressure.conditions(now.mono);
         let is_near = self.pressure.is_near(&signals, EVICTION_NEAR_TIMES) || !conditions.is_empty();
         self.next = now.mono + if is_near { EVICTION_PERIOD_NEAR } else { EVICTION_PERIOD };
-        self.tell_conditions(conditions, out);
+        self.set_conditions(conditions, out);
         let Some(threshold) = acting else { return };
         let Some(seen) = signals[threshold.signal as usize] else { return };
         let resource = threshold.signal.resource();
@@ -140,7 +140,7 @@ impl EvictionManager {
             self.next = now.mono + EVICTION_PERIOD_NEAR;
             return;
         }
-        // With images on a disk of their own, those make no room on the other.
+        // Images on a disk of their own free no space on the node's disk.
         let images_count = match threshold.signal {
             Signal::MemoryAvailable | Signal::PidAvailable => false,
             Signal::NodeFsAvailable | Signal::NodeFsInodesFree => !images_apart,
@@ -155,7 +155,7 @@ impl EvictionManager {
         self.measure(threshold, seen, images_apart, pods, out);
     }
 
-    /// No unused image is left that may go: the next look shows whether that was enough.
+    /// All unused images were removed: the next observation shows whether that was enough.
     pub(super) fn images_reclaimed(&mut self, now: Mono) {
         self.in_flight = false;
         self.reclaimed_at = Some(now);
@@ -188,7 +188,7 @@ impl EvictionManager {
         out.start("pod stats", task);
     }
 
-    /// One pod goes, of those that may now.
+    /// The measurement ended: evicts the pod that ranks first.
     pub(super) fn take_measures<R: Runtime + 'static>(
         &mut self,
         measures: PodStats,
@@ -199,7 +199,7 @@ impl EvictionManager {
         let PodStats { threshold, seen, images_apart, usages } = measures;
         let usages = match usages {
             Ok(usages) => usages,
-            Err(error) => return note_untold(&error, out),
+            Err(error) => return note_missing_stats(&error, out),
         };
         let all: Vec<Evictable<'_>> =
             evictable(pods).map(|(uid, pod, _)| Evictable { pod, usage: usages.get(uid.as_str()) }).collect();
@@ -215,10 +215,10 @@ impl EvictionManager {
         out.push(Effect::Evict { uid, message, grace: Seconds(grace), why: EvictedFor::Node });
     }
 
-    /// Says which conditions began and which ended; then pods that waited for that come.
-    fn tell_conditions(&mut self, conditions: Vec<NodeCondition>, out: &mut Effects) {
+    /// Records events for the conditions that changed, and passes the conditions to the pods.
+    fn set_conditions(&mut self, conditions: Vec<NodeCondition>, out: &mut Effects) {
         for condition in NodeCondition::ALL {
-            let (was, is) = (self.told.contains(&condition), conditions.contains(&condition));
+            let (was, is) = (self.reported.contains(&condition), conditions.contains(&condition));
             let reason = match (condition, was, is) {
                 (_, false, false) | (_, true, true) => continue,
                 (NodeCondition::Memory, false, true) => "NodeHasInsufficientMemory",
@@ -231,12 +231,12 @@ impl EvictionManager {
             let kind = if is { EventKind::Warning } else { EventKind::Normal };
             out.note_node(kind, reason, &format!("Node {} status is now: {reason}", out.node_name()));
         }
-        self.told.clone_from(&conditions);
+        self.reported.clone_from(&conditions);
         out.push(Effect::Conditions(conditions));
     }
 }
 
-/// What ended pods left goes (`DeleteAllUnusedContainers`); false when nobody has any that is not on its way.
+/// Removes the containers of ended pods (`DeleteAllUnusedContainers`). False when none is left to remove.
 fn clear_ended<R: Runtime + 'static>(pods: &Pods<R>, out: &mut Effects) -> bool {
     let left_some = |record: &Record| {
         let observed = record.worker().observed();
@@ -252,7 +252,7 @@ fn clear_ended<R: Runtime + 'static>(pods: &Pods<R>, out: &mut Effects) -> bool 
     some
 }
 
-/// The pods that may go: those that run, but for critical ones.
+/// The evictable pods: running and not critical.
 fn evictable<R: Runtime + 'static>(
     pods: &Pods<R>,
 ) -> impl Iterator<Item = (&PodUid, &Rc<DesiredPod>, &Rc<ObservedPod>)> {
@@ -267,8 +267,8 @@ fn evictable<R: Runtime + 'static>(
     })
 }
 
-/// The runtime does not tell what pods use, which would have to be known.
-pub(super) fn note_untold(error: &RuntimeError, out: &Effects) {
-    let message = format!("no pod is ended, for the runtime does not tell what they use: {error}");
+/// Records an event: without the runtime's stats no pod can be chosen for eviction.
+pub(super) fn note_missing_stats(error: &RuntimeError, out: &Effects) {
+    let message = format!("no pod evicted: the runtime reports no container stats: {error}");
     out.note_node(EventKind::Warning, "FailedEviction", &message);
 }

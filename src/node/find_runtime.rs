@@ -17,7 +17,7 @@ use crate::render::CgroupDriver;
 use crate::server::{Answer, Query, Question};
 use crate::systemd::notify::Notify;
 
-/// The runtime once it is ready, or nothing when the agent was ended before. Meanwhile the local socket is answered.
+/// The runtime once it is ready; `None` if the agent is stopped before. Meanwhile requests on the local socket are answered.
 pub(super) async fn wait_for_runtime(
     config: &Config,
     once: bool,
@@ -33,7 +33,7 @@ pub(super) async fn wait_for_runtime(
         loop {
             match stopped.recv().await {
                 Ok(Stop::Agent | Stop::Pods) | Err(_) => break,
-                // No pod is known that would have to end.
+                // There is no known pod to terminate.
                 Ok(Stop::Prepare(_) | Stop::Cancelled) => {}
             }
         }
@@ -44,7 +44,7 @@ pub(super) async fn wait_for_runtime(
     smol::future::or(stop, smol::future::or(found, meanwhile)).await
 }
 
-/// Answers the local socket while there is no runtime yet: there are no pods to show, but a reason.
+/// Answers a request on the local socket while there is no runtime: with the reason, since no pods are known.
 async fn answer_meanwhile<T>(asked: &Receiver<Query>, why: &RefCell<String>) -> T {
     while let Ok(query) = asked.recv().await {
         let answer = match query.question {
@@ -59,11 +59,11 @@ async fn answer_meanwhile<T>(asked: &Receiver<Query>, why: &RefCell<String>) -> 
             | Question::EventAfter(_)
             | Question::Stream(_)
             | Question::Debug(_) => Answer::NotFound(format!("{}\n", why.borrow())),
-            // Its ports are served with the loop.
+            // The node API's ports are open only while the loop runs.
             #[cfg(feature = "tls")]
             Question::Node(_) => Answer::NotFound(format!("{}\n", why.borrow())),
         };
-        // Full or closed: the client has hung up.
+        // Full or closed: the client disconnected.
         let _ = query.answer.try_send(answer);
     }
     std::future::pending().await
@@ -74,14 +74,14 @@ pub(super) struct FoundRuntime {
     pub(super) runtime: GrpcRuntime,
     pub(super) version: RuntimeVersion,
     pub(super) handlers: Vec<RuntimeHandler>,
-    /// The one it uses.
+    /// The cgroup driver that it uses.
     pub(super) cgroup_driver: CgroupDriver,
 }
 
-/// The runtime when it answers and is ready. Waits for it, saying why once per reason; with `once` the first reason ends the wait.
+/// Waits until the runtime answers and is ready; logs each reason once. With `once` the first failure ends the wait.
 ///
-/// Its cgroup driver is the one that it tells (KEP-4033, `getCgroupDriverFromCRI`); the configured one counts for a runtime that has
-/// no such call.
+/// The cgroup driver is the runtime's (KEP-4033, `getCgroupDriverFromCRI`); the configured one is used if the runtime does not
+/// have that call.
 async fn find_runtime(
     config: &Config,
     once: bool,
@@ -97,21 +97,21 @@ async fn find_runtime(
         let tried = async {
             let found = endpoint::find(&candidates, executor, clock).await?;
             match endpoint::ready(&found.runtime).await {
-                // As in the kubelet: pods on the node's own network run without it, the others say why they do not.
+                // As in the kubelet: pods with hostNetwork run without it, the others show the reason in their status.
                 Err(error) if error.is_network() => {
                     log::warn!("{error}; pods with hostNetwork still run");
                 }
                 other => other?,
             }
-            let told = found.runtime.cgroup_driver().await;
-            let told = told.map_err(|error| {
+            let driver = found.runtime.cgroup_driver().await;
+            let driver = driver.map_err(|error| {
                 EndpointError::Failed(found.runtime.socket().to_path_buf(), error.to_string())
             })?;
-            Ok::<_, EndpointError>((found, told))
+            Ok::<_, EndpointError>((found, driver))
         };
         match tried.await {
-            Ok((found, told)) => {
-                let cgroup_driver = told.unwrap_or(config.cgroup_driver);
+            Ok((found, driver)) => {
+                let cgroup_driver = driver.unwrap_or(config.cgroup_driver);
                 if cgroup_driver != config.cgroup_driver {
                     log::warn!(
                         "using cgroup driver {} of the runtime; the configured {} is ignored",
@@ -125,7 +125,7 @@ async fn find_runtime(
                     found.version.runtime_version,
                     found.runtime.socket().display()
                 );
-                // What it does not tell now counts as not there: it was asked whether it is ready a moment ago.
+                // A failed call counts as unsupported: the runtime was ready a moment ago.
                 let handlers = found.runtime.status().await.map(|status| status.handlers).unwrap_or_default();
                 notify.status("");
                 let runtime = found.runtime.with_timeout(config.runtime_request_timeout);

@@ -1,4 +1,4 @@
-//! The identity file: written whenever the identity is another one than it has.
+//! Writes the identity file when the identity has changed.
 
 use super::agent::Event;
 use super::effects::Effects;
@@ -8,21 +8,22 @@ use crate::limits::SYNC_RETRY;
 use crate::model::Mono;
 use crate::store::identity::Identity;
 
-/// How far the writes are: one at a time, or an older one might come last.
+/// The write in flight. One at a time, so that an older identity never replaces a newer one.
 #[derive(Default)]
 pub(super) struct IdentityFile {
     /// The write in flight.
     write: Option<smol::Task<()>>,
-    /// Not before: the next write, after a failed one.
+    /// Earliest time of the next write, after a failed one.
     write_at: Option<Mono>,
 }
 
 impl IdentityFile {
-    /// When a failed write is tried again.
+    /// When a failed write is retried.
     pub(super) fn due<R: Runtime + 'static>(&self, pods: &Pods<R>) -> Option<Mono> {
         self.write_at.filter(|_| pods.is_identity_changed() && self.write.is_none())
     }
 
+    /// Writes a changed identity.
     pub(super) fn turn<R: Runtime + 'static>(&mut self, pods: &mut Pods<R>, now: Mono, out: &Effects) {
         if self.write.is_some() || self.write_at.is_some_and(|at| at > now) {
             return;
@@ -52,7 +53,7 @@ impl IdentityFile {
                 if self.write_at.is_none() {
                     log::warn!("identity file not written: {error}; retrying");
                 }
-                pods.identity_is_unwritten();
+                pods.mark_identity_unwritten();
                 self.write_at = Some(now + SYNC_RETRY);
             }
         }

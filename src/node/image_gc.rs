@@ -1,15 +1,16 @@
-//! Images that nobody needs go when their disk is nearly full, or when they are old (`image_gc_manager.go`).
+//! Image garbage collection: removes unused images when their disk is nearly full, or when they are old
+//! (`image_gc_manager.go`).
 //!
 //! ```text
-//!     every IMAGE_GC_PERIOD, or a pull found no room ──► look (task) ──► candidates
+//!     every IMAGE_GC_PERIOD, or a pull found no space ──► list (task) ──► candidates
 //!         ┌───────────────────────────────────────────────────────────────┘
 //!         ▼
-//!     next one that goes and that no manifest names now ──► remove, measure the disk (task) ──┐
-//!         ▲───────────────────────────────────────────────────────────────────────────────────┘
+//!     next candidate that no pod uses now ──► remove, measure the disk (task) ──┐
+//!         ▲─────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! Each removal is decided here with the manifests as they are at that moment: one that comes in the middle of a
-//! collection keeps its image. What is decided by is in `image::gc`.
+//! Each removal is checked against the desired pods of that moment: a pod that is added during a collection keeps its image.
+//! The decisions are in `image::gc`.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -35,66 +36,67 @@ use crate::model::SortedSet;
 use crate::model::{ContainerItem, Mono, PodUid};
 use crate::sync::act::ActContext;
 
-/// When images are collected, and how far a collection is.
+/// Schedule and progress of the collections.
 pub(super) struct ImageGc {
     /// `None` = never.
     policy: Option<ImageGcPolicy>,
-    /// By the clock too, and not only when the node is short of disk.
+    /// Collects periodically, not only under disk pressure.
     is_periodic: bool,
-    /// Where what was imported is marked; `None` where nothing is ever imported.
+    /// The runtime's image store, which marks imported images; `None` = images cannot be imported.
     store: Option<Rc<ImageStore>>,
-    /// Not before.
+    /// Earliest time of the next collection.
     next: Mono,
     began: Mono,
-    /// Whatever the thresholds say, the next one takes all that may go.
+    /// The next collection removes all unused images, regardless of the thresholds.
     needs_room: bool,
-    /// Pods that found no room since the last one began; they are tried again when some is made.
+    /// Pods whose pulls found no disk space since the last collection began; retried when some is freed.
     waiting: SortedSet<PodUid>,
-    /// Somebody waits for that.
+    /// The eviction manager waits for the next collection.
     reclaiming: bool,
-    /// A task is under way.
+    /// A task runs.
     in_flight: bool,
     run: Option<Run>,
-    /// The last one failed.
+    /// The last collection failed.
     failed: bool,
-    /// When each image was seen and used.
+    /// When each image was first seen and last used.
     seen: ImagesSeen,
-    /// The reads of pods when the images in use were noted last.
+    /// The number of pod reads when the images in use were last recorded.
     reads: u64,
 }
 
-/// A collection that removes.
+/// The collection in progress.
 struct Run {
     goal: Goal,
-    /// Pods that found no room.
+    /// Pods whose pulls found no disk space.
     waiting: SortedSet<PodUid>,
     candidates: VecDeque<Candidate>,
     mountpoint: Rc<str>,
-    /// As it was before the first removal.
+    /// Before the first removal.
     before: DiskSpace,
     disk: DiskSpace,
     freed: u64,
+    /// Bytes to free.
     wanted: u64,
-    /// Images that could not be removed, and why not the first of them.
-    stayed: usize,
+    /// Images that could not be removed, and the first error.
+    not_removed: usize,
     error: Option<String>,
 }
 
-/// What a look found.
+/// The runtime's images, which of them are used, and their disk.
 pub(super) struct ListedImages {
     images: Vec<ListedImage>,
     used: Named,
-    /// What stays whether it is used or not: imported ones, and the sandboxes' own.
-    of_itself: Named,
+    /// Images that are never removed: imported ones, and the sandbox image.
+    pinned: Named,
     mountpoint: Rc<str>,
     disk: DiskSpace,
 }
 
-/// How a removal went.
+/// Result of a removal.
 pub(super) struct RemovedImage {
     candidate: Candidate,
     result: RuntimeResult<()>,
-    /// Afterwards; `None` when it could not be measured.
+    /// The disk after the removal; `None` = it could not be measured.
     disk: Option<DiskSpace>,
 }
 
@@ -102,7 +104,7 @@ impl ImageGc {
     pub(super) fn new(policy: Option<ImageGcPolicy>, store: Option<ImageStore>, now: Mono) -> Self {
         Self {
             policy,
-            // The kubelet disables it with these values.
+            // The kubelet disables the collection with these values.
             is_periodic: policy.is_some_and(|policy| policy.high_percent < 100 || policy.max_age.is_some()),
             store: store.map(Rc::new),
             next: now + IMAGE_GC_PERIOD,
@@ -118,10 +120,10 @@ impl ImageGc {
         }
     }
 
-    /// A pull of this pod found no room: what is not used goes soon, whatever the thresholds say.
+    /// A pull of this pod found no disk space: requests a collection regardless of the thresholds.
     pub(super) fn found_no_space(&mut self, pod: &PodUid, now: Mono) {
         if self.is_periodic {
-            // Full: it waits out its back-off.
+            // Full: the pod waits for its back-off.
             if self.waiting.len() < PODS_IN_HAND_MAX {
                 self.waiting.insert(pod.clone());
             }
@@ -129,17 +131,18 @@ impl ImageGc {
             self.next = self.next.min((self.began + IMAGE_GC_PERIOD_MIN).max(now));
         }
     }
-    /// When each image was seen and used.
+
+    /// When each image was first seen and last used.
     pub(super) fn seen(&self) -> &ImagesSeen {
         &self.seen
     }
 
-    /// As the checkpoint has it.
+    /// Restores an image's times from the checkpoint.
     pub(super) fn restore(&mut self, image: &str, first: Mono, last: Mono) {
         self.seen.restore(image, first, last);
     }
 
-    /// Notes which images are in use, when a pod was read since the last time.
+    /// Records which images are in use, when a pod was read since the last time.
     pub(super) fn note_used<R: Runtime + 'static>(&mut self, pods: &Pods<R>, now: Mono) {
         if std::mem::replace(&mut self.reads, pods.reads()) != pods.reads() {
             let observed = pods.iter().filter_map(|(_, record)| record.worker().observed());
@@ -148,13 +151,13 @@ impl ImageGc {
         }
     }
 
-    /// Not before every source was read once: until then nobody knows what the manifests name.
+    /// When the next collection begins: not before every source was read once, since until then used images are unknown.
     pub(super) fn due<R: Runtime + 'static>(&self, pods: &Pods<R>) -> Option<Mono> {
         let wanted = self.is_periodic || self.needs_room;
         (wanted && !self.in_flight && pods.desired().settled()).then_some(self.next)
     }
 
-    /// All unused images go now, for the node is short of disk: [`Effect::ImagesReclaimed`] follows.
+    /// Removes all unused images because of disk pressure; [`Effect::ImagesReclaimed`] follows.
     pub(super) fn reclaim(&mut self, now: Mono) {
         self.reclaiming = true;
         self.needs_room = true;
@@ -171,32 +174,32 @@ impl ImageGc {
         self.in_flight = true;
         let (ctx, store) = (pods.ctx().clone(), self.store.clone());
         let task = async move {
-            let looked = look(&ctx, store.as_deref()).await.map(Box::new);
-            Event::ImagesLooked(looked)
+            let listed = list(&ctx, store.as_deref()).await.map(Box::new);
+            Event::ImagesListed(listed)
         };
         out.start("image list", task);
     }
 
-    /// A look at the images ended.
-    pub(super) fn take_look<R: Runtime + 'static>(
+    /// The listing ended.
+    pub(super) fn take_list<R: Runtime + 'static>(
         &mut self,
-        looked: Result<Box<ListedImages>, String>,
+        listed: Result<Box<ListedImages>, String>,
         pods: &Pods<R>,
         out: &mut Effects,
     ) {
         self.in_flight = false;
         let Some(policy) = self.policy else { return };
         let now = out.now().mono;
-        let look = match looked {
-            Ok(look) => *look,
-            Err(why) => return self.look_failed(&why, out),
+        let listed = match listed {
+            Ok(listed) => *listed,
+            Err(why) => return self.list_failed(&why, out),
         };
-        let ListedImages { images, used, of_itself, mountpoint, disk } = look;
+        let ListedImages { images, used, pinned, mountpoint, disk } = listed;
         self.seen.observe(&images, |image| used.holds(image), now);
         if disk.capacity == 0 {
             let why = "invalid capacity 0 on image filesystem";
             out.note_node(EventKind::Warning, "InvalidDiskCapacity", why);
-            return self.look_failed(why, out);
+            return self.list_failed(why, out);
         }
         out.metrics().image_looks[0].inc();
         let goal = if std::mem::take(&mut self.needs_room) {
@@ -206,7 +209,7 @@ impl ImageGc {
         } else {
             Goal::OldOnes
         };
-        let kept = |image: &ListedImage| used.holds(image) || of_itself.holds(image);
+        let kept = |image: &ListedImage| used.holds(image) || pinned.holds(image);
         let found = candidates(&policy, images, kept, |id| self.seen.age(id, now));
         let wanted = policy.missing(disk);
         if goal == Goal::Room {
@@ -225,21 +228,21 @@ impl ImageGc {
             disk,
             freed: 0,
             wanted,
-            stayed: 0,
+            not_removed: 0,
             error: None,
         });
         self.remove_next(pods, out);
     }
 
-    /// Removes the next image that is to go, or ends the collection.
+    /// Removes the next candidate, or ends the collection.
     fn remove_next<R: Runtime + 'static>(&mut self, pods: &Pods<R>, out: &mut Effects) {
         let (Some(policy), Some(mut run)) = (self.policy, self.run.take()) else {
             return;
         };
         let wanted = pods.desired().entries().flat_map(|entry| entry.wanted.pod.images());
-        // Those of pods that still end: a volume may be one.
-        let in_hand = pods.iter().map(|(_, record)| record).filter_map(|record| record.worker().pod());
-        let named: Named = wanted.chain(in_hand.flat_map(|pod| pod.images())).collect();
+        // Images of terminating pods too: an image volume may be mounted.
+        let with_record = pods.iter().map(|(_, record)| record).filter_map(|record| record.worker().pod());
+        let named: Named = wanted.chain(with_record.flat_map(|pod| pod.images())).collect();
         while let Some(candidate) = run.candidates.pop_front() {
             if !policy.goes(run.goal, run.disk, &candidate) || named.holds(&candidate.image) {
                 continue;
@@ -281,7 +284,7 @@ impl ImageGc {
                     run.disk.available.saturating_add(image.size_bytes).min(run.disk.capacity);
             }
             Err(error) => {
-                run.stayed += 1;
+                run.not_removed += 1;
                 run.error.get_or_insert_with(|| error.to_string());
             }
         }
@@ -289,8 +292,8 @@ impl ImageGc {
         self.remove_next(pods, out);
     }
 
-    /// Nothing is removed.
-    fn look_failed(&mut self, why: &str, out: &mut Effects) {
+    /// The collection fails before any removal.
+    fn list_failed(&mut self, why: &str, out: &mut Effects) {
         out.metrics().image_looks[1].inc();
         self.needs_room = false;
         self.waiting.clear();
@@ -299,7 +302,7 @@ impl ImageGc {
     }
 
     fn collection_is_over(&mut self, out: &mut Effects) {
-        // Asked for in the middle of one: another one follows.
+        // Requested during a collection: another one follows.
         if self.reclaiming && !self.needs_room {
             self.reclaiming = false;
             out.push(Effect::ImagesReclaimed);
@@ -308,14 +311,14 @@ impl ImageGc {
 
     fn collection_ended(&mut self, policy: &ImageGcPolicy, run: &Run, out: &mut Effects) {
         if run.freed > 0 {
-            // Differs from the kubelet, where they wait out their back-off.
+            // Differs from the kubelet, where the pulls wait for their back-off.
             run.waiting.iter().for_each(|uid| out.push(Effect::PullAgain(uid.clone())));
         }
         if let Some(error) = &run.error {
-            let (wanted, freed, stayed) = (run.wanted, run.freed, run.stayed);
+            let (wanted, freed, not_removed) = (run.wanted, run.freed, run.not_removed);
             let why = format!(
                 "wanted to free {wanted} bytes, but freed {freed} bytes space with errors in image deletion: {error} \
-                 ({stayed} images stay)"
+                 ({not_removed} images not removed)"
             );
             return self.collection_failed(&why, out);
         }
@@ -338,7 +341,7 @@ impl ImageGc {
         self.failed = false;
     }
 
-    /// The first failure is only logged (`StartGarbageCollection`): the next collection may go well.
+    /// The first failure is only logged (`StartGarbageCollection`): the next collection may succeed.
     fn collection_failed(&mut self, why: &str, out: &Effects) {
         if std::mem::replace(&mut self.failed, true) {
             out.note_node(EventKind::Warning, "ImageGCFailed", why);
@@ -348,10 +351,10 @@ impl ImageGc {
     }
 }
 
-/// What is there, what of it is used, and what the disk has. Images first, as the kubelet: what a container is made of
-/// meanwhile is in use then.
-async fn look<R: Runtime>(ctx: &ActContext<R>, store: Option<&ImageStore>) -> Result<ListedImages, String> {
-    let said = |error: RuntimeError| error.to_string();
+/// Lists the images, then the containers that use them, as the kubelet does: the image of a container that is created between
+/// the two calls counts as used.
+async fn list<R: Runtime>(ctx: &ActContext<R>, store: Option<&ImageStore>) -> Result<ListedImages, String> {
+    let text = |error: RuntimeError| error.to_string();
     let pulled = ctx.manager.images.pull_manager();
     if let Some(pulled) = pulled {
         pulled.begin_prune(&ctx.manager.blocking).await;
@@ -365,42 +368,42 @@ async fn look<R: Runtime>(ctx: &ActContext<R>, store: Option<&ImageStore>) -> Re
             images.push(image);
         }
     };
-    ctx.manager.runtime.list_images(&mut listed).await.map_err(said)?;
+    ctx.manager.runtime.list_images(&mut listed).await.map_err(text)?;
     if let Some(pulled) = pulled.filter(|_| images.len() == all) {
-        let here = images.iter().map(|image| image.id.to_string()).collect();
-        pulled.prune(&ctx.manager.blocking, here).await;
+        let present = images.iter().map(|image| image.id.to_string()).collect();
+        pulled.prune(&ctx.manager.blocking, present).await;
     }
     let mut used = Named::default();
-    // Of everybody's containers.
+    // All containers of the runtime, other agents' included.
     let mut add = |container: ContainerItem| {
         if used.bytes() <= IMAGES_USED_BYTES_MAX {
             used.add(&container.image);
         }
     };
-    ctx.manager.runtime.list_containers(None, &mut add).await.map_err(said)?;
+    ctx.manager.runtime.list_containers(None, &mut add).await.map_err(text)?;
     if used.bytes() > IMAGES_USED_BYTES_MAX {
         return Err(format!(
-            "the runtime's containers name more than {} of images: which are not used is not known",
+            "image names of the runtime's containers exceed {}: cannot tell which images are unused",
             shown_size(IMAGES_USED_BYTES_MAX as u64)
         ));
     }
-    let mut of_itself = Named::default();
-    if let Some(image) = ctx.manager.runtime.sandbox_image().await.map_err(said)? {
-        of_itself.add(&image);
+    let mut pinned = Named::default();
+    if let Some(image) = ctx.manager.runtime.sandbox_image().await.map_err(text)? {
+        pinned.add(&image);
     }
     if let Some(store) = store {
         match store.labelled(ARCHIVE_LABEL).await {
-            Ok(records) => records.iter().for_each(|(name, _)| of_itself.add(name)),
-            // Nor is anything imported there.
+            Ok(records) => records.iter().for_each(|(name, _)| pinned.add(name)),
+            // Nothing can be imported into this runtime.
             Err(RuntimeError::Unimplemented(_)) => {}
             Err(error) => return Err(error.to_string()),
         }
     }
-    let filesystems = ctx.manager.runtime.image_fs_info().await.map_err(said)?;
+    let filesystems = ctx.manager.runtime.image_fs_info().await.map_err(text)?;
     let mountpoint = filesystems.first().map(|filesystem| &*filesystem.mountpoint);
-    let mountpoint: Rc<str> = mountpoint.ok_or("the runtime tells of no image filesystem")?.into();
+    let mountpoint: Rc<str> = mountpoint.ok_or("the runtime reports no image filesystem")?.into();
     let disk = disk_at(ctx, &mountpoint).await?;
-    Ok(ListedImages { images, used, of_itself, mountpoint, disk })
+    Ok(ListedImages { images, used, pinned, mountpoint, disk })
 }
 
 async fn disk_at<R>(ctx: &ActContext<R>, mountpoint: &str) -> Result<DiskSpace, String> {

@@ -1,4 +1,4 @@
-//! The tasks the loop starts: each gets a snapshot and sends back one event.
+//! The tasks that the loop starts for pods: each gets a snapshot and sends back one event.
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -22,15 +22,15 @@ use crate::volume::nfs::{has_volumes, mounted_below};
 use crate::volume::subpath::{self, SubPath};
 use crate::volume::{self, KillOnDrop, Nfs, VolumeError, VolumeImages, files::Sources};
 
-/// The volumes of pods, below the agent's root.
+/// The volumes of pods, below the agent's root directory.
 pub(super) struct DiskVolumes {
     pub(super) node: Rc<NodeSettings>,
     pub(super) blocking: Rc<Blocking>,
 }
 
 impl DiskVolumes {
-    /// A link that a container put into a volume may lead anywhere, so each is a path of others, the pod's own too. Only
-    /// the binding belongs to what its removal waits for: until then nothing is made in the pod's directory.
+    /// Binds a `subPath`. A container may have put a symlink into its volume, so every path counts as foreign, even one in the
+    /// pod's own directory. The pod's removal waits for the bind alone: nothing else creates entries in the pod's directory.
     async fn bind(&self, pod: &PodUid, part: SubPath) -> Result<(), String> {
         let part = Arc::new(part);
         let theirs = part.clone();
@@ -92,8 +92,8 @@ impl VolumeMounts for DiskVolumes {
     }
 }
 
-/// Makes the pod's cgroup and volumes, then carries out the plan. Its steps are on the heap: while a pod waits for its turn in `act`,
-/// as a hundred may, it takes no memory for those that are over.
+/// Makes the pod's cgroup and volumes, then carries out the plan. The futures of its steps are boxed: a pod that waits in `act`
+/// for its start permit, as a hundred may, keeps no memory of completed steps.
 pub(super) async fn sync<R: Runtime>(
     ctx: &ActContext<R>,
     cgroups: &NodeCgroups,
@@ -131,8 +131,8 @@ pub(super) async fn sync<R: Runtime>(
     outcome
 }
 
-/// Makes what is to be made of the pod's volumes, then checks those of the node. Returns what was kept although something it
-/// needs is missing.
+/// Makes the pod's volumes, then checks those of the node. Returns the errors of volumes that kept their former content because
+/// an object is missing.
 async fn make_volumes<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
@@ -158,8 +158,8 @@ async fn make_volumes<R: Runtime>(
     Ok(kept)
 }
 
-/// Mounts a server's volume, unless it is mounted: then the server is not asked, which may be away. Whoever waits for one that does
-/// not answer is told so long before the end of the try.
+/// Mounts an NFS volume unless it is mounted already, without a request to the server, which may be unreachable. A server that
+/// does not respond is reported in the pod's events long before the attempt ends.
 async fn mount<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
@@ -185,10 +185,11 @@ async fn mount<R: Runtime>(
     smol::future::or(mounted, told).await.map_err(stuck)?
 }
 
-/// Unmounts what of servers is mounted for a pod that has ended. A server that is away keeps no other's volume mounted.
+/// Unmounts the NFS volumes of a pod that has ended. A server that is unreachable does not delay the unmount of others'
+/// volumes.
 ///
 /// # Errors
-/// The first that stayed, in a sentence.
+/// The first failure.
 pub(super) async fn unmount<R: Runtime>(ctx: &ActContext<R>, uid: &PodUid) -> Result<(), String> {
     let pod_dir = Path::new(&*ctx.node.root_dir).join("pods").join(uid.as_str());
     let found = ctx.manager.blocking.run_for(uid, move || mounted_below(&pod_dir)).await?;
@@ -212,8 +213,8 @@ pub(super) async fn unmount<R: Runtime>(ctx: &ActContext<R>, uid: &PodUid) -> Re
     first
 }
 
-/// Removes everything of a stopped pod: its objects in the runtime, its logs, its cgroups, its directory. The
-/// directory goes last: as long as it is there, [`sweep`] finds what an agent that was killed has left.
+/// Removes everything of a stopped pod: its sandboxes and containers, its logs, its cgroups, its directory. The directory is
+/// last: while it exists, [`sweep`] finds what a killed agent has left.
 pub(super) async fn remove<R: Runtime>(
     ctx: &ActContext<R>,
     cgroups: &NodeCgroups,
@@ -224,8 +225,8 @@ pub(super) async fn remove<R: Runtime>(
     remove_disk(ctx, cgroups, &key.uid, volume::remove_pod_dir).await
 }
 
-/// Removes what an ended pod needs no more (`SyncTerminatedPod`): its cgroups, its volumes with what is mounted for them, its
-/// range of users. Its dead containers, its logs and the rest of its directory stay until it is wanted no more.
+/// Removes what a terminated pod no longer needs (`SyncTerminatedPod`): its cgroups, its volumes with their mounts, its range
+/// of user IDs. Its dead containers, its logs and the rest of its directory stay until it is no longer desired.
 pub(super) async fn clean_up<R: Runtime>(
     ctx: &ActContext<R>,
     cgroups: &NodeCgroups,
@@ -246,19 +247,19 @@ async fn remove_disk<R: Runtime>(
     Ok(())
 }
 
-/// Removes what is left on disk of pods that are neither wanted nor known to the runtime: an agent was killed while
-/// it removed them. Only what has a directory below our root is taken for ours, and links to logs that are gone. Returns how
-/// many pods went, and those whose volumes lie on servers: the sweep, for which others wait, does not wait for these.
+/// Removes the files of pods that are neither desired nor known to the runtime: an agent was killed while it removed them. Only
+/// pods with a directory below this agent's root count, and links to logs that no longer exist. Returns how many pods were
+/// removed, and those with NFS volumes: other pods wait for the sweep, which does not wait for NFS servers.
 ///
 /// # Errors
-/// The first thing that stayed; the others are tried all the same.
+/// The first failure; the other pods are removed all the same.
 pub(super) async fn sweep<R: Runtime>(
     ctx: &ActContext<R>,
     cgroups: &NodeCgroups,
     mut known: SortedSet<String>,
     set_aside: &SetAside,
 ) -> (Result<usize, String>, Vec<PodUid>) {
-    // Another agent's pods may have their directories here too: whatever the runtime has stays.
+    // Another agent's pods may have directories in the same place: pods that the runtime knows are spared.
     let mut note = |sandbox: SandboxItem| {
         known.insert(sandbox.pod.uid.to_string());
     };
@@ -293,7 +294,7 @@ pub(super) async fn sweep<R: Runtime>(
         }
         let removed = match cgroups.stop(ctx, &uid).await {
             Ok(()) => poison::scoped(mark, cgroups.remove(ctx, &uid, volume::remove_pod_dir)).await,
-            // Not waited for once for each pod.
+            // systemd does not answer: one timeout is enough for all pods.
             Err(SliceError::Systemd(error)) if !error.is_of_unit() => {
                 return (first.and(Err(error.to_string())), slow);
             }
@@ -304,7 +305,7 @@ pub(super) async fn sweep<R: Runtime>(
     (first.map(|()| left.len()), slow)
 }
 
-/// The names in a directory that are text; none when it cannot be read.
+/// The UTF-8 names in a directory; none when it cannot be read.
 fn names(directory: &Path) -> impl Iterator<Item = String> + use<> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().into_string().ok())

@@ -1,4 +1,4 @@
-//! The wiring of a node of a cluster: its client, what follows the cluster's objects, and its own API.
+//! Wires a node of a cluster: its client, the watches of the cluster's objects, and its own API.
 
 use std::cell::{Cell, RefCell};
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::cluster::Joined;
 use super::node_api;
 use crate::addresses::NodeAddresses;
 use crate::blocking::Blocking;
-use crate::certificates::{CertificateRequester, Certificates, ServingCertificate, Wanted};
+use crate::certificates::{CertificateRequester, CertificateSpec, Certificates, ServingCertificate};
 use crate::clock::SharedClock;
 use crate::cluster::csr::Purpose;
 use crate::config::{self, Config};
@@ -28,13 +28,13 @@ use crate::render::NodeSettings;
 use crate::server::{Query, QuerySender};
 use crate::source::api::{ApiPods, Shared};
 use crate::source::api_local_pods::LocalPods;
-use crate::source::api_node::{ApiNode, NodeMarks};
+use crate::source::api_node::{ApiNode, NodeFields};
 use crate::source::api_offline::Trees;
 use crate::source::api_status_versions::ApiStatusVersions;
 use crate::source::{NodeName, SourceUpdate};
 use crate::store::offline::folder::Folder;
 
-/// What a k3s server said of its cluster counts until it says something else. I/O, blocking.
+/// Restores the settings that a k3s server sent last; they hold until it sends others. I/O, blocking.
 pub(super) fn remember(config: &Config, node: &mut NodeSettings) {
     if config.k3s.is_some()
         && config.cluster_dns.is_empty()
@@ -45,10 +45,10 @@ pub(super) fn remember(config: &Config, node: &mut NodeSettings) {
     }
 }
 
-/// The node API's ports and what it answers with, where they are served.
+/// The node API's sockets, and the inputs of its server.
 type NodeApi = (node_api::Listening, Sender<Query>, Rc<Blocking>, NodeApiUse);
 
-/// What the tasks of a joining node are started with.
+/// Inputs of the tasks of a node that joins.
 struct Start<'a> {
     config: &'a Config,
     kubeconfig: &'a Path,
@@ -61,12 +61,12 @@ struct Start<'a> {
     seed: u64,
 }
 
-/// Of a k3s server: whom it is asked through, and what its tunnels are told.
+/// The client of a k3s server, and the channels of its tunnels.
 struct K3s {
     supervisor: Supervisor,
     servers: Rc<Servers>,
-    told: Sender<()>,
-    news: Receiver<()>,
+    changed: Sender<()>,
+    changes: Receiver<()>,
     lost: Sender<()>,
     reaches_pods: Rc<Cell<bool>>,
 }
@@ -110,25 +110,25 @@ pub(super) fn join(
     let k3s = config.k3s.as_ref().and_then(|of| start.join_k3s(of, settings_told));
     start.keep_certificates(k3s.is_some());
     let (pods, trees, shared, failed) = start.follow_pods();
-    let marks = start.follow_node();
+    let node = start.follow_node();
     if let Some(listening) = listening {
         machine.port = listening.0.port();
         start.serve(listening, k3s);
     }
     let folder = Folder::new(&config.root_dir);
     let bridge = config.cni_bridge.clone();
-    Some(Joined { client, machine, pods, marks, trees, shared, failed, folder, bridge, dns })
+    Some(Joined { client, machine, pods, node, trees, shared, failed, folder, bridge, dns })
 }
 
 impl Start<'_> {
-    /// Joins a k3s server, which tells its settings there.
+    /// Joins a k3s server, which sends its settings to `settings`.
     fn join_k3s(&self, k3s: &config::K3s, settings: Sender<Settings>) -> Option<K3s> {
-        // It was looked at with the other settings.
+        // Read together with the other settings.
         let server = kube::ServerUrl::parse(&k3s.server).ok()?;
         let supervisor = Supervisor::new(self.clock.clone(), self.access.authenticated().clone());
-        let (told, news) = smol::channel::bounded(1);
+        let (changed, changes) = smol::channel::bounded(1);
         let (lost, tunnel_lost) = smol::channel::bounded(1);
-        let servers = Rc::new(Servers::new(server, self.access.others().clone(), told.clone()));
+        let servers = Rc::new(Servers::new(server, self.access.others().clone(), changed.clone()));
         let reaches_pods = Rc::new(Cell::new(false));
         let joining = JoinTask {
             k3s: k3s.clone(),
@@ -142,16 +142,16 @@ impl Start<'_> {
             node: self.node.node_name.clone(),
             addresses: self.addresses.clone(),
             client: self.client.clone(),
-            // What the settings say of it counts more.
-            told: self.config.cluster_dns.is_empty().then_some(settings),
+            // Configured DNS servers take precedence.
+            settings: self.config.cluster_dns.is_empty().then_some(settings),
             pods: reaches_pods.clone(),
             clock: self.clock.clone(),
         };
         self.executor.spawn("k3s joining", joining.run()).detach();
-        Some(K3s { supervisor, servers, told, news, lost, reaches_pods })
+        Some(K3s { supervisor, servers, changed, changes, lost, reaches_pods })
     }
 
-    /// Keeps the certificates that the cluster signs.
+    /// Starts the renewal of the certificates that the cluster signs.
     fn keep_certificates(&self, is_k3s: bool) {
         let (config, kubeconfig) = (self.config, self.kubeconfig.to_owned());
         if config.server_tls_bootstrap {
@@ -160,7 +160,7 @@ impl Start<'_> {
                 ServingCertificate { requester, kubeconfig: kubeconfig.clone(), client: self.client.clone() };
             self.executor.spawn("serving certificate", serving.run()).detach();
         }
-        // A k3s server gives it, and renews it.
+        // A k3s server issues and renews it.
         if !is_k3s {
             let certificates = Certificates {
                 kubeconfig,
@@ -174,27 +174,28 @@ impl Start<'_> {
         }
     }
 
-    /// What this node asks its cluster for.
+    /// The requester of certificates of this node.
     fn requester(&self, purpose: Purpose) -> CertificateRequester {
         let folder = self.config.root_dir.join("pki");
-        let wanted = Wanted { purpose, folder, node: self.node.node_name.clone(), names: Vec::new() };
+        let wanted =
+            CertificateSpec { purpose, folder, node: self.node.node_name.clone(), names: Vec::new() };
         let (addresses, clock) = (self.addresses.clone(), self.clock.clone());
         CertificateRequester { wanted, addresses, clock, logged_pending: RefCell::default() }
     }
 
-    /// Follows the pods that are bound to this node: what they are, where they are left for the disk, what their source is told,
-    /// and that the server was not reached.
+    /// Watches the pods that are bound to this node. Returns the updates, the pods' objects for the offline copy, the state
+    /// shared with the source, and the channel that reports an unreachable API server.
     fn follow_pods(&self) -> (Receiver<SourceUpdate>, Trees, Shared, Receiver<()>) {
         let (updates, pods) = smol::channel::bounded(1);
         let name = NodeName::new(&self.node.node_name);
         let (collection, followed) = (ApiPods::collection(&name), self.client.clone());
         let (unreached, failed) = smol::channel::bounded(1);
         let trees = Trees::new(unreached);
-        let (here, looked) = LocalPods::new();
-        let shared = Shared { here, statuses: ApiStatusVersions::default() };
+        let (local_pods, looked) = LocalPods::new();
+        let shared = Shared { local_pods, statuses: ApiStatusVersions::default() };
         let mut follower = ApiPods::new(name, self.clock.clone(), updates, trees.clone(), shared.clone());
         let follow = async move {
-            // What runs here comes first: it has to be known what does. Closed: the loop is gone, and the process with it.
+            // The running pods must be known first: they come first in the update. Closed: the loop and the process end.
             let _ = looked.recv().await;
             kube::follow::<()>(&followed, &collection, &mut follower).await;
         };
@@ -202,19 +203,19 @@ impl Start<'_> {
         (pods, trees, shared, failed)
     }
 
-    /// Follows what others write on the Node.
-    fn follow_node(&self) -> Receiver<Option<NodeMarks>> {
-        let (told, marks) = smol::channel::bounded(1);
+    /// Watches this node's Node object.
+    fn follow_node(&self) -> Receiver<Option<NodeFields>> {
+        let (fields, node) = smol::channel::bounded(1);
         let (collection, followed) = (ApiNode::collection(&self.node.node_name), self.client.clone());
-        let mut follower = ApiNode::new(told);
+        let mut follower = ApiNode::new(fields);
         let follow = async move { kube::follow::<()>(&followed, &collection, &mut follower).await };
         self.executor.spawn("node watch", follow).detach();
-        marks
+        node
     }
 
-    /// Serves the node's own API, through the tunnels of a k3s server too.
+    /// Serves the node's own API, also through the tunnels of a k3s server.
     fn serve(&self, (listening, queries, blocking, held): NodeApi, k3s: Option<K3s>) {
-        if let Some(K3s { supervisor, servers, told, news, lost, reaches_pods }) = k3s {
+        if let Some(K3s { supervisor, servers, changed, changes, lost, reaches_pods }) = k3s {
             let asker = QuerySender::new(queries.clone());
             let (node_api, sockets) = (listening.own_address(), listening.tunnel_sockets());
             let reach = Reach { node_api, sockets, asker, pods: reaches_pods };
@@ -229,7 +230,7 @@ impl Start<'_> {
                 places: Arc::new(Semaphore::new(TUNNEL_CONNECTIONS_MAX)),
                 queued: Rc::default(),
             };
-            let tunnels = Tunnels { servers, common, news, told, lost };
+            let tunnels = Tunnels { servers, common, changes, changed, lost };
             self.executor.spawn("k3s tunnels", tunnels.run()).detach();
         }
         let needs = crate::node_api::Needs {

@@ -1,13 +1,13 @@
-//! Pods that break a limit of their own on the node's disk are ended (`localStorageEviction`): the `sizeLimit` of an
-//! emptyDir, limits on `ephemeral-storage`.
+//! Evicts pods that exceed their own limits on local storage (`localStorageEviction`): the `sizeLimit` of an emptyDir, limits
+//! on `ephemeral-storage`.
 //!
-//! Looked at every [`VOLUME_USAGE_PERIOD`], all pods in one task; with no such limit on the node nothing wakes up.
+//! Measured every [`VOLUME_USAGE_PERIOD`], all pods in one task; without such a limit on the node there is no wakeup.
 
 use std::path::PathBuf;
 
 use super::agent::Event;
 use super::effects::{Effect, Effects};
-use super::eviction::note_untold;
+use super::eviction::note_missing_stats;
 use super::node_stats::{self, Measured};
 use super::pods::Record;
 use super::pods::{EvictedFor, Pods};
@@ -20,25 +20,25 @@ use crate::model::{Mono, PodUid, Seconds};
 use crate::render::paths;
 use crate::volume::usage::{Limited, Measurement, limited};
 
-/// When pods with limits of their own are measured.
+/// The schedule of the measurements.
 pub(super) struct LocalStorage {
     meminfo: PathBuf,
-    /// Not before.
+    /// Earliest time of the next measurement.
     next: Mono,
     in_flight: bool,
     /// Of emptyDirs, that goes on the next time.
     unfinished: Measurement,
     /// Images have a disk of their own; `None` = not known yet. Asked once (`dedicatedImageFs`).
     images_apart: Option<bool>,
-    /// It was said that the runtime does not tell what containers use.
-    is_untold: bool,
+    /// The failure of the runtime's stats was logged.
+    stats_failure_logged: bool,
 }
 
-/// What was found of the pods that have limits of their own.
+/// The measured usage of the pods that have limits of their own.
 pub(super) struct LocalStorageUsage {
-    /// Those with an emptyDir that has outgrown its limit, and the message.
+    /// Pods with an emptyDir above its limit, and the message.
     outgrown: Vec<(String, String)>,
-    /// What those use that have limits on `ephemeral-storage`, by UID.
+    /// Usage of the pods that have limits on `ephemeral-storage`, by UID.
     usages: RuntimeResult<SortedMap<String, PodUsage>>,
     unfinished: Measurement,
     images_apart: Option<bool>,
@@ -53,9 +53,11 @@ impl LocalStorage {
             in_flight: false,
             unfinished,
             images_apart: None,
-            is_untold: false,
+            stats_failure_logged: false,
         }
     }
+
+    /// When to measure next; `None` = no pod has a limit, or a measurement is in flight.
     pub(super) fn due<R: Runtime + 'static>(&self, pods: &Pods<R>) -> Option<Mono> {
         let wanted = !self.in_flight && limited_pods(pods).next().is_some();
         wanted.then_some(self.next)
@@ -86,7 +88,7 @@ impl LocalStorage {
         let mut unfinished = std::mem::take(&mut self.unfinished);
         let task = async move {
             let outgrown = move || (unfinished.run(volumes), unfinished);
-            // A large volume takes long, and nothing else waits. What a container mounted in it is not looked at.
+            // A large volume takes long, and holds up nothing else. Mounts that a container made in it are not counted.
             let (outgrown, unfinished) =
                 ctx.manager.blocking.run_alone(outgrown).await.unwrap_or_else(|error| {
                     log::warn!("measuring emptyDir volumes with a sizeLimit failed: {error}");
@@ -105,7 +107,7 @@ impl LocalStorage {
         out.start("local storage usage", task);
     }
 
-    /// In the kubelet's order: the emptyDirs, the pod as a whole, its containers.
+    /// Checks the limits in the kubelet's order: the emptyDirs, the pod as a whole, its containers.
     pub(super) fn take<R: Runtime + 'static>(
         &mut self,
         found: LocalStorageUsage,
@@ -116,7 +118,7 @@ impl LocalStorage {
         self.in_flight = false;
         self.unfinished = unfinished;
         self.images_apart = images_apart;
-        self.is_untold &= usages.is_err();
+        self.stats_failure_logged &= usages.is_err();
         let mut broke: Vec<(PodUid, OwnLimit, String)> = outgrown
             .into_iter()
             .map(|(uid, message)| (PodUid::from(uid.as_str()), OwnLimit::EmptyDir, message))
@@ -127,10 +129,10 @@ impl LocalStorage {
                 let (limit, message) = broken(pods.get(&uid)?.worker().pod()?, usage, images_apart)?;
                 Some((uid, limit, message))
             })),
-            Err(error) if std::mem::replace(&mut self.is_untold, true) => {
+            Err(error) if std::mem::replace(&mut self.stats_failure_logged, true) => {
                 log::debug!("limits on ephemeral-storage: {error}");
             }
-            Err(error) => note_untold(&error, out),
+            Err(error) => note_missing_stats(&error, out),
         }
         for (uid, limit, message) in broke {
             out.push(Effect::Evict { uid, message, grace: Seconds(0), why: EvictedFor::Limit(limit) });
@@ -138,7 +140,7 @@ impl LocalStorage {
     }
 }
 
-/// The pods to be held to limits of their own.
+/// The pods that have limits of their own.
 fn limited_pods<R: Runtime + 'static>(pods: &Pods<R>) -> impl Iterator<Item = &Record> {
     let limited =
         |(uid, record): &(&PodUid, &Record)| record.limits_disk() && !pods.statuses().has_ended(uid);

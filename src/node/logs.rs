@@ -1,4 +1,4 @@
-//! Container logs: what the rotator is told, and where `smolet logs` finds them.
+//! Container logs: reports to the rotation, and the paths for `smolet logs`.
 
 use k8s_openapi::api::core::v1::PodStatus;
 use serde_json::{Value, json};
@@ -63,7 +63,7 @@ fn shown_log<R: Runtime + 'static>(pods: &Pods<R>, record: &Record, id: Result<&
             "path": pods.log_path(record, container),
             "running": container.state == ContainerState::Running,
         }),
-        // The kubelet's words where the runtime has forgotten it.
+        // The kubelet's message for a container that the runtime no longer has.
         None => json!({"why": format!("unable to retrieve container logs for {id}")}),
     }
 }

@@ -18,16 +18,16 @@ use crate::model::{Mono, Now};
 use crate::render::NodeSettings;
 use crate::server::Query;
 
-/// There is none to hand over.
+/// There is no cluster to join.
 pub enum Joined {}
 
-/// There is none to keep.
+/// There is no membership.
 pub(super) enum Cluster {}
 
-/// There is none to come.
+/// There is no event.
 pub(super) enum ClusterEvent {}
 
-/// Nothing of a cluster is kept.
+/// There are no stored settings of a cluster.
 pub(super) fn remember(_: &Config, _: &mut NodeSettings) {}
 
 pub(super) fn join(
@@ -71,15 +71,15 @@ impl Cluster {
         match *self {}
     }
 
-    pub(super) fn tell_pods_here<R>(&self, _: &Pods<R>) {
+    pub(super) fn publish_local_pods<R>(&self, _: &Pods<R>) {
         match *self {}
     }
 
-    pub(super) fn tell_node(&mut self, _: Mono) {
+    pub(super) fn report_node(&mut self, _: Mono) {
         match *self {}
     }
 
-    pub(super) fn node_is_told(&self) -> bool {
+    pub(super) fn is_node_reported(&self) -> bool {
         match *self {}
     }
 
@@ -87,8 +87,8 @@ impl Cluster {
         match *self {}
     }
 
-    #[expect(clippy::unused_async, reason = "with a cluster it waits for the disk")]
-    pub(super) async fn keep_at_end<R>(&mut self, _: &Pods<R>) {
+    #[expect(clippy::unused_async, reason = "with a cluster it awaits the disk")]
+    pub(super) async fn save_offline_copy<R>(&mut self, _: &Pods<R>) {
         match *self {}
     }
 

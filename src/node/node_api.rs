@@ -1,4 +1,6 @@
-//! What the node's own API asks of the loop: where logs are, where the runtime streams, what is used. In the kubelet's words.
+//! Answers the queries of the node's own API: paths of logs, the runtime's streaming URLs, usage. Errors have the kubelet's
+//! wording.
+
 use std::net::IpAddr;
 use std::rc::Rc;
 
@@ -30,10 +32,10 @@ use crate::server::node_question::{CommandStreams, NodeQuestion, Target};
 use crate::server::{Answer, Later, PodCursor};
 use crate::sync::worker::Life;
 
-/// Binds the ports of the API, where this node joins a cluster.
+/// Binds the API's ports when this node joins a cluster; `None` = standalone.
 ///
 /// # Errors
-/// A sentence: a port or a certificate cannot be used.
+/// A port cannot be bound, or a certificate cannot be used.
 pub(super) fn listen(
     config: &Config,
     node: &NodeSettings,
@@ -99,7 +101,7 @@ pub(super) fn node_question<R: Runtime + 'static>(pods: &Pods<R>, question: &Nod
     answer.unwrap_or_else(|(status, why)| Answer::Refused(status, why))
 }
 
-/// The pod of exactly that name (`GetPodByName`); one that waits for its name comes last.
+/// The pod with that name (`GetPodByName`); a pod that waits until its name is free comes last.
 fn record_of<'a, R: Runtime + 'static>(pods: &'a Pods<R>, target: &Target) -> Option<&'a Record> {
     let named = |record: &&Record| {
         let key = record.worker().key();
@@ -109,7 +111,7 @@ fn record_of<'a, R: Runtime + 'static>(pods: &'a Pods<R>, target: &Target) -> Op
     found.min_by_key(|record| record.worker().life() == Life::Waiting)
 }
 
-/// The container that runs (`findContainer`).
+/// The ID of the running container (`findContainer`).
 fn running_id<'a, R: Runtime + 'static>(
     pods: &'a Pods<R>,
     target: &Target,
@@ -138,14 +140,14 @@ fn attach_to<R: Runtime + 'static>(
     streams: CommandStreams,
 ) -> Result<Answer, Refusal> {
     let container_id = running_id(pods, target, container)?.to_string();
-    // As the container was made: a terminal cannot be added to a process that runs.
+    // By the container's spec: a terminal cannot be added to a running process.
     let tty = record_of(pods, target).and_then(|record| spec_of(record, container)).unwrap_or_default();
     let CommandStreams { stdin, stdout, stderr, .. } = streams;
     let stderr = stderr && !tty;
     Ok(stream_at(pods, StreamRequest::Attach(AttachRequest { container_id, stdin, tty, stdout, stderr })))
 }
 
-/// Whether a pod has that address for itself, or the port on the node's network (`agentTunnel.authorized`, mode `pod`).
+/// True when a pod has that IP address, or uses that port of the node's network (`agentTunnel.authorized`, mode `pod`).
 fn reaches<R: Runtime + 'static>(pods: &Pods<R>, ip: IpAddr, port: u16) -> bool {
     let text = ip.to_string();
     let is_node = pods.ctx().node.node_ips.iter().any(|of| **of == *text);
@@ -212,7 +214,7 @@ fn locate_log<R: Runtime + 'static>(
     Ok(json!({"path": pods.log_path(record, found), "running": running}).to_string())
 }
 
-/// What runs, with names and images alone (`getRunningPods`).
+/// The running containers by pod, with names and images only (`getRunningPods`).
 fn running_pods<R: Runtime + 'static>(pods: &Pods<R>) -> String {
     let mut items = Vec::new();
     for record in pods.sorted(None) {
@@ -233,7 +235,7 @@ fn running_pods<R: Runtime + 'static>(pods: &Pods<R>) -> String {
     json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}).to_string()
 }
 
-/// One look at the runtime's counters and the machine's.
+/// Reads the runtime's stats and the node's usage once.
 fn measure_all<R: Runtime + 'static>(
     pods: &Pods<R>,
     with_disk: bool,
@@ -258,17 +260,17 @@ fn measure_all<R: Runtime + 'static>(
             containers: Vec::new(),
         });
     }
-    let looking = Looking {
+    let reader = UsageReader {
         runtime: pods.manager().runtime.clone(),
         blocking: pods.manager().blocking.clone(),
         clock: pods.manager().clock.clone(),
         node: pods.ctx().node.node_name.clone(),
         root: with_disk.then(|| pods.ctx().node.root_dir.to_string()),
     };
-    Answer::Later(Later(Box::pin(async move { Answer::Found(show(&looking.look(used, places).await)) })))
+    Answer::Later(Later(Box::pin(async move { Answer::Found(show(&reader.read(used, places).await)) })))
 }
 
-/// Whether the container of that name has a terminal; nothing when the pod has no such container (`GetContainerSpec`).
+/// True when the container has a terminal; `None` = the pod has no such container (`GetContainerSpec`).
 fn spec_of(record: &Record, name: &str) -> Option<bool> {
     let pod = record.worker().pod()?;
     let apps = pod.containers().iter().map(|of| (of.name.as_str(), of.tty));
@@ -283,13 +285,13 @@ fn streaming(url: RuntimeResult<String>) -> Answer {
     match url {
         Ok(url) => Answer::Found(url),
         Err(error @ RuntimeError::NotFound(_)) => Answer::Refused(404, error.to_string()),
-        // gRPC's RESOURCE_EXHAUSTED: too many are on their way.
+        // gRPC's RESOURCE_EXHAUSTED: too many streams are open.
         Err(error @ RuntimeError::Failed { code: 8, .. }) => Answer::Refused(429, error.to_string()),
         Err(error) => Answer::Refused(500, error.to_string()),
     }
 }
 
-/// `RunInContainer`: output and errors together.
+/// `RunInContainer`: stdout and stderr together.
 async fn run<R: Runtime>(runtime: &R, id: &ContainerId, command: &[String]) -> Answer {
     match runtime.exec_sync(id, command, std::time::Duration::ZERO).await {
         Err(error) => Answer::Refused(500, error.to_string()),
@@ -307,24 +309,24 @@ async fn run<R: Runtime>(runtime: &R, id: &ContainerId, command: &[String]) -> A
     }
 }
 
-/// What it takes to look at what is used.
-struct Looking<R> {
+/// Reads the usage of pods and node.
+struct UsageReader<R> {
     runtime: Rc<R>,
     blocking: Rc<Blocking>,
     clock: SharedClock,
     node: Box<str>,
-    /// The directory whose disk is looked at.
+    /// A directory on the disk whose usage is read; `None` = no disk.
     root: Option<String>,
 }
 
-impl<R: Runtime> Looking<R> {
-    async fn look(
+impl<R: Runtime> UsageReader<R> {
+    async fn read(
         self,
         mut pods: Vec<PodUse>,
         mut places: SortedMap<ContainerId, (usize, Rc<str>, Option<Wall>)>,
     ) -> Uses {
         let mut each = |stats: ContainerStats| {
-            // A container that is told twice counts once.
+            // A container that is listed twice counts once.
             let Some((pod, name, started)) = places.remove(&stats.id) else { return };
             let Some(pod) = pods.get_mut(pod) else { return };
             pod.containers.push(ContainerUse {

@@ -1,4 +1,4 @@
-//! Looks at memory, disks and what pods use: the I/O of node pressure. What follows from it is decided in `eviction`.
+//! Measures memory, file systems and the pods' usage for node-pressure eviction; `eviction` decides what follows.
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -16,16 +16,16 @@ use crate::render::{NodeSettings, paths};
 use crate::sync::act::ActContext;
 use crate::volume::usage::{measured, measured_pod};
 
-/// What a look found.
+/// The measured values.
 pub(super) struct NodeStats {
     pub(super) signals: Observations,
-    /// Where images lie, as the runtime tells; `None` = it is to be asked again.
+    /// Mount point of the image file system, from the runtime; `None` = it has to be read again.
     pub(super) images_at: Option<Box<str>>,
-    /// They lie on a file system of their own (`HasDedicatedImageFs`).
+    /// The images are on a dedicated file system (`HasDedicatedImageFs`).
     pub(super) images_apart: bool,
 }
 
-/// Looks once, with `pids` at process IDs too. What cannot be read is not known, and meets no threshold.
+/// Measures once; process IDs only with `pids`. A value that cannot be read is unknown, and meets no threshold.
 pub(super) async fn observe<R: Runtime>(
     ctx: &ActContext<R>,
     meminfo: PathBuf,
@@ -77,7 +77,7 @@ fn memory(meminfo: &Path) -> Option<Observation> {
     memory_of(&read(meminfo)?)
 }
 
-/// Process IDs: as many as the smaller of the kernel's two limits, less those of all threads (`pidlimit.Stats`).
+/// Process IDs: the capacity is the smaller of the kernel's two limits; all threads use one each (`pidlimit.Stats`).
 fn processes(proc: &Path) -> Option<Observation> {
     let limit = |name: &str| read(&proc.join("sys/kernel").join(name))?.trim().parse::<u64>().ok();
     let capacity = limit("pid_max").into_iter().chain(limit("threads-max")).min()?;
@@ -85,15 +85,15 @@ fn processes(proc: &Path) -> Option<Observation> {
     Some(Observation { available: capacity.saturating_sub(taken), capacity })
 }
 
-/// How many threads there are: `0.20 0.18 0.12 1/80 11206`. PURE.
+/// Number of threads in a line of `/proc/loadavg`: `0.20 0.18 0.12 1/80 11206`. PURE.
 fn threads_of(loadavg: &str) -> Option<u64> {
     loadavg.split_whitespace().nth(3)?.split_once('/')?.1.parse().ok()
 }
 
-/// What the kernel says can be had without swapping. PURE.
+/// Memory that is available without swapping, by the kernel's estimate. PURE.
 ///
-/// Differs from the kubelet, which takes all of the page cache that was read twice for used, and ends pods on a small machine
-/// that has only read its files.
+/// Differs from the kubelet, which counts the active page cache as used, and so evicts pods on a small machine that has only
+/// read files.
 fn memory_of(meminfo: &str) -> Option<Observation> {
     let bytes = |key: &str| {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
@@ -102,17 +102,17 @@ fn memory_of(meminfo: &str) -> Option<Observation> {
     Some(Observation { available: bytes("MemAvailable")?, capacity: bytes("MemTotal")? })
 }
 
-/// A pod whose use is to be measured. It goes to another thread.
+/// A pod to be measured, on another thread.
 pub(super) struct Measured {
     pub(super) uid: String,
     /// Its running containers: their ids, and their names.
     pub(super) containers: Vec<(Box<str>, Box<str>)>,
-    /// Its directory and its log directory, when disks are short.
+    /// Its directory and its log directory, when its disk usage is measured.
     pub(super) directories: Option<(PathBuf, PathBuf)>,
 }
 
 impl Measured {
-    /// With its disk use, if it is to be `on_disk`.
+    /// With its disk usage, if `on_disk`.
     pub(super) fn new(node: &NodeSettings, pod: &DesiredPod, observed: &ObservedPod, on_disk: bool) -> Self {
         let running =
             observed.containers.iter().filter(|container| container.state == ContainerState::Running);
@@ -128,7 +128,7 @@ impl Measured {
     }
 }
 
-/// What these pods use, by UID; of process IDs as `counted` in their cgroups. Of a container of which the runtime says nothing, nothing is said.
+/// Usage of these pods, by UID; process IDs as `counted` in their cgroups. A container without stats in the runtime is left out.
 ///
 /// # Errors
 /// The runtime's.
@@ -143,7 +143,7 @@ pub(super) async fn measure<R: Runtime>(
         unmeasured.extend(pod.containers.iter().map(|(id, name)| (&**id, (&*pod.uid, name))));
     }
     let mut add = |told: ContainerStats| {
-        // Once each, whatever the runtime repeats.
+        // Each container counts once, even if the runtime repeats it.
         let Some((uid, name)) = unmeasured.remove(told.id.as_str()) else { return };
         let layer = told.writable_layer.map(|(bytes, inodes)| DiskUse { bytes, inodes });
         let usage =
@@ -162,7 +162,7 @@ pub(super) async fn measure<R: Runtime>(
         }
         usages
     };
-    // A large volume takes long, and nothing else waits.
+    // A large volume takes long, and holds up nothing else.
     Ok(ctx.manager.blocking.run_alone(walk).await.unwrap_or_else(|error| {
         log::warn!("measuring the usage of pods failed: {error}");
         SortedMap::new()

@@ -1,13 +1,13 @@
-//! The pods: what is wanted, what is kept of each, what was last seen of all, and their statuses.
+//! The pods: the desired ones, a record for each, the last relist, and their statuses.
 //!
 //! ```text
 //!     source update ─► desired ─► records (workers) ─► drive: read ─► status ─► plan ─► act ─► read …
-//!     relist, the runtime's events ─► what changed ─► touched records ─► drive
+//!     relist, the runtime's events ─► changes ─► touched records ─► drive
 //! ```
 //!
-//! Sources are in `sources`, pods of a former agent in `handover`, the work for one pod in `worker`, statuses in `status`, what
-//! ends a pod besides its manifest in `endings`, whether a static pod may begin in `admission`, in-place resizing in `allocation`.
-//! The parts only read them; what a plan goes by that a part has found out is in [`Facts`].
+//! Sources are in `sources`, pods of a former agent in `handover`, the worker of one pod in `worker`, statuses in `status`,
+//! terminations besides a manifest's removal in `endings`, admission of static pods in `admission`, in-place resizing in
+//! `allocation`. Other parts only read the pods; their findings that a plan depends on are in [`Facts`].
 
 mod admission;
 mod allocation;
@@ -28,7 +28,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 pub(super) use crate::allocation::resizing::Resizing;
-pub(super) use crate::allocation::{Granted, hold, sizes_in};
+pub(super) use crate::allocation::{AllocatedSizes, container_sizes, with_allocation};
 pub(super) use admission::NodeRoom;
 pub(super) use endings::EvictedFor;
 pub(super) use probes::AskedProbe;
@@ -65,15 +65,15 @@ use crate::store::identity::Identity;
 use crate::store::statuses::StatusStore;
 use crate::sync::act::{ActContext, RuntimeManager};
 
-/// All that belongs to the node's pods.
+/// All state of the node's pods.
 pub(super) struct Pods<R> {
     ctx: ActContext<R>,
     cgroups: NodeCgroups,
     metrics: Rc<Metrics>,
-    /// Who rotates logs is told here what runs.
+    /// Reports the running containers to the log rotation.
     logs: LogReports,
     identity: Identity,
-    /// It is not the one in its file.
+    /// The identity has changed since its file was written.
     identity_changed: bool,
     runtime_name: Box<str>,
     started: Wall,
@@ -83,52 +83,52 @@ pub(super) struct Pods<R> {
     backoff: Backoff,
     statuses: StatusStore,
     relist: Option<Relist>,
-    /// What each source said first waits for the first relist: of two manifests that name one pod, the running one stays.
+    /// The first update of each source, until the first relist: of two manifests that name one pod, the running one stays.
     early_updates: SortedMap<&'static str, SourceUpdate>,
-    /// What the checkpoint says of pods that nobody has asked for yet. Bounded by its file.
+    /// The checkpoint's records of pods that no source has named yet. Bounded by its file.
     restored: SortedMap<PodUid, Restored>,
-    /// Numbers the jobs.
+    /// The number of the last job.
     jobs: u64,
-    /// Counts the reads of pods.
+    /// Number of reads of pods.
     reads: u64,
-    /// The pods that no valid manifest names, of which that was logged. At most `HELD_PODS_REPORTED_MAX`.
-    told_held: SortedSet<PodUid>,
+    /// The pods that no valid manifest names and that were logged as held. At most `HELD_PODS_REPORTED_MAX`.
+    reported_held: SortedSet<PodUid>,
     set_aside: Arc<SetAside>,
-    /// What each source holds.
+    /// Number of objects and bytes of each source.
     held: SortedMap<&'static str, SourceUsage>,
-    /// Pods of a former agent that nothing names are ended.
+    /// Pods of a former agent that no source names are terminated.
     take_over: bool,
     swept: bool,
-    /// While the sweep runs: whose directories it leaves alone. A pod that comes meanwhile waits for its end.
+    /// While the sweep runs: the pods whose directories it spares. A pod that is added meanwhile waits for its end.
     spared: Option<SortedSet<PodUid>>,
-    /// Pending resizes are looked at with the next turn.
+    /// Pending resizes are retried in the next turn.
     retry_resizes: bool,
-    /// Numbers what of resizes has to be in the checkpoint.
+    /// The number of the last change to resizes that the checkpoint has to hold.
     resizes: u64,
     facts: Facts,
 }
 
-/// Whether pods begin at all.
+/// Whether pods start at all.
 enum MachineState {
     Runs,
-    /// None begins; those that come end like those of this group, if there is one.
+    /// No pod starts; new ones are terminated as those of this group, if there is one.
     ShutsDown(Option<ShutdownGroup>),
 }
 
-/// What the parts have found out that pods are planned by; the loop puts it here.
+/// Findings of other parts that plans depend on; the loop sets them.
 pub(super) struct Facts {
-    /// What the node is short of.
+    /// The node's pressure conditions.
     conditions: Vec<NodeCondition>,
     machine: MachineState,
-    /// The pods that were deleted on the API server, and their grace periods.
+    /// The pods that were deleted in the API server, and their grace periods.
     deleted: SortedMap<PodUid, Seconds>,
-    /// The API server's pods of which all is known that they name.
+    /// The API server's pods whose objects are all known.
     known: SortedSet<PodUid>,
     room: NodeRoom,
     garbage: GcPolicy,
-    /// Dead containers beyond what is kept of all pods together. At most what was read of them.
+    /// Dead containers beyond the limit for all pods. At most as many as were read.
     surplus: SortedMap<PodUid, Vec<GcRemoval>>,
-    /// What is in the checkpoint.
+    /// The contents of the checkpoint file.
     saved: Saved,
 }
 
@@ -168,7 +168,7 @@ impl<R: Runtime + 'static> Pods<R> {
             restored: SortedMap::new(),
             jobs: 0,
             reads: 0,
-            told_held: SortedSet::new(),
+            reported_held: SortedSet::new(),
             set_aside,
             held: SortedMap::new(),
             take_over: config.take_over,
@@ -188,7 +188,7 @@ impl<R: Runtime + 'static> Pods<R> {
             },
         }
     }
-    // ---- what parts read -----------------------------------------------------------------------------------
+    // ---- read by other parts -------------------------------------------------------------------------------
 
     pub(super) fn now(&self) -> Now {
         self.ctx.manager.clock.now()
@@ -198,7 +198,7 @@ impl<R: Runtime + 'static> Pods<R> {
         &self.ctx
     }
 
-    /// What all jobs share: clients, clock and threads.
+    /// State that all jobs share: clients, clock and threads.
     pub(super) fn manager(&self) -> &RuntimeManager<R> {
         &self.ctx.manager
     }
@@ -211,7 +211,7 @@ impl<R: Runtime + 'static> Pods<R> {
         &self.identity
     }
 
-    /// Since when this agent runs.
+    /// When this agent started.
     pub(super) fn started(&self) -> Wall {
         self.started
     }
@@ -220,7 +220,7 @@ impl<R: Runtime + 'static> Pods<R> {
         &self.desired
     }
 
-    /// Those in hand.
+    /// The pods that have a record.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&PodUid, &Record)> {
         self.records.iter()
     }
@@ -241,18 +241,18 @@ impl<R: Runtime + 'static> Pods<R> {
         &self.backoff
     }
 
-    /// The last look at the runtime.
+    /// The last relist.
     pub(super) fn relist(&self) -> Option<&Relist> {
         self.relist.as_ref()
     }
 
-    /// The source's first word, while it waits for the first look at the runtime.
+    /// The source's first update, while it waits for the first relist.
     #[cfg(feature = "tls")]
     pub(super) fn early_update(&self, source: &str) -> Option<&SourceUpdate> {
         self.early_updates.get(source)
     }
 
-    /// What each source holds.
+    /// Number of objects and bytes of each source.
     pub(super) fn held(&self) -> &SortedMap<&'static str, SourceUsage> {
         &self.held
     }
@@ -261,22 +261,22 @@ impl<R: Runtime + 'static> Pods<R> {
         &self.restored
     }
 
-    /// What the rotation of logs was told, and its bytes.
+    /// Number and bytes of the running containers reported to the log rotation.
     pub(super) fn logs_held(&self) -> (usize, usize) {
         self.logs.held()
     }
 
-    /// Counts the reads of pods: another number is another state of them.
+    /// Number of reads of pods: it changes with the observed state.
     pub(super) fn reads(&self) -> u64 {
         self.reads
     }
 
-    /// Counts what of resizes has to be in the checkpoint.
+    /// The number of the last change to resizes that the checkpoint has to hold.
     pub(super) fn resizes(&self) -> u64 {
         self.resizes
     }
 
-    /// What the node is short of.
+    /// The node's pressure conditions.
     pub(super) fn conditions(&self) -> &[NodeCondition] {
         &self.facts.conditions
     }
@@ -292,19 +292,19 @@ impl<R: Runtime + 'static> Pods<R> {
         matches!(self.facts.machine, MachineState::ShutsDown(_))
     }
 
-    /// It was deleted on the API server: it ends, whatever manifests cannot be read.
+    /// It was deleted in the API server: it terminates even while manifests are unreadable.
     pub(super) fn is_deleted(&self, uid: &PodUid) -> bool {
         self.facts.deleted.contains_key(uid)
     }
 
-    /// What stands in the pod's volumes is not known yet: after a restart of the agent, for one that runs.
+    /// The objects of the pod's volumes are not known yet: after a restart of the agent, for a running pod.
     fn waits_for_objects(&self, uid: &PodUid) -> bool {
         let Some(entry) = self.desired.pod(uid) else { return false };
         let pod = &entry.wanted.pod.pod;
         pod.is_of_api_server() && !self.facts.known.contains(uid) && !named_by(pod).is_empty()
     }
 
-    /// What goes of this pod's dead containers, by its own limit and by that of all.
+    /// The dead containers of this pod to remove, by its own limit and the limit for all pods.
     fn garbage_of(&self, pod: &DesiredPod, observed: &ObservedPod, now: Now) -> GcPlan {
         let mut plan = gc::collect_pod(self.facts.garbage, &pod.key, observed, now);
         for removal in self.facts.surplus.get(&pod.key.uid).into_iter().flatten() {
@@ -316,33 +316,33 @@ impl<R: Runtime + 'static> Pods<R> {
         plan
     }
 
-    // ---- what the loop puts here ---------------------------------------------------------------------------
+    // ---- set by the loop -----------------------------------------------------------------------------------
 
-    /// These dead containers are beyond what is kept of all pods together; theirs are planned again.
+    /// Sets the dead containers beyond the limit for all pods; their pods are planned again.
     pub(super) fn set_surplus(&mut self, surplus: SortedMap<PodUid, Vec<GcRemoval>>, out: &mut Effects) {
         surplus.keys().for_each(|uid| out.push(Effect::PlanAgain(uid.clone())));
         self.facts.surplus = surplus;
     }
 
-    /// This is in the checkpoint now.
+    /// Sets the contents of the checkpoint file.
     pub(super) fn set_saved(&mut self, saved: Saved) {
         self.facts.saved = saved;
     }
 
-    /// The API server has deleted these pods, and of these all is known that they name.
+    /// Sets the pods that were deleted in the API server, and those whose objects are all known.
     #[cfg(feature = "tls")]
-    pub(super) fn set_server_word(&mut self, deleted: &[EndingPod], known: SortedSet<PodUid>) {
+    pub(super) fn set_api_server_state(&mut self, deleted: &[EndingPod], known: SortedSet<PodUid>) {
         self.facts.deleted = deleted.iter().map(|of| (of.key.uid.clone(), of.grace)).collect();
         self.facts.known = known;
     }
 
-    /// The identity, if it is to be written; whoever takes it writes it.
+    /// The identity, if its file has to be written; the caller writes it.
     pub(super) fn take_changed_identity(&mut self) -> Option<&Identity> {
         std::mem::take(&mut self.identity_changed).then_some(&self.identity)
     }
 
-    /// The identity's file was not written.
-    pub(super) fn identity_is_unwritten(&mut self) {
+    /// The write of the identity's file failed.
+    pub(super) fn mark_identity_unwritten(&mut self) {
         self.identity_changed = true;
     }
 
@@ -354,7 +354,7 @@ impl<R: Runtime + 'static> Pods<R> {
         std::mem::take(&mut self.early_updates)
     }
 
-    /// The pod is planned once more, and goes on.
+    /// Plans the pod once more, and drives its worker.
     pub(super) fn plan_again(&mut self, uid: &PodUid, out: &mut Effects) {
         if let Some(record) = self.records.get_mut(uid) {
             record.worker.plan_again();
@@ -362,29 +362,29 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// The pod is read once more.
-    pub(super) fn look_again(&mut self, uid: &PodUid, out: &mut Effects) {
+    /// Reads the pod from the runtime once more.
+    pub(super) fn read_again(&mut self, uid: &PodUid, out: &mut Effects) {
         if let Some(record) = self.records.get_mut(uid) {
             record.worker.touched();
         }
         self.drive(uid, out);
     }
 
-    /// The pods for which something is due.
+    /// Drives the workers that are due.
     pub(super) fn drive_due(&mut self, now: Now, out: &mut Effects) {
         let due =
             self.records.iter().filter(|(_, record)| record.worker.due().is_some_and(|at| at <= now.mono));
         due.for_each(|(uid, _)| out.drive(uid));
     }
 
-    /// When something is due for a pod.
+    /// The next deadline of any worker.
     pub(super) fn due(&self) -> Option<Mono> {
         let pods = self.records.values().filter(|record| !record.set_aside);
         pods.filter_map(|record| record.worker.due()).min()
     }
 
-    /// The node has these addresses now, the primary one first (`GetNodeHostIPs`): pods show them, and what waited for one is
-    /// tried again. False when it had them before.
+    /// Sets the node's addresses, the primary one first (`GetNodeHostIPs`): statuses get them, and failed starts are retried.
+    /// False when they were the same before.
     pub(super) fn set_addresses(&mut self, addresses: &[Box<str>], out: &mut Effects) -> bool {
         if *self.ctx.node.node_ips == *addresses {
             return false;
@@ -395,7 +395,7 @@ impl<R: Runtime + 'static> Pods<R> {
         for (uid, record) in &mut self.records {
             out.push(Effect::RefreshStatus(uid.clone()));
             if record.failures.len() > 0 {
-                // A variable of `status.hostIP` may be what it waits for (`CreateContainerConfigError`).
+                // It may have failed because `status.hostIP` was not known (`CreateContainerConfigError`).
                 record.worker.runtime_is_back();
                 out.drive(uid);
             }
@@ -403,7 +403,7 @@ impl<R: Runtime + 'static> Pods<R> {
         true
     }
 
-    /// The cluster's name servers are these: pods that start from now on have them.
+    /// Sets the cluster's DNS servers and domain for pods that start from now on.
     #[cfg(feature = "tls")]
     pub(super) fn set_dns(&mut self, servers: &[Box<str>], domain: &str) {
         let node = &self.ctx.node;

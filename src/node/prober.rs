@@ -1,8 +1,10 @@
-//! Probes: which are due, the tasks that run them, and what their answers lead to.
+//! The prober: starts the probes that are due, each as a task, and applies their results.
 //!
 //! ```text
-//!     due (all records) ─► the ones due first, of each pod its share ─► at most PROBES_AT_ONCE_MAX tasks ─► Event::Probed ─► status, plan
+//!     due probes of all pods ─► the earliest first, each pod within its share ─► at most PROBES_AT_ONCE_MAX tasks
+//!                            ─► Event::Probed ─► status, plan
 //! ```
+
 use super::agent::Event;
 use super::effects::{Effect, Effects};
 use super::pods::Record;
@@ -19,10 +21,10 @@ use crate::probe::run::{Answer, Tools, probe};
 use crate::sync::ProbeResult;
 use crate::sync::act::ActContext;
 
-/// The probes that run (prober).
+/// The running probes (kubelet `prober`).
 pub(super) struct Prober<R> {
     tools: Tools<R>,
-    /// Numbers them.
+    /// The number of the last probe.
     asked: u64,
     /// At most `PROBES_AT_ONCE_MAX`.
     running: SortedMap<u64, Running>,
@@ -31,7 +33,7 @@ pub(super) struct Prober<R> {
 struct Running {
     pod: PodUid,
     place: ProbeKey,
-    /// What is probed, and the task, whose drop ends it; nothing until the loop has begun it.
+    /// The probed container and the task, which dropping cancels; `None` = not started yet.
     task: Option<(ContainerId, smol::Task<()>)>,
 }
 
@@ -45,7 +47,7 @@ impl<R: Runtime + 'static> Prober<R> {
         Self { tools, asked: 0, running: SortedMap::new() }
     }
 
-    /// How many run.
+    /// Number of running probes.
     pub(super) fn len(&self) -> usize {
         self.running.len()
     }
@@ -56,12 +58,12 @@ impl<R: Runtime + 'static> Prober<R> {
         PROBES.may_begin(of_pod, pods.len(), self.running.len())
     }
 
-    /// The pod is gone, and its probes with it.
+    /// Cancels the probes of a removed pod.
     pub(super) fn end(&mut self, pod: &PodUid) {
         self.running.retain(|_, running| running.pod != *pod);
     }
 
-    /// When the next probe is to run. While as many run as may, of all pods or of one, an answer brings the next turn.
+    /// When the next probe is due. At the limit of all pods or of one pod, the next result starts the next turn.
     pub(super) fn due(&self, pods: &Pods<R>) -> Option<Mono> {
         if self.running.len() >= PROBES_AT_ONCE_MAX {
             return None;
@@ -70,7 +72,7 @@ impl<R: Runtime + 'static> Prober<R> {
         probed(pods).filter(may_begin).filter_map(|(_, record)| record.probers().due()).min()
     }
 
-    /// Asks for the probes that are due, as many as may run; those that are due first come first.
+    /// Requests the probes that are due, the earliest first, within the limits.
     pub(super) fn turn(&mut self, pods: &Pods<R>, now: Mono, out: &mut Effects) {
         if self.due(pods).is_none_or(|at| at > now) {
             return;
@@ -82,7 +84,7 @@ impl<R: Runtime + 'static> Prober<R> {
         let mut due: Vec<(Mono, PodUid, ProbeKey)> = probed(pods).flat_map(due).collect();
         due.sort_by_key(|(at, ..)| *at);
         for (_, pod, place) in due {
-            if self.may_begin(&pod) && pods.may_probe(&pod, place) {
+            if self.may_begin(&pod) && pods.can_be_probed(&pod, place) {
                 self.asked += 1;
                 out.push(Effect::Probe(self.asked, pod.clone(), place));
                 self.running.insert(self.asked, Running { pod, place, task: None });
@@ -90,7 +92,7 @@ impl<R: Runtime + 'static> Prober<R> {
         }
     }
 
-    /// The probe of that number begins; `None` = there is nothing to probe any more.
+    /// Starts the probe with that number; `None` = its container no longer exists.
     pub(super) fn begin(&mut self, number: u64, asked: Option<AskedProbe>, out: &Effects) {
         let Some(running) = self.running.get_mut(&number) else { return };
         let Some(AskedProbe { container, handler, timeout, mark }) = asked else {
@@ -108,7 +110,7 @@ impl<R: Runtime + 'static> Prober<R> {
         running.task = Some((container, out.keep("probe", poison::scoped(mark, task))));
     }
 
-    /// A probe has ended (prober `probe`).
+    /// A probe ended: records its event and passes on its result (`prober.probe`).
     pub(super) fn take(
         &mut self,
         number: u64,

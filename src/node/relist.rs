@@ -1,4 +1,5 @@
-//! Looks at everything in the runtime: when, and what follows from one.
+//! Schedules the relists: lists all pods of the runtime, periodically and on request (`GenericPLEG.Relist`).
+
 use super::agent::Event;
 use super::effects::Effects;
 use super::pods::Pods;
@@ -7,15 +8,15 @@ use crate::limits::{RELIST_PERIOD, RELIST_RETRY_MAX};
 use crate::model::Mono;
 use crate::pleg::{self, Relist};
 
-/// When the next relist begins.
+/// The schedule of the relists.
 pub(super) struct Relisting {
     at: Mono,
     in_flight: bool,
-    /// When the last one began.
+    /// When the last relist began.
     begun: Mono,
-    /// When the last one ended well.
+    /// When the last successful relist ended.
     ended: Option<Mono>,
-    /// In a row.
+    /// Consecutive failures.
     failures: u32,
 }
 
@@ -28,44 +29,45 @@ impl Relisting {
         (!self.in_flight).then_some(self.at)
     }
 
-    /// When the last one began.
+    /// When the last relist began.
     pub(super) fn begun(&self) -> Mono {
         self.begun
     }
 
-    /// The runtime did not answer the last one.
+    /// The last relist failed.
     pub(super) fn is_failing(&self) -> bool {
         self.failures > 0
     }
 
-    /// A relist is to begin by then: one that is under way may have looked too early. While the runtime does not answer,
-    /// the wait that was set stays.
+    /// Requests a relist that begins by then; one in flight does not count, since it may miss the change. While the runtime is
+    /// unreachable, the back-off stays.
     pub(super) fn request(&mut self, by: Mono) {
         if self.failures == 0 {
             self.at = self.at.min(by);
         }
     }
 
-    /// The runtime answered a pod's read: after relists that failed, the next one need not wait.
+    /// The runtime answered another call: ends the back-off after failed relists.
     pub(super) fn runtime_answered(&mut self, now: Mono) {
         if self.failures > 0 {
             self.at = self.at.min(now);
         }
     }
-    /// Begins one that is due.
+
+    /// Starts a relist that is due.
     pub(super) fn turn<R: Runtime + 'static>(&mut self, pods: &Pods<R>, now: Mono, out: &Effects) {
         if self.due().is_none_or(|at| at > now) {
             return;
         }
         self.in_flight = true;
         self.begun = now;
-        // Nothing is due but what is requested from now on.
+        // No relist is due until the next request.
         self.at = Mono(i64::MAX);
         let (runtime, interest) = (pods.manager().runtime.clone(), pods.interest());
         out.start("relist", async move { Event::Relisted(pleg::relist(&*runtime, &interest).await) });
     }
 
-    /// One ended: what it found, when it began, and whether the runtime had not answered before.
+    /// A relist ended. Returns its result, when it began, and whether the runtime was unreachable before; `None` = it failed.
     pub(super) fn take(
         &mut self,
         result: RuntimeResult<Relist>,

@@ -1,15 +1,15 @@
-//! What the runtime tells by itself: the stream, and what its events lead to.
+//! The runtime's event stream, and the handling of its events.
 //!
 //! ```text
 //!     event ─► known already: nothing
-//!           ─► something began, or is not as it was read ─► the pod is read
-//!           ─► something ended ─► its status is looked at until it shows that ─► the pod is read
-//!           ─► of nobody we know ─► remembered; a relist, when something began and stays unknown
+//!           ─► a start, or a state that differs from the last read ─► the pod is read
+//!           ─► an exit ─► its status is polled until it shows that ─► the pod is read
+//!           ─► of an unknown pod ─► remembered; a relist, if it was a start and the pod stays unknown
 //! ```
 //!
-//! An event decides nothing: what it tells is read. While a job of the pod runs, its end brings the read, so that any
-//! number of events leads to one. A plan that something else brings about while a status does not show a told end yet is
-//! made on the read before; its act looks once more before it makes anything (`sync::overtaken`).
+//! An event only causes a read. While a job of the pod runs, the read follows its end, so that any number of events leads to
+//! one. A plan that is made for another reason while a status does not show an announced exit yet uses the previous read; its
+//! sync checks again before it creates anything (`sync::overtaken`).
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -23,17 +23,17 @@ use super::relist::Relisting;
 use crate::cri::{EventService, Runtime, RuntimeError, RuntimeEvent, RuntimeEventKind, RuntimeResult};
 use crate::limits::RELIST_PERIOD;
 use crate::model::{Mono, ObservedPod, PodUid};
+use crate::pleg::event_stream::{EventStream, StreamReport};
 use crate::pleg::evented::{self, AwaitedState, Instance, Relevance, UnknownEvents};
-use crate::pleg::watch::{StreamReport, Watch};
 use crate::sync::worker::Job;
 
-/// The stream of the runtime's events, and what is kept of them.
+/// The stream of the runtime's events, and its state.
 pub(super) struct RuntimeEvents {
-    watch: Watch,
+    stream: EventStream,
     unknown: UnknownEvents,
     /// Dropping it ends the stream.
-    stream: Option<smol::Task<()>>,
-    /// Which stream is open; what comes of another one is late.
+    stream_task: Option<smol::Task<()>>,
+    /// Number of the open stream; events of an earlier one are ignored.
     number: u64,
     /// The loop's queue was full: an event was dropped.
     dropped: Rc<Cell<bool>>,
@@ -42,21 +42,21 @@ pub(super) struct RuntimeEvents {
 impl RuntimeEvents {
     pub(super) fn new(now: Mono) -> Self {
         Self {
-            watch: Watch::new(now),
+            stream: EventStream::new(now),
             unknown: UnknownEvents::default(),
-            stream: None,
+            stream_task: None,
             number: 0,
             dropped: Rc::default(),
         }
     }
 
-    /// While the runtime does not answer, relists find out when it does.
+    /// The next deadline. While the runtime does not answer, relists detect when it does again.
     pub(super) fn due(&self, relisting: &Relisting) -> Option<Mono> {
-        let of_watch = self.watch.due().filter(|_| !relisting.is_failing());
-        of_watch.into_iter().chain(self.unknown.due()).min()
+        let of_stream = self.stream.due().filter(|_| !relisting.is_failing());
+        of_stream.into_iter().chain(self.unknown.due()).min()
     }
 
-    /// Does what is due.
+    /// Opens the stream or requests a relist, if due.
     pub(super) fn turn<R: Runtime + 'static>(
         &mut self,
         pods: &Pods<R>,
@@ -64,16 +64,16 @@ impl RuntimeEvents {
         now: Mono,
         out: &mut Effects,
     ) {
-        if let Some(report) = self.watch.judge(now) {
-            say(report, None);
-            self.stream = None;
+        if let Some(report) = self.stream.judge(now) {
+            log_report(report, None);
+            self.stream_task = None;
             out.push(Effect::RelistBy(now + RELIST_PERIOD));
         }
         if !relisting.is_failing()
-            && let Some(service) = self.watch.open(now)
+            && let Some(service) = self.stream.open(now)
         {
             self.open_stream(service, pods, out);
-            // By then the runtime has begun to tell; what changed before is seen so.
+            // The stream is open by then; the relist finds earlier changes.
             out.push(Effect::RelistBy(now + RELIST_PERIOD));
         }
         if self.dropped.take() {
@@ -81,7 +81,7 @@ impl RuntimeEvents {
         }
         if self.unknown.due().is_some_and(|at| at <= now) {
             self.unknown.relisted(now);
-            // Whatever else goes on in the runtime: at most as often as without events.
+            // At most as often as without events, whatever else happens in the runtime.
             out.push(Effect::RelistBy((relisting.begun() + RELIST_PERIOD).max(now)));
         }
     }
@@ -91,7 +91,7 @@ impl RuntimeEvents {
         let number = self.number;
         let (runtime, events, dropped) =
             (pods.manager().runtime.clone(), out.tasks().sender(), self.dropped.clone());
-        self.stream = Some(out.keep("runtime events", async move {
+        self.stream_task = Some(out.keep("runtime events", async move {
             let mut each = |event| {
                 // Waiting here would hold up the runtime.
                 if events.try_send(Event::Runtime(event)).is_err() {
@@ -111,20 +111,20 @@ impl RuntimeEvents {
         now: Mono,
         out: &mut Effects,
     ) {
-        if number != self.number || self.stream.take().is_none() {
+        if number != self.number || self.stream_task.take().is_none() {
             return;
         }
         let unsupported = matches!(result, Err(RuntimeError::Unimplemented(_)));
-        if let Some(report) = self.watch.ended(unsupported, now) {
-            say(report, result.err());
+        if let Some(report) = self.stream.ended(unsupported, now) {
+            log_report(report, result.err());
         }
         if !unsupported {
-            // The runtime may be gone: the relist finds out.
+            // The runtime may have ended: the relist detects that.
             out.push(Effect::RelistBy(now.max(relisting.begun() + RELIST_PERIOD)));
         }
     }
 
-    /// Takes one event.
+    /// Handles one event.
     pub(super) fn take<R: Runtime + 'static>(
         &mut self,
         event: RuntimeEvent,
@@ -133,15 +133,15 @@ impl RuntimeEvents {
         out: &mut Effects,
     ) {
         out.metrics().runtime_events.inc();
-        if let Some(report) = self.watch.delivered() {
-            say(report, None);
+        if let Some(report) = self.stream.delivered() {
+            log_report(report, None);
         }
         let named = event.pod.clone().filter(|uid| pods.get(uid).is_some());
         let Some(uid) = named.or_else(|| pod_of(&event, pods)) else {
             self.unknown.note(event, now);
             return;
         };
-        self.watch.event_arrived(&uid);
+        self.stream.event_arrived(&uid);
         let Some(record) = pods.get(&uid) else { return };
         let relevance = evented::judge(&event, record.worker().observed().map(|observed| &**observed));
         if relevance != Relevance::Known && record.worker().in_flight() == Some(Job::Act) {
@@ -149,7 +149,7 @@ impl RuntimeEvents {
         }
         match relevance {
             Relevance::Known => {}
-            Relevance::Changed => out.push(Effect::LookAgain(uid)),
+            Relevance::Changed => out.push(Effect::ReadAgain(uid)),
             Relevance::Await(instance, until) => {
                 out.push(Effect::AwaitChange(uid, event.id, instance, until));
             }
@@ -158,48 +158,48 @@ impl RuntimeEvents {
                 if is_end {
                     self.unknown.note(event, now);
                 }
-                out.push(Effect::LookAgain(uid));
+                out.push(Effect::ReadAgain(uid));
             }
         }
     }
 
-    /// What events told of these containers and sandboxes before their pod was known.
+    /// The events of these containers and sandboxes that came before their pod was known.
     pub(super) fn met(&mut self, observed: &ObservedPod) -> Vec<(Box<str>, Instance, AwaitedState)> {
         self.unknown.take_known(observed)
     }
 
-    /// The runtime's events come after its status shows what they tell of.
+    /// The runtime sends an event only after its status shows the change.
     pub(super) fn come_after_the_status(&self) -> bool {
-        self.watch.reports_after_status()
+        self.stream.reports_after_status()
     }
 
-    /// An act has started something of which events are to come.
+    /// A sync has started a sandbox or a container: its events are expected.
     pub(super) fn started_something(&mut self, now: Mono) {
-        self.watch.started_something(now);
+        self.stream.started_something(now);
     }
 
-    /// A look at everything that began then has ended well; with `is_back`, the runtime had not answered before. How long until
-    /// the next one.
+    /// A relist that began then succeeded; with `is_back`, the runtime had not answered before. Returns the time until the next
+    /// one.
     pub(super) fn relisted(&mut self, begun: Mono, is_back: bool, now: Mono) -> Duration {
-        let wait = self.watch.relist_wait();
+        let wait = self.stream.relist_wait();
         self.unknown.relisted(begun);
         if is_back {
-            self.watch.runtime_is_back(now);
+            self.stream.runtime_is_back(now);
         }
         wait
     }
 
-    /// The pod has changed since then, and no event told of it.
+    /// The pod has changed since then without an event.
     pub(super) fn suspect(&mut self, uid: &PodUid, agreed: Mono, now: Mono) {
-        self.watch.suspect(uid, agreed, now);
+        self.stream.suspect(uid, agreed, now);
     }
 
-    /// How many changes no event told of.
+    /// Number of changes without an event.
     pub(super) fn missed(&self) -> u64 {
-        self.watch.missed()
+        self.stream.missed()
     }
 
-    /// Events of nobody known, and their bytes.
+    /// Number and bytes of the events of unknown pods.
     pub(super) fn held(&self) -> (usize, usize) {
         self.unknown.held()
     }
@@ -214,8 +214,8 @@ fn pod_of<R: Runtime + 'static>(event: &RuntimeEvent, pods: &Pods<R>) -> Option<
     pods.iter().find(|(_, record)| shows(record)).map(|(uid, _)| uid.clone())
 }
 
-/// One line per change of trust.
-fn say(report: StreamReport, error: Option<RuntimeError>) {
+/// Logs each change of the stream's state once.
+fn log_report(report: StreamReport, error: Option<RuntimeError>) {
     let why = error.map_or_else(|| "the runtime ended it".to_owned(), |error| error.to_string());
     match report {
         StreamReport::Trusted(service) => {

@@ -28,30 +28,30 @@ use crate::server::{Answer, PodCursor, PodsQuestion, Question};
 use crate::source;
 use crate::sync::worker::Life;
 
-/// What became of a pod, for `--once`.
+/// The state of a pod, for `--once`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// Not clear yet.
-    Coming,
-    /// Runs, or has run to its end.
-    Well(&'static str),
-    /// Has failed, with the reason.
+    /// Not started yet.
+    Pending,
+    /// Running or succeeded; the phase.
+    Healthy(&'static str),
+    /// Failed, with the reason.
     Failed(String),
 }
 
-/// The use of what the loop's parts have, for [`gauges`].
+/// Usage of the bounded collections of the loop's parts, for [`gauges`].
 pub(super) struct PartsUse {
     pub(super) images_seen: (usize, usize),
     pub(super) probes: usize,
-    pub(super) strangers: (usize, usize),
-    /// Changes of pods that no event told of.
+    pub(super) unknown_events: (usize, usize),
+    /// Changes of pods without an event of the runtime.
     pub(super) missed_events: u64,
-    /// How often the node went to another of its cluster's API servers; `None`: it is alone.
+    /// Changes to another API server of the cluster; `None` = standalone.
     pub(super) server_moves: Option<u64>,
     pub(super) of_cluster: Vec<Usage>,
 }
 
-/// What the state holds at the moment, for `/metrics` and `smolet top --self`.
+/// The current gauges, for `/metrics` and `smolet top --self`.
 pub(super) fn gauges<R: Runtime + 'static>(pods: &Pods<R>, out: &Effects, parts: PartsUse) -> Shown {
     let observed = || pods.records().values().filter_map(|record| record.worker().observed());
     let ready = |pod: &&Rc<ObservedPod>| pod.sandboxes.iter().any(|s| s.state == SandboxState::Ready);
@@ -79,7 +79,7 @@ pub(super) fn gauges<R: Runtime + 'static>(pods: &Pods<R>, out: &Effects, parts:
     }
 }
 
-/// The use of each of `limits::BOUNDS`, in that order, of the status store, and of what a node of a cluster holds.
+/// The usage of each of `limits::BOUNDS`, in that order, then of the status store and of the cluster's parts.
 fn usage<R: Runtime + 'static>(pods: &Pods<R>, out: &Effects, parts: PartsUse) -> Vec<Usage> {
     let (waits, messages, message_bytes) = pods.manager().images.held();
     let merged = pods.desired().problems();
@@ -109,12 +109,12 @@ fn usage<R: Runtime + 'static>(pods: &Pods<R>, out: &Effects, parts: PartsUse) -
         (relist.map_or(0, |relist| relist.pods.len()), relist.map_or(0, Relist::bytes)),
         relist.map_or((0, 0), |relist| relist.former.held()),
         (adopted.len(), adopted.iter().map(|uid| size_of::<PodUid>() + uid.as_str().len()).sum()),
-        parts.strangers,
+        parts.unknown_events,
         (awaited().count(), awaited().map(|id| size_of::<Awaited>() + id.len()).sum()),
         pods.manager().blocking.held(),
         pods.logs_held(),
         (out.tasks().queued(), out.tasks().queued() * size_of::<Event>()),
-        // What its buffers may hold; how full they are only the kernel and hyper know.
+        // Capacity of the buffers; only the kernel and hyper know how full they are.
         (calls, (calls * window).min(GRPC_WINDOW_CONNECTION_BYTES as usize)),
         (out.metrics().connections.get(), out.metrics().connections.get() * SERVER_BUFFER_BYTES),
     ];
@@ -133,8 +133,8 @@ fn usage<R: Runtime + 'static>(pods: &Pods<R>, out: &Effects, parts: PartsUse) -
     usage
 }
 
-/// A `v1.PodList`, or the part of it behind `after`: whole pods up to `SERVER_PART_BYTES`, at least one. What comes and
-/// goes between two parts is in the list or is not; what stays is there once.
+/// A `v1.PodList`, or the part of it after `after`: whole pods up to `SERVER_PART_BYTES`, at least one. A pod that exists
+/// during all parts is listed once; one that is added or removed between two parts may be missing.
 pub(super) fn list_pods<R: Runtime + 'static>(pods: &Pods<R>, question: &PodsQuestion) -> Answer {
     let mut text = String::with_capacity(SERVER_PART_BYTES);
     let mut list = match &question.after {
@@ -168,7 +168,7 @@ pub(super) fn show_pods<R: Runtime + 'static>(pods: &Pods<R>, question: &PodsQue
         for condition in pods.conditions() {
             out.push_str("\nThe node has ");
             out.push_str(condition.as_str());
-            out.push_str(": pods may be ended or wait until it has none.\n");
+            out.push_str(": pods may be evicted, and new pods wait until the pressure is over.\n");
         }
         for (index, problem) in pods.desired().problems().enumerate() {
             if index == 0 {
@@ -213,14 +213,14 @@ pub(super) fn show_pod<R: Runtime + 'static>(
         seen: human_duration(0),
         warning: true,
         reason: condition.as_str(),
-        message: "the node has this condition: pods may be ended, or wait, until it has not",
+        message: "the node has this condition: pods may be evicted, and new pods wait until it is over",
     }));
     Answer::Found(describe(&record.shown(pods.statuses()), &decisions, now.wall, style))
 }
 
 // ---- --once ------------------------------------------------------------------------------------------
 
-/// What became of every pod and what is wrong with the manifests, once that is clear or patience is over.
+/// The state of every pod and the problems of the manifests, once all pods are decided or the deadline is over.
 pub(super) fn once_ending<R: Runtime + 'static>(pods: &Pods<R>, patience_is_over: bool) -> Option<Ending> {
     if (!pods.desired().reported() || pods.next_waiting().is_some()) && !patience_is_over {
         return None;
@@ -229,9 +229,9 @@ pub(super) fn once_ending<R: Runtime + 'static>(pods: &Pods<R>, patience_is_over
     for record in pods.records().values() {
         let status = pods.statuses().status(&record.worker().key().uid);
         let state = match verdict(record, status.as_ref()) {
-            Verdict::Coming if !patience_is_over => return None,
-            Verdict::Well(state) => state.to_owned(),
-            Verdict::Coming => {
+            Verdict::Pending if !patience_is_over => return None,
+            Verdict::Healthy(state) => state.to_owned(),
+            Verdict::Pending => {
                 all_well = false;
                 "does not run yet".to_owned()
             }
@@ -250,7 +250,7 @@ pub(super) fn once_ending<R: Runtime + 'static>(pods: &Pods<R>, patience_is_over
     Some(Ending::Once { lines, all_well })
 }
 
-/// Waiting reasons out of which a container does not come by itself in a moment.
+/// Waiting reasons that do not clear within moments.
 const STUCK: [&str; 10] = [
     "CrashLoopBackOff",
     "ErrImagePull",
@@ -269,14 +269,14 @@ fn verdict(record: &Record, status: Option<&PodStatus>) -> Verdict {
         let why = status.and_then(|status| status.message.as_deref()).unwrap_or_default();
         return Verdict::Failed(format!("is set aside: {why}"));
     }
-    // A restored status speaks of another time until the runtime has been asked.
+    // A status from the checkpoint may be outdated until the pod was read from the runtime.
     let Some(status) = status.filter(|_| record.worker().observed().is_some()) else {
-        return Verdict::Coming;
+        return Verdict::Pending;
     };
     let init = status.init_container_statuses.iter().flatten();
     let app = status.container_statuses.as_deref().unwrap_or_default();
     match status.phase.as_deref() {
-        Some("Succeeded") => return Verdict::Well("Succeeded"),
+        Some("Succeeded") => return Verdict::Healthy("Succeeded"),
         Some("Failed") => {
             let why = status.message.as_deref().or(status.reason.as_deref()).unwrap_or("");
             return Verdict::Failed(format!("Failed {why}").trim_end().to_owned());
@@ -300,7 +300,7 @@ fn verdict(record: &Record, status: Option<&PodStatus>) -> Verdict {
     let wanted = record.worker().pod().map_or(0, |pod| pod.containers().len());
     let all_run = app.len() == wanted && app.iter().all(runs);
     if record.worker().life() == Life::Syncing && status.phase.as_deref() == Some("Running") && all_run {
-        return Verdict::Well("Running");
+        return Verdict::Healthy("Running");
     }
-    Verdict::Coming
+    Verdict::Pending
 }

@@ -1,11 +1,11 @@
-//! The node shuts down: its pods end, group by group, and no further ones begin (`shutdown`).
+//! Graceful node shutdown: terminates the pods group by group, and starts no others (`shutdown`).
 //!
 //! ```text
-//!     told ─► a group's pods end at once ─► all have ended, or its time is over ─► the next group … ─► over
-//!     told that it does not after all ─► they begin afresh
+//!     begin ─► all pods of a group are terminated ─► all have ended, or its time is over ─► the next group … ─► over
+//!     cancel ─► the pods are started again
 //! ```
 //!
-//! What ends so has not ended for good: with the next agent the pods are kept again.
+//! The termination is not final: the next start of the agent starts the pods again.
 
 use std::time::Duration;
 
@@ -23,24 +23,24 @@ use crate::status::Phase;
 use crate::sync::worker::Life;
 use crate::systemd::logind::DelayLock;
 
-/// Ends the pods of a node that shuts down (`nodeshutdown.Manager`).
+/// Terminates the pods of a node that shuts down (`nodeshutdown.Manager`).
 pub(super) struct ShutdownManager {
     groups: ShutdownGroups,
-    /// While it is under way.
+    /// The shutdown in progress.
     under_way: Option<Shutdown>,
-    /// logind's, while it waits.
+    /// The delay lock of logind, while it is held.
     lock: Option<DelayLock>,
 }
 
-/// How far it is.
+/// Progress of a shutdown.
 #[derive(Clone, Copy)]
 struct Shutdown {
-    /// The place of the group that ends.
+    /// Index of the group that is being terminated.
     group: usize,
-    /// When its time is over; `None` = it has not begun.
+    /// Deadline of the group; `None` = its termination has not begun.
     until: Option<Mono>,
-    /// How long the server is waited for when no pod is.
-    told_until: Mono,
+    /// Deadline for the report of the Node's status.
+    report_until: Mono,
 }
 
 impl ShutdownManager {
@@ -48,7 +48,7 @@ impl ShutdownManager {
         Self { groups, under_way: None, lock: None }
     }
 
-    /// The node shuts down, as soon as its pods have ended and the lock is gone. Without groups there is nothing to wait for.
+    /// Begins the shutdown. The machine waits until the pods have ended and the lock is released; without groups it does not wait.
     pub(super) fn begin(&mut self, lock: Option<DelayLock>, now: Mono, out: &mut Effects) {
         self.lock = lock.or(self.lock.take());
         if self.under_way.is_none() {
@@ -56,21 +56,21 @@ impl ShutdownManager {
                 "node shutdown: terminating all pods within {} s, starting none",
                 self.groups.all().as_secs()
             );
-            let told_until = now + SHUTDOWN_STATUS_WAIT;
-            self.under_way = Some(Shutdown { group: 0, until: None, told_until });
+            let report_until = now + SHUTDOWN_STATUS_WAIT;
+            self.under_way = Some(Shutdown { group: 0, until: None, report_until });
             out.push(Effect::Close(self.groups.get(0)));
-            out.push(Effect::TellNode);
+            out.push(Effect::ReportNode);
         }
     }
 
-    /// It does not after all: what it has ended begins afresh.
+    /// Cancels the shutdown: terminated pods start again.
     pub(super) fn cancel(&mut self, out: &mut Effects) {
         self.lock = None;
         if self.under_way.take().is_none() {
             return;
         }
         log::info!("node shutdown cancelled; starting pods again");
-        out.push(Effect::TellNode);
+        out.push(Effect::ReportNode);
         out.push(Effect::Reopen);
     }
 
@@ -79,33 +79,33 @@ impl ShutdownManager {
         self.under_way.is_some_and(|shutdown| self.groups.get(shutdown.group).is_none())
     }
 
-    /// The server had its time to take in that the node shuts down.
+    /// The deadline for the report of the Node's status is over.
     pub(super) fn has_waited(&self, now: Mono) -> bool {
-        self.under_way.is_none_or(|shutdown| shutdown.told_until <= now)
+        self.under_way.is_none_or(|shutdown| shutdown.report_until <= now)
     }
 
-    /// `is_told`: the server knows of it.
-    pub(super) fn due(&self, is_told: bool) -> Option<Mono> {
+    /// The next deadline. `is_node_reported`: the API server has the Node's shutdown condition.
+    pub(super) fn due(&self, is_node_reported: bool) -> Option<Mono> {
         let shutdown = self.under_way?;
-        let waits = self.is_over() && !is_told;
-        shutdown.until.or(waits.then_some(shutdown.told_until))
+        let waits = self.is_over() && !is_node_reported;
+        shutdown.until.or(waits.then_some(shutdown.report_until))
     }
 
-    /// Goes on with it by a step, if there is one to go now; the next one follows when its effects are applied.
+    /// Advances by one step if one is due, and returns whether it did; the next one follows when the effects are applied.
     pub(super) fn turn<R: Runtime + 'static>(
         &mut self,
         pods: &Pods<R>,
         now: Mono,
         out: &mut Effects,
     ) -> bool {
-        let goes_on = self.step(pods, now, out);
+        let goes_on = self.advance(pods, now, out);
         if self.is_over() && self.lock.take().is_some() {
             log::info!("node shutdown: releasing the delay lock of logind");
         }
         goes_on
     }
 
-    fn step<R: Runtime + 'static>(&mut self, pods: &Pods<R>, now: Mono, out: &mut Effects) -> bool {
+    fn advance<R: Runtime + 'static>(&mut self, pods: &Pods<R>, now: Mono, out: &mut Effects) -> bool {
         let Some(shutdown) = &mut self.under_way else { return false };
         let Some(group) = self.groups.get(shutdown.group) else { return false };
         let of_group = |record: &Record| {
@@ -115,7 +115,7 @@ impl ShutdownManager {
         let left = pods.iter().filter(|(_, record)| of_group(record) && !is_over(record));
         let left: Vec<PodUid> = left.map(|(uid, _)| uid.clone()).collect();
         match shutdown.until {
-            // Nobody is waited for in a group without pods.
+            // A group without pods needs no wait.
             None if left.is_empty() => {}
             None => {
                 log::info!("node shutdown: terminating {} pods of priority {}", left.len(), group.priority);
@@ -137,17 +137,17 @@ impl ShutdownManager {
     }
 }
 
-/// Nothing of it is to be waited for.
+/// The shutdown does not wait for this pod.
 fn is_over(record: &Record) -> bool {
     match record.worker().life() {
         Life::Ended => true,
-        // Removing takes from the runtime what has stopped.
+        // Only stopped containers are still to be removed.
         Life::Removing => record.worker().observed().is_some_and(|observed| !observed.is_alive()),
         Life::Waiting | Life::Syncing | Life::Ending(_) => record.is_set_aside(),
     }
 }
 
-/// A kept status of a pod that a shutdown has ended, as that of one that is kept again: how its containers ended stays.
+/// Resets the stored status of a pod that a shutdown terminated, so that it starts again; its containers' last terminations stay.
 pub(super) fn revive(status: &mut PodStatus) {
     status.phase = Some(Phase::Pending.as_str().to_owned());
     (status.reason, status.message) = (None, None);

@@ -1,5 +1,5 @@
-//! Where the runtime streams: for `exec`, `attach` and `port-forward` the agent finds the container or the sandbox and gets the
-//! URL of the runtime's streaming server. The command goes on with that by itself.
+//! Streaming URLs for `exec`, `attach` and `port-forward`: the agent finds the container or sandbox and requests the URL of the
+//! runtime's streaming server. The command connects to that URL itself.
 
 use std::fmt::Write as _;
 
@@ -12,7 +12,7 @@ use crate::podcmd::{self, DEFAULT_CONTAINER};
 use crate::proto::runtime::v1::{AttachRequest, ExecRequest, PortForwardRequest};
 use crate::server::{Answer, Later, StreamKind, StreamQuestion};
 
-/// The answer is waited for by the connection that asks: the runtime may take its time.
+/// Answers a query for a streaming URL. The connection's task waits for the runtime, not the loop.
 pub(super) fn stream<R: Runtime + 'static>(pods: &Pods<R>, question: &StreamQuestion) -> Answer {
     let prepared = pods.find_record(&question.name, question.namespace.as_deref()).and_then(|record| {
         let worker = &record.worker();
@@ -20,7 +20,7 @@ pub(super) fn stream<R: Runtime + 'static>(pods: &Pods<R>, question: &StreamQues
         let phase = status.and_then(|status| status.phase).unwrap_or_else(|| "Unknown".to_owned());
         match (worker.pod(), worker.observed()) {
             (Some(pod), Some(observed)) => prepare(pod, observed, &phase, &question.kind),
-            _ => Err(format!("the runtime has not told of pod {} yet; try again", worker.key())),
+            _ => Err(format!("pod {} was not read from the runtime yet; try again", worker.key())),
         }
     });
     match prepared {
@@ -37,11 +37,11 @@ pub(super) fn stream<R: Runtime + 'static>(pods: &Pods<R>, question: &StreamQues
 fn answer(url: RuntimeResult<String>, facts: &str) -> Answer {
     match url {
         Ok(url) => Answer::Found(format!("url {url}\n{facts}")),
-        Err(error) => Answer::NotFound(format!("the runtime does not stream: {error}\n")),
+        Err(error) => Answer::NotFound(format!("the runtime returned no streaming URL: {error}\n")),
     }
 }
 
-/// What to ask of the runtime, and what else the command is told, a line each. PURE.
+/// The request to the runtime, and further facts for the command, one line each. PURE.
 fn prepare(
     pod: &DesiredPod,
     observed: &ObservedPod,
@@ -66,7 +66,7 @@ fn prepare(
                 tty: *tty,
                 stdin: *stdin,
                 stdout: true,
-                // On a terminal all output is one.
+                // A terminal has one output stream.
                 stderr: !tty,
             })
         }
@@ -76,7 +76,7 @@ fn prepare(
             StreamRequest::Attach(AttachRequest {
                 container_id: running(pod, observed, name)?,
                 stdin: *stdin,
-                // As the container was made (kubelet `GetAttach`).
+                // By the container's spec (`GetAttach`).
                 tty,
                 stdout: true,
                 stderr: !tty,
@@ -90,7 +90,7 @@ fn prepare(
             for port in ports {
                 let _ = writeln!(facts, "port {}", port_number(pod, port)?);
             }
-            // A client that speaks SPDY says with each stream which port it is for.
+            // A SPDY client names the port with each stream.
             let port = Vec::new();
             StreamRequest::PortForward(PortForwardRequest { pod_sandbox_id: sandbox.id.to_string(), port })
         }
@@ -98,13 +98,13 @@ fn prepare(
     Ok((request, facts))
 }
 
-/// A container of the spec, whichever list it stands in.
+/// A container of the spec, of any list.
 struct Chosen<'p> {
     name: &'p str,
     tty: bool,
 }
 
-/// The container that is named, or meant; what was chosen is noted.
+/// The named container, or the default one; adds the choice to the facts.
 fn choose<'p>(pod: &'p DesiredPod, named: Option<&str>, facts: &mut String) -> Result<Chosen<'p>, String> {
     let apps = pod.containers().iter().map(|of| (ContainerKind::App, of.name.as_str(), of.tty));
     let ephemeral =
@@ -123,7 +123,7 @@ fn choose<'p>(pod: &'p DesiredPod, named: Option<&str>, facts: &mut String) -> R
     Ok(Chosen { name, tty: tty.unwrap_or_default() })
 }
 
-/// The id of the running container of that name.
+/// The ID of the running container.
 fn running(pod: &DesiredPod, observed: &ObservedPod, name: &str) -> Result<String, String> {
     let why = match observed.container(name) {
         Some(container) if container.state == ContainerState::Running => return Ok(container.id.to_string()),
@@ -133,7 +133,7 @@ fn running(pod: &DesiredPod, observed: &ObservedPod, name: &str) -> Result<Strin
         Some(_) | None => "it has not been started".to_owned(),
     };
     let pod = &pod.key.name;
-    Err(format!("container {name} of pod {pod} is not running: {why}; smolet describe {pod} tells more"))
+    Err(format!("container {name} of pod {pod} is not running: {why}; see smolet describe {pod}"))
 }
 
 /// A port by its number or name (kubectl's `convertPodNamedPortToNumber` and `checkUDPPortInPod`).
@@ -153,5 +153,8 @@ fn port_number(pod: &DesiredPod, port: &str) -> Result<u16, String> {
     if !udp.is_empty() && other.is_empty() {
         return Err(format!("UDP protocol is not supported for {port}"));
     }
-    u16::try_from(number).ok().filter(|number| *number > 0).ok_or_else(|| format!("{port} is no port"))
+    u16::try_from(number)
+        .ok()
+        .filter(|number| *number > 0)
+        .ok_or_else(|| format!("{port} is not a port number"))
 }

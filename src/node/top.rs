@@ -1,4 +1,4 @@
-//! What pods use, for `smolet top`: two looks at the runtime's counters, only when somebody asks.
+//! Usage of the pods, for `smolet top`: two samples of the runtime's stats, on request only.
 
 use super::pods::Pods;
 use crate::clock::SharedClock;
@@ -9,30 +9,30 @@ use crate::model::{ContainerId, PodKey, PodUid};
 use crate::printers::top::{self as printer, PodUse};
 use crate::server::{Answer, Later, PodCursor, TopQuestion};
 
-/// The pods that are asked for.
-type Wanted = SortedMap<PodUid, PodKey>;
+/// The pods to show.
+type PodKeys = SortedMap<PodUid, PodKey>;
 
-/// The answer is waited for by the connection that asks.
+/// Answers `smolet top`. The connection's task waits for the samples, not the loop.
 pub(super) fn top_pods<R: Runtime + 'static>(pods: &Pods<R>, question: &TopQuestion) -> Answer {
     let namespace = question.namespace.as_deref();
-    let mut wanted = Wanted::new();
+    let mut keys = PodKeys::new();
     for given in &question.names {
         let (of, name) =
             given.split_once('/').map_or((namespace, given.as_str()), |(of, name)| (Some(of), name));
         match pods.find_record(name, of) {
-            Ok(record) => wanted.insert(record.worker().key().uid.clone(), record.worker().key().clone()),
+            Ok(record) => keys.insert(record.worker().key().uid.clone(), record.worker().key().clone()),
             Err(why) => return Answer::NotFound(why),
         };
     }
     if question.names.is_empty() {
         let all = pods.sorted(namespace).into_iter().map(|record| record.worker().key().clone());
-        wanted.extend(all.map(|key| (key.uid.clone(), key)));
+        keys.extend(all.map(|key| (key.uid.clone(), key)));
     }
     let namespaces = namespace.is_none() && question.names.is_empty();
     let (runtime, clock, style) =
         (pods.manager().runtime.clone(), pods.manager().clock.clone(), question.style);
     Answer::Later(Later(Box::pin(async move {
-        match measure(&*runtime, &clock, &wanted).await {
+        match measure(&*runtime, &clock, &keys).await {
             Ok(Some(pods)) => Answer::Found(printer::top(&pods, namespaces, style)),
             Ok(None) => Answer::NotFound(format!(
                 "these pods have more than {STATS_CONTAINERS_MAX} containers; name some of them\n"
@@ -42,17 +42,17 @@ pub(super) fn top_pods<R: Runtime + 'static>(pods: &Pods<R>, question: &TopQuest
     })))
 }
 
-/// What each pod uses now, in the order they are shown in; `None` with too many containers.
+/// Usage of each pod, in the order of the output; `None` = too many containers.
 async fn measure<R: Runtime>(
     runtime: &R,
     clock: &SharedClock,
-    wanted: &Wanted,
+    keys: &PodKeys,
 ) -> RuntimeResult<Option<Vec<PodUse>>> {
     let mut before: SortedMap<ContainerId, CpuSample> = SortedMap::new();
     let mut too_many = false;
     runtime
         .list_container_stats(&mut |stats: ContainerStats| {
-            let is_wanted = stats.pod.is_some_and(|pod| wanted.contains_key(&pod.uid));
+            let is_wanted = stats.pod.is_some_and(|pod| keys.contains_key(&pod.uid));
             let Some(cpu) = stats.cpu.filter(|_| is_wanted) else { return };
             too_many |= before.len() >= STATS_CONTAINERS_MAX;
             if !too_many {
@@ -65,13 +65,13 @@ async fn measure<R: Runtime>(
     }
     clock.sleep(STATS_SAMPLE_TIME).await;
     let mut pods: SortedMap<&PodUid, PodUse> =
-        wanted.iter().map(|(uid, key)| (uid, PodUse::nothing(key.clone()))).collect();
+        keys.iter().map(|(uid, key)| (uid, PodUse::nothing(key.clone()))).collect();
     runtime
         .list_container_stats(&mut |stats: ContainerStats| {
             let Some(pod) = stats.pod.as_ref().and_then(|pod| pods.get_mut(&pod.uid)) else { return };
             let between = before.get(&stats.id).zip(stats.cpu);
             let cores = between.and_then(|(before, after)| printer::nano_cores(*before, after));
-            // Of a container that has just begun, and of counters that stand still, only the runtime may know.
+            // Of a new container, or with unchanged counters, only the runtime may have a rate.
             pod.add(cores.or(stats.nano_cores), stats.memory_bytes);
         })
         .await?;

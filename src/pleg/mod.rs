@@ -3,12 +3,12 @@
 //! A relist lists every sandbox and container once and stores a few bytes of each of our pods; [`diff`] compares it with the
 //! last read of each pod; [`read_pod`] then reads one pod in full. Sandboxes and containers of other clients are only counted.
 //! With a runtime that has an event stream, `evented` decides what an event changes, [`await_change`] polls until the runtime's
-//! status shows it, and `watch` decides how far the stream is trusted.
+//! status shows it, and `event_stream` decides how far the stream is trusted.
 
 mod diff;
+pub mod event_stream;
 pub mod evented;
 mod former;
-pub mod watch;
 use std::rc::Rc;
 use std::time::Duration;
 

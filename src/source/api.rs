@@ -51,7 +51,7 @@ const REFUSED: &str = "UnexpectedAdmissionError";
 #[derive(Clone)]
 pub struct Shared {
     /// The pods that have state on this node, set by the loop.
-    pub here: LocalPods,
+    pub local_pods: LocalPods,
     /// Statuses that were sent, and those that the API server has.
     pub statuses: ApiStatusVersions,
 }
@@ -177,7 +177,7 @@ impl ApiPods {
             return Some(Entry::Ending(EndingPod { key, grace }));
         }
         let over = self.over(&key.uid, &object);
-        let is_here = self.shared.here.has(&key.uid);
+        let is_here = self.shared.local_pods.has(&key.uid);
         if over.is_some() && !is_here {
             return None;
         }
@@ -252,7 +252,7 @@ impl ApiPods {
     /// older one. None is dropped when that would not suffice.
     fn give_way(&mut self, bytes: usize, to: Option<&Pod>) -> bool {
         let gives = |(uid, entry): (&PodUid, &Entry)| match entry {
-            Entry::Wanted { pod, over: None, .. } if !self.shared.here.has(uid) => {
+            Entry::Wanted { pod, over: None, .. } if !self.shared.local_pods.has(uid) => {
                 let its = pod.pod.pod.without_volumes();
                 let younger = to.is_none_or(|to| first_come(to, &its).is_lt());
                 younger.then_some((its, pod.bytes))
@@ -291,9 +291,11 @@ impl ApiPods {
             let (pods, bytes) = self.held(true);
             let is_full = pods > ENDED_PODS_MAX || bytes > ENDED_PODS_BYTES_MAX;
             let ended = self.pods.iter().filter_map(|(uid, entry)| match entry {
-                Entry::Wanted { pod, over: Some(over), .. } if is_full || !self.shared.here.has(uid) => {
+                Entry::Wanted { pod, over: Some(over), .. }
+                    if is_full || !self.shared.local_pods.has(uid) =>
+                {
                     Some((
-                        self.shared.here.has(uid),
+                        self.shared.local_pods.has(uid),
                         over,
                         pod.pod.pod.without_volumes().metadata.creation_timestamp.clone(),
                         uid,
@@ -329,7 +331,7 @@ impl Follower for ApiPods {
 
     fn apply(&mut self, object: Node) {
         let Some(key) = key(&object) else { return };
-        let is_known = self.pods.contains_key(&key.uid) || self.shared.here.has(&key.uid);
+        let is_known = self.pods.contains_key(&key.uid) || self.shared.local_pods.has(&key.uid);
         if self.pods.len() >= KUBE_PODS_MAX && !is_known && !is_over(&object) {
             if !std::mem::replace(&mut self.left_out, true) {
                 log::warn!("pod {key}: pending, {KUBE_PODS_MAX} pods are bound to this node already");
@@ -495,9 +497,9 @@ mod tests {
     fn a_pod_that_is_over_may_get_another_label_and_may_be_wanted_again() {
         let (updates, received) = smol::channel::bounded(1);
         let (failed, _failed) = smol::channel::bounded(1);
-        let (here, _looked) = LocalPods::new();
-        here.are(std::iter::once("u".into()).collect());
-        let shared = Shared { here, statuses: ApiStatusVersions::default() };
+        let (local_pods, _looked) = LocalPods::new();
+        local_pods.are(std::iter::once("u".into()).collect());
+        let shared = Shared { local_pods, statuses: ApiStatusVersions::default() };
         let clock = Rc::new(VirtualClock::new(Wall(0)));
         let mut pods = ApiPods::new(NodeName::new("gw"), clock, updates, Trees::new(failed), shared);
         pods.list_begins();

@@ -14,7 +14,7 @@ use crate::model::SortedMap;
 
 /// Labels, taints, conditions and pod CIDRs of the Node.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct NodeMarks {
+pub struct NodeFields {
     /// `metadata.uid`: a Node of the same name with another UID was created anew.
     pub uid: Box<str>,
     /// `metadata.labels`.
@@ -29,7 +29,7 @@ pub struct NodeMarks {
     pub pod_cidrs: Vec<Box<str>>,
 }
 
-impl NodeMarks {
+impl NodeFields {
     /// From the object. Invalid entries are left out: the server has validated them.
     fn of(object: &Node) -> Self {
         let metadata = object.field("metadata");
@@ -70,10 +70,10 @@ impl NodeMarks {
 
 /// The follower of the Node object.
 pub struct ApiNode {
-    now: Option<NodeMarks>,
-    reported: Option<NodeMarks>,
+    now: Option<NodeFields>,
+    reported: Option<NodeFields>,
     /// Bounded by one: the newest replaces one that was not received yet.
-    marks: Sender<Option<NodeMarks>>,
+    node: Sender<Option<NodeFields>>,
 }
 
 impl ApiNode {
@@ -86,9 +86,9 @@ impl ApiNode {
         }
     }
 
-    /// Sends each change to `marks`, which holds one; `None` = the Node was deleted.
-    pub fn new(marks: Sender<Option<NodeMarks>>) -> Self {
-        Self { now: None, reported: None, marks }
+    /// Sends each change to `node`, which holds one; `None` = the Node was deleted.
+    pub fn new(node: Sender<Option<NodeFields>>) -> Self {
+        Self { now: None, reported: None, node }
     }
 }
 
@@ -98,7 +98,7 @@ impl Follower for ApiNode {
     }
 
     fn apply(&mut self, object: Node) {
-        self.now = Some(NodeMarks::of(&object));
+        self.now = Some(NodeFields::of(&object));
     }
 
     fn delete(&mut self, _: &Node) {
@@ -110,7 +110,7 @@ impl Follower for ApiNode {
         if self.reported != self.now {
             self.reported.clone_from(&self.now);
             // The loop is gone only when the process ends.
-            let _ = self.marks.force_send(self.now.clone());
+            let _ = self.node.force_send(self.now.clone());
         }
     }
 

@@ -69,10 +69,15 @@ impl Trees {
 }
 
 /// The pods of the offline copy, as an incomplete update: no pod is terminated because it is missing from it.
-pub fn update(node: &NodeName, clock: SharedClock, here: LocalPods, pods: Vec<Vec<u8>>) -> SourceUpdate {
+pub fn update(
+    node: &NodeName,
+    clock: SharedClock,
+    local_pods: LocalPods,
+    pods: Vec<Vec<u8>>,
+) -> SourceUpdate {
     let (updates, receiver) = smol::channel::bounded(1);
     let (failed, _) = smol::channel::bounded(1);
-    let shared = Shared { here, statuses: ApiStatusVersions::default() };
+    let shared = Shared { local_pods, statuses: ApiStatusVersions::default() };
     let mut source = ApiPods::new(node.clone(), clock, updates, Trees::new(failed), shared);
     // One at a time: a parsed object takes ten times its bytes.
     for bytes in pods {

@@ -29,7 +29,7 @@ use super::plan::{Kill, Plan, PodAction, Reset, SandboxStep, Start, StartWhen};
 use super::rules::is_sidecar;
 use super::sandbox::{PodSandbox, addresses, configure_sandbox, make_sandbox, refused, sandbox_failed};
 use super::start::{Started, VolumeMounts, start_container};
-use super::turns::{StartTurn, StartTurns};
+use super::start_limiter::{StartLimiter, StartPermit};
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::cri::{Runtime, RuntimeHandler};
@@ -76,7 +76,7 @@ pub struct RuntimeManager<R> {
     /// Thread pool for blocking work.
     pub blocking: Rc<Blocking>,
     /// Concurrency limit for the syncs that make a sandbox or start containers.
-    pub starts: StartTurns,
+    pub starts: StartLimiter,
 }
 
 /// Context of one job of a pod: what is the job's own, and the snapshot of the node's settings and objects that it was started
@@ -96,7 +96,7 @@ pub struct ActContext<R> {
 
 /// Asks a sync to end before its next step, because the pod's definition changed or because the pod is terminating.
 ///
-/// Waits are cancelled at any point: an image pull and the wait for a turn by either signal; a hook, a container's grace
+/// Waits are cancelled at any point: an image pull and the wait for a permit by either signal; a hook, a container's grace
 /// period and volumes that do not become ready only when the pod is terminating. A CRI call that creates, starts or removes
 /// something is always awaited (`SyncPod` runs `WithoutCancel`): a runtime may still execute a call whose caller has gone,
 /// after the next observation of the pod, and then two containers of one name would run; or it records a container as failed
@@ -297,11 +297,11 @@ pub async fn act<R: Runtime>(
         }
         PodAction::Keep { .. } | PodAction::End { .. } | PodAction::RestartAll { .. } => return outcome,
     };
-    // From here on syncs take turns, as many at once as there are turns: a sync that waits has created nothing, and has not
+    // From here on a sync holds a start permit: a sync that waits has created nothing, and has not
     // yet allocated the futures of the steps that follow.
-    let mut turn = StartTurn::new(&ctx.manager.starts, &pod.key);
-    if ctx.give_up.unless_asked(turn.take()).await.is_some() && !ctx.give_up.is_asked() {
-        Box::pin(make(ctx, pod, observed, plan, known, attempt, turn, &mut outcome)).await;
+    let mut permit = StartPermit::new(&ctx.manager.starts, &pod.key);
+    if ctx.give_up.unless_asked(permit.acquire()).await.is_some() && !ctx.give_up.is_asked() {
+        Box::pin(make(ctx, pod, observed, plan, known, attempt, permit, &mut outcome)).await;
     }
     outcome
 }
@@ -315,7 +315,7 @@ async fn make<R: Runtime>(
     plan: &Plan,
     known: Option<SandboxId>,
     attempt: u32,
-    mut turn: StartTurn<'_>,
+    mut permit: StartPermit<'_>,
     outcome: &mut Outcome,
 ) {
     let starts = plan.starts();
@@ -349,20 +349,20 @@ async fn make<R: Runtime>(
             let ips = addresses(ctx, pod, observed);
             PodSandbox { id, config: &config.cri, users: config.users, ips }
         }
-        None => match make_sandbox(ctx, pod, observed, &config, &mut turn, outcome).await {
+        None => match make_sandbox(ctx, pod, observed, &config, &mut permit, outcome).await {
             Some(sandbox) => sandbox,
             None => return,
         },
     };
     // Init and ephemeral containers, which the plan lists before the app containers.
     let (first, apps) = starts.split_at(starts.partition_point(|start| start.kind != ContainerKind::App));
-    if !start_all(ctx, pod, observed, &sandbox, first, &mut turn, outcome).await {
+    if !start_all(ctx, pod, observed, &sandbox, first, &mut permit, outcome).await {
         return;
     }
     if !plan.resizes.is_empty() {
         resize(ctx, pod, &sandbox.id, &plan.resizes, outcome).await;
     }
-    start_all(ctx, pod, observed, &sandbox, apps, &mut turn, outcome).await;
+    start_all(ctx, pod, observed, &sandbox, apps, &mut permit, outcome).await;
 }
 
 /// Steps 2 and 3: stops the containers or the pod. False when that failed and the sync ends.
@@ -466,7 +466,7 @@ async fn start_all<R: Runtime>(
     observed: &ObservedPod,
     sandbox: &PodSandbox<'_>,
     starts: &[Start],
-    turn: &mut StartTurn<'_>,
+    permit: &mut StartPermit<'_>,
     outcome: &mut Outcome,
 ) -> bool {
     let secrets = pull_secrets(ctx, pod);
@@ -491,7 +491,7 @@ async fn start_all<R: Runtime>(
             }
             StartWhen::First | StartWhen::Again(_) => {
                 let at = ctx.manager.clock.now().mono;
-                let started = start_container(ctx, pod, observed, sandbox, start, &secrets, turn).await;
+                let started = start_container(ctx, pod, observed, sandbox, start, &secrets, permit).await;
                 if matches!(started, Ok(Started::GivenUp)) {
                     return false;
                 }

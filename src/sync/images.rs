@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Secret;
 use super::act::ActContext;
 use super::outcome::{Failure, SyncError};
 use super::sandbox::PodSandbox;
-use super::turns::StartTurn;
+use super::start_limiter::StartPermit;
 use crate::cri::Runtime;
 use crate::events::{About, EventKind};
 use crate::image::credentials::NODE_LOGINS;
@@ -53,11 +53,11 @@ pub(super) async fn ensure_images<R: Runtime>(
     container: &ContainerSpec<'_>,
     sandbox: &PodSandbox<'_>,
     secrets: &[Arc<Secret>],
-    turn: &mut StartTurn<'_>,
+    permit: &mut StartPermit<'_>,
 ) -> Result<Images, Failure> {
     let kind = pod.container_kind(container.name).unwrap_or(ContainerKind::App);
     let about = About::container(&pod.key, kind, container.name);
-    let mut from = Puller { ctx, about, pod, sandbox, secrets, turn };
+    let mut from = Puller { ctx, about, pod, sandbox, secrets, permit };
     let wanted = image_volumes(pod, container.volume_mounts);
     let volumes = if wanted.is_empty() {
         VolumeImages::new()
@@ -75,12 +75,12 @@ struct Puller<'a, 't, R> {
     pod: &'a DesiredPod,
     sandbox: &'a PodSandbox<'a>,
     secrets: &'a [Arc<Secret>],
-    turn: &'a mut StartTurn<'t>,
+    permit: &'a mut StartPermit<'t>,
 }
 
 impl<R: Runtime> Puller<'_, '_, R> {
     async fn ensure(&mut self, image: &str, policy: Option<&str>) -> Result<ReadyImage, ImageError> {
-        let Self { ctx, about, pod, sandbox, secrets, turn } = self;
+        let Self { ctx, about, pod, sandbox, secrets, permit } = self;
         let node_logins = Path::new(&*ctx.node.root_dir).join(NODE_LOGINS);
         let request = ImageRequest {
             pod: &pod.key.uid,
@@ -90,7 +90,7 @@ impl<R: Runtime> Puller<'_, '_, R> {
             sandbox: sandbox.config,
         };
         let note = |kind, reason, message: &str| ctx.note(*about, kind, reason, message);
-        ctx.manager.images.ensure(&*ctx.manager.runtime, &request, &note, &mut || turn.pause()).await
+        ctx.manager.images.ensure(&*ctx.manager.runtime, &request, &note, &mut || permit.release()).await
     }
 
     /// Tries all of them, and reports the last one that failed (`toKubeContainerImageVolumes`).

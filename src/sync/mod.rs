@@ -29,7 +29,7 @@ pub mod resize;
 pub mod rules;
 mod sandbox;
 pub mod start;
-pub mod turns;
+pub mod start_limiter;
 pub mod worker;
 
 /// Latest result of a container's probe (`proberesults.Result`).

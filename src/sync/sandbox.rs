@@ -7,7 +7,7 @@ use std::rc::Rc;
 use super::act::ActContext;
 use super::files::create_dir;
 use super::outcome::{Failure, Outcome, SyncAction, SyncError};
-use super::turns::{StartCall, StartTurn};
+use super::start_limiter::{StartCall, StartPermit};
 use crate::cri::Runtime;
 use crate::events::EventKind;
 use crate::model::{DesiredPod, ObservedPod, SandboxId, SandboxStatus};
@@ -34,7 +34,7 @@ pub(super) async fn refused<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod) -
         match ctx.manager.runtime.status().await {
             Ok(status) => Some(status),
             Err(error) => {
-                let message = format!("the runtime does not say what it can do: {error}");
+                let message = format!("the runtime's features cannot be queried: {error}");
                 return Some(Refusal { reason: "CreatePodSandboxError", message });
             }
         }
@@ -97,7 +97,7 @@ pub(super) async fn make_sandbox<'a, R: Runtime>(
     pod: &DesiredPod,
     observed: &ObservedPod,
     made: &'a SandboxConfig,
-    turn: &mut StartTurn<'_>,
+    permit: &mut StartPermit<'_>,
     outcome: &mut Outcome,
 ) -> Option<PodSandbox<'a>> {
     let (config, name) = (&made.cri, quoted(&pod.key.kubelet_format()));
@@ -111,7 +111,7 @@ pub(super) async fn make_sandbox<'a, R: Runtime>(
         })
     };
     let directories = ctx.manager.blocking.run_outside_for(&pod.key.uid, &at, make);
-    let directories = turn.files(&ctx.manager.clock, directories).await;
+    let directories = permit.files(&ctx.manager.clock, directories).await;
     if let Err((what, error)) = directories.unwrap_or_else(|stuck| Err(("pod", stuck.to_string()))) {
         let message = format!("Failed to create {what} directory for pod {name}: {error}");
         sandbox_failed(ctx, pod, outcome, &error, message);
@@ -122,7 +122,7 @@ pub(super) async fn make_sandbox<'a, R: Runtime>(
         return None;
     }
     let run = ctx.manager.runtime.run_pod_sandbox(config, admission::runtime_handler(pod));
-    let id = match turn
+    let id = match permit
         .call(&ctx.manager.clock, StartCall::RunPodSandbox, run)
         .await
         .map_err(|error| error.to_string())

@@ -15,7 +15,7 @@ use super::kill::{Victim, kill_container, remove_container};
 use super::outcome::{Failure, SyncError};
 use super::plan::Start;
 use super::sandbox::PodSandbox;
-use super::turns::{StartCall, StartTurn};
+use super::start_limiter::{StartCall, StartPermit};
 use crate::cri::Runtime;
 use crate::events::{About, EventKind};
 use crate::model::SortedMap;
@@ -46,7 +46,7 @@ pub(super) async fn start_container<R: Runtime>(
     sandbox: &PodSandbox<'_>,
     start: &Start,
     secrets: &[Arc<Secret>],
-    turn: &mut StartTurn<'_>,
+    permit: &mut StartPermit<'_>,
 ) -> Result<Started, Failure> {
     let spec = pod.container(start.kind, start.index);
     let name = spec.name;
@@ -56,7 +56,7 @@ pub(super) async fn start_container<R: Runtime>(
         ctx.note(about, EventKind::Warning, "Failed", &shown);
         Failure::new(error, message)
     };
-    let images = ensure_images(ctx, pod, &spec, sandbox, secrets, turn);
+    let images = ensure_images(ctx, pod, &spec, sandbox, secrets, permit);
     let images = match ctx.give_up.unless_asked(images).await {
         None => return Ok(Started::GivenUp),
         Some(Ok(images)) => images,
@@ -64,9 +64,9 @@ pub(super) async fn start_container<R: Runtime>(
             return Err(Failure { retry_at, ..fail(error, message) });
         }
     };
-    let counted = next_restart_count(ctx, pod, observed, name, turn).await;
+    let counted = next_restart_count(ctx, pod, observed, name, permit).await;
     let counted = counted.map_err(|message| fail(SyncError::CreateContainerConfig, message))?;
-    if ctx.give_up.unless_asked(turn.take()).await.is_none() {
+    if ctx.give_up.unless_asked(permit.acquire()).await.is_none() {
         return Ok(Started::GivenUp);
     }
     // Differs from the kubelet, whose counts restart at 0 when the runtime and the logs have lost theirs.
@@ -74,10 +74,10 @@ pub(super) async fn start_container<R: Runtime>(
     let target =
         target(&spec, observed).map_err(|message| fail(SyncError::CreateContainerConfig, message))?;
     let made = Made { restart_count, images: &images, target };
-    let config = configuration(ctx, pod, sandbox, start, &spec, &made, turn);
+    let config = configuration(ctx, pod, sandbox, start, &spec, &made, permit);
     let Some(config) = ctx.give_up.unless_ending(config).await else { return Ok(Started::GivenUp) };
     let config = config.map_err(|message| fail(SyncError::CreateContainerConfig, message))?;
-    if ctx.give_up.unless_asked(turn.take()).await.is_none() {
+    if ctx.give_up.unless_asked(permit.acquire()).await.is_none() {
         return Ok(Started::GivenUp);
     }
     let attempt = config.metadata.as_ref().map_or(0, |metadata| metadata.attempt);
@@ -92,10 +92,10 @@ pub(super) async fn start_container<R: Runtime>(
         removed.map_err(|error| fail(SyncError::CreateContainer, error.to_string()))?;
     }
     let created = ctx.manager.runtime.create_container(&sandbox.id, &config, sandbox.config);
-    let created = turn.call(&ctx.manager.clock, StartCall::CreateContainer, created).await;
+    let created = permit.call(&ctx.manager.clock, StartCall::CreateContainer, created).await;
     let id = created.map_err(|error| fail(SyncError::CreateContainer, error.to_string()))?;
     ctx.note(about, EventKind::Normal, "Created", &format!("Created container {name}"));
-    let started = turn
+    let started = permit
         .call(&ctx.manager.clock, StartCall::StartContainer, ctx.manager.runtime.start_container(&id))
         .await;
     started.map_err(|error| fail(SyncError::RunContainer, error.to_string()))?;
@@ -107,7 +107,7 @@ pub(super) async fn start_container<R: Runtime>(
     let hook = spec.lifecycle.and_then(|lifecycle| lifecycle.post_start.as_ref());
     if let Some(handler) = hook {
         // A hook has no deadline; other syncs may start containers meanwhile.
-        turn.pause();
+        permit.release();
         post_start(ctx, pod, sandbox, &spec, &id, handler).await?;
     }
     Ok(Started::Runs)
@@ -120,7 +120,7 @@ async fn next_restart_count<R: Runtime>(
     pod: &DesiredPod,
     observed: &ObservedPod,
     name: &str,
-    turn: &mut StartTurn<'_>,
+    permit: &mut StartPermit<'_>,
 ) -> Result<u32, String> {
     if let Some(status) = observed.container(name) {
         return Ok(status.meta.restart_count.saturating_add(1));
@@ -129,7 +129,7 @@ async fn next_restart_count<R: Runtime>(
     let theirs = logs.clone();
     let counted = move || files::restart_count_of_logs(&theirs);
     let counted = ctx.manager.blocking.run_on_logs(&pod.key.uid, &logs, counted);
-    turn.files(&ctx.manager.clock, counted).await.map_err(|stuck| stuck.to_string())
+    permit.files(&ctx.manager.clock, counted).await.map_err(|stuck| stuck.to_string())
 }
 
 /// The container whose namespaces an ephemeral container shares (`targetContainerName`), if it names one.
@@ -215,7 +215,7 @@ struct Made<'a> {
     target: Option<&'a ContainerId>,
 }
 
-/// `generateContainerConfig`, with the files that it refers to. I/O that may hang is awaited without holding the turn.
+/// `generateContainerConfig`, with the files that it refers to. I/O that may hang is awaited without holding the permit.
 async fn configuration<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
@@ -223,14 +223,14 @@ async fn configuration<R: Runtime>(
     start: &Start,
     spec: &ContainerSpec<'_>,
     made: &Made<'_>,
-    turn: &mut StartTurn<'_>,
+    permit: &mut StartPermit<'_>,
 ) -> Result<ContainerConfig, String> {
     let name = spec.name;
     let termination_log = if spec.termination_message_path.is_some_and(|path| !path.is_empty()) {
         let dir = paths::termination_log_dir(&ctx.node, &pod.key, name);
         let at = PathBuf::from(&dir);
         let make = move || files::termination_log(&dir).map_err(|error| error.to_string());
-        let made = turn
+        let made = permit
             .files(&ctx.manager.clock, ctx.manager.blocking.run_outside_for(&pod.key.uid, &at, make))
             .await;
         // The kubelet too starts the container without it.
@@ -239,7 +239,7 @@ async fn configuration<R: Runtime>(
     } else {
         None
     };
-    let env_files = ctx.manager.volumes.files(pod, start.kind, start.index, &mut || turn.pause()).await;
+    let env_files = ctx.manager.volumes.files(pod, start.kind, start.index, &mut || permit.release()).await;
     let env = WithFiles { others: &*ctx.env, files: env_files };
     let mut input = ContainerInput {
         pod,
@@ -258,12 +258,12 @@ async fn configuration<R: Runtime>(
         env: &env,
     };
     let (of_volumes, variables) = (&made.images.volumes, || input.variables(&ctx.node));
-    let waits = &mut || turn.pause();
+    let waits = &mut || permit.release();
     let mounts =
         ctx.manager.volumes.mounts(pod, start.kind, start.index, of_volumes, &variables, waits).await?;
     input.mounts = &mounts;
     let written = write_files(ctx, pod, sandbox, (mounts_hosts_file(&input), name));
-    turn.files(&ctx.manager.clock, written).await?;
+    permit.files(&ctx.manager.clock, written).await?;
     let mut config = container_config(&ctx.node, &input).map_err(|error| error.to_string())?;
     if let Some(sizes) = sizes_of(pod, start) {
         // Records the resources on the container itself, so that they survive the agent and its files.

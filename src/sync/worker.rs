@@ -8,7 +8,7 @@
 //!                                                       │ all stopped                 │
 //!                                                       └────────► Removing ◄─────────┘
 //!                                                                     │ nothing left
-//!                                                                     ▼ (gone; wanted again: afresh)
+//!                                                                     ▼ (gone; desired again: a new record)
 //! ```
 //!
 //! A pod that was evicted because its node was short of a resource is removed once it has ended; its record stays until no
@@ -83,7 +83,7 @@ pub struct Worker {
     /// The desired pod, or the last one desired; `None` for a pod that only the runtime knows.
     pod: Option<Rc<DesiredPod>>,
     /// The pod that a source added again while this one ends; starts when this one is removed.
-    afresh: Option<Rc<DesiredPod>>,
+    readded: Option<Rc<DesiredPod>>,
     life: Life,
     in_flight: Option<Job>,
     observed: Option<Rc<ObservedPod>>,
@@ -126,7 +126,7 @@ impl Worker {
         Self {
             key,
             pod: None,
-            afresh: None,
+            readded: None,
             life,
             in_flight: None,
             observed: None,
@@ -160,12 +160,12 @@ impl Worker {
 
     /// Approximate memory of its object that [`Worker::pack`] frees, unless a task holds it.
     pub fn opened_bytes(&self) -> usize {
-        self.pod.iter().chain(&self.afresh).map(|pod| pod.pod.opened_bytes()).sum()
+        self.pod.iter().chain(&self.readded).map(|pod| pod.pod.opened_bytes()).sum()
     }
 
     /// Frees its unpacked object until the next access; has no effect while a task holds it.
     pub fn pack(&mut self) {
-        let held = self.pod.iter_mut().chain(&mut self.afresh);
+        let held = self.pod.iter_mut().chain(&mut self.readded);
         held.filter_map(Rc::get_mut).for_each(|pod| pod.pod.pack());
     }
 
@@ -188,7 +188,7 @@ impl Worker {
     }
 
     /// Sets the desired pod (added again, or changed in a way that keeps its UID).
-    pub fn want(&mut self, pod: Rc<DesiredPod>) {
+    pub fn set_desired(&mut self, pod: Rc<DesiredPod>) {
         self.asked_anew = true;
         match self.life {
             Life::Waiting | Life::Syncing | Life::Ended | Life::Ending(Why::Finished) => {
@@ -197,7 +197,7 @@ impl Worker {
                 // A corrected manifest is tried at once, not after the old one's delay.
                 self.retry_at = None;
             }
-            Life::Ending(Why::Unwanted) | Life::Removing => self.afresh = Some(pod),
+            Life::Ending(Why::Unwanted) | Life::Removing => self.readded = Some(pod),
         }
     }
 
@@ -206,16 +206,16 @@ impl Worker {
         match self.life {
             Life::Waiting | Life::Syncing | Life::Ended | Life::Ending(Why::Finished) => self.pod = Some(pod),
             Life::Ending(Why::Unwanted) | Life::Removing => {
-                if let Some(afresh) = &mut self.afresh {
-                    *afresh = pod;
+                if let Some(readded) = &mut self.readded {
+                    *readded = pod;
                 }
             }
         }
     }
 
     /// No source desires the pod any more.
-    pub fn unwant(&mut self) {
-        self.afresh = None;
+    pub fn remove_desired(&mut self) {
+        self.readded = None;
         self.wake_at = None;
         self.asked_anew = true;
         match self.life {
@@ -282,7 +282,7 @@ impl Worker {
         self.stale = true;
     }
 
-    /// The next step. `Forget` is final: the record has to be dropped (see [`Worker::take_afresh`]).
+    /// The next step. `Forget` is final: the record has to be dropped (see [`Worker::take_readded`]).
     pub fn next(&mut self, now: Mono) -> Option<Step> {
         if self.in_flight.is_some() || self.life == Life::Waiting {
             return None;
@@ -401,8 +401,8 @@ impl Worker {
     }
 
     /// The pod to start when this record is dropped.
-    pub fn take_afresh(&mut self) -> Option<Rc<DesiredPod>> {
-        self.afresh.take()
+    pub fn take_readded(&mut self) -> Option<Rc<DesiredPod>> {
+        self.readded.take()
     }
 }
 
@@ -483,10 +483,10 @@ mod tests {
         step(&mut worker, KILL, &with_sandbox(SandboxState::NotReady));
         step(&mut worker, REMOVE, &empty());
         assert_eq!((worker.next(NOW), worker.life()), (None, Life::Ended));
-        worker.unwant();
-        worker.want(pod());
+        worker.remove_desired();
+        worker.set_desired(pod());
         assert_eq!(worker.next(NOW), Some(Step::Forget));
-        assert!(worker.take_afresh().is_some());
+        assert!(worker.take_readded().is_some());
     }
 
     #[test]
@@ -494,24 +494,24 @@ mod tests {
         let mut worker = Worker::wanted(pod(), false);
         step(&mut worker, READ, &with_sandbox(SandboxState::Ready));
         step(&mut worker, Step::Plan, &empty());
-        worker.unwant();
+        worker.remove_desired();
         step(&mut worker, KILL, &with_sandbox(SandboxState::NotReady));
         step(&mut worker, REMOVE, &empty());
         assert_eq!(worker.next(NOW), Some(Step::Forget));
-        assert!(worker.take_afresh().is_none());
+        assert!(worker.take_readded().is_none());
     }
 
     #[test]
-    fn a_pod_restored_while_it_ends_starts_afresh_afterwards() {
+    fn a_pod_restored_while_it_ends_starts_again_afterwards() {
         let mut worker = Worker::wanted(pod(), false);
         step(&mut worker, READ, &with_sandbox(SandboxState::Ready));
-        worker.unwant();
-        worker.want(pod());
+        worker.remove_desired();
+        worker.set_desired(pod());
         assert_eq!(worker.life(), Life::Ending(Why::Unwanted), "it still ends first");
         step(&mut worker, KILL, &with_sandbox(SandboxState::NotReady));
         step(&mut worker, REMOVE, &empty());
         assert_eq!(worker.next(NOW), Some(Step::Forget));
-        assert!(worker.take_afresh().is_some());
+        assert!(worker.take_readded().is_some());
     }
 
     #[test]
@@ -529,7 +529,7 @@ mod tests {
         worker.started(Job::CleanUp);
         worker.ended(Ok(()));
         assert_eq!(worker.next(NOW), None, "nothing in the runtime changed: nothing is read");
-        worker.unwant();
+        worker.remove_desired();
         step(&mut worker, REMOVE, &empty());
         assert_eq!(worker.next(NOW), Some(Step::Forget));
     }
@@ -569,7 +569,7 @@ mod tests {
             step(&mut worker, Step::Plan, &empty());
             worker.started(Job::Act);
             if wish {
-                worker.want(pod());
+                worker.set_desired(pod());
             }
             worker.ended(Ok(()));
             step(&mut worker, READ, &empty());
@@ -617,7 +617,7 @@ mod tests {
         worker.name_is_free();
         assert_eq!(worker.next(NOW), Some(READ));
         let mut worker = Worker::wanted(pod(), true);
-        worker.unwant();
+        worker.remove_desired();
         step(&mut worker, READ, &empty());
         step(&mut worker, REMOVE, &empty());
         assert_eq!(worker.next(NOW), Some(Step::Forget));

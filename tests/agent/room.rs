@@ -25,7 +25,7 @@ fn a_pod_without_capacity_starts_when_another_is_removed() {
     world.put("second", PORT);
     assert_eq!(
         waits(&world, "second", "NodePorts"),
-        "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports; it begins when there is room"
+        "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports; it starts when there is room"
     );
     let large =
         "containers: [{name: app, image: 'busybox:1', resources: {requests: {cpu: '500', memory: 640Gi}}}]";

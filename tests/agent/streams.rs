@@ -103,8 +103,8 @@ fn ports_are_those_of_the_ready_sandbox_by_number_or_name() {
     for (ports, why) in [
         ("port=metrics", "Pod 'several-gw' does not have a named port 'metrics'\n"),
         ("port=53", "UDP protocol is not supported for 53\n"),
-        ("port=0", "0 is no port\n"),
-        ("port=65536", "65536 is no port\n"),
+        ("port=0", "0 is not a port number\n"),
+        ("port=65536", "65536 is not a port number\n"),
     ] {
         assert_eq!(world.post(&format!("/portforward?pod=several&{ports}"), b""), (404, why.to_owned()));
     }
@@ -141,7 +141,7 @@ fn a_stream_to_a_container_that_does_not_run_is_refused_with_the_reason() {
             "/exec?pod=several&container=first",
             404,
             "container first of pod several-gw is not running: it has exited with code 0; \
-            smolet describe several-gw tells more",
+            see smolet describe several-gw",
         ),
         ("/exec?pod=crashes", 404, "is not running: it has exited with code 3"),
         ("/attach?pod=waits", 404, "container app of pod waits-gw is not running: it has not been started"),
@@ -192,5 +192,5 @@ fn a_slow_runtime_delays_no_other_request() {
     assert!(answer.contains("url http://127.0.0.1:1/exec/token"), "{answer}");
     world.fake.fail("Attach", 1, 12, "unknown method Attach");
     let (code, said) = world.post("/attach?pod=several", b"");
-    assert_eq!((code, &*said), (404, "the runtime does not stream: unknown method Attach\n"));
+    assert_eq!((code, &*said), (404, "the runtime returned no streaming URL: unknown method Attach\n"));
 }

@@ -279,7 +279,7 @@ fn five_thousand_images_on_a_full_disk() {
     let mut agent = Agent::with(fake, WATCHED, &[]);
     agent.apply("full", pod("full", "").replace("image: x", "image: 'full:1'"));
     agent.wait("a look at too much", |agent| {
-        agent.log().contains("the runtime's containers name more than 1.0 MiB of images")
+        agent.log().contains("image names of the runtime's containers exceed 1.0 MiB")
     });
     // As much as is just looked at.
     agent.fake.crowd(Crowd { containers: 4_000, images: 5_000, ..Crowd::default() });

@@ -75,7 +75,7 @@ impl World {
             hosts_file: dir.path().join("hosts").into(),
             resolv_conf: None,
             blocking: Rc::new(smolet::blocking::Blocking::on_threads(shared.clone(), dir.path())),
-            starts: smolet::sync::turns::StartTurns::new(1),
+            starts: smolet::sync::start_limiter::StartLimiter::new(1),
         };
         let ctx = ActContext::new(manager, Rc::new(node), Rc::new(ManifestObjects::default()));
         let backoff = RefCell::new(Backoff::new(clock.now().mono, CRASH_BACKOFF_MAX));
@@ -308,7 +308,7 @@ fn a_stuck_pull_holds_up_no_pod_whose_image_is_there() {
     });
     let waiting = world.executor.spawn("test", job(&other));
     assert_eq!(world.run(job(&here)).error(), None);
-    assert_eq!(world.fake.count("PullImage"), 1, "pulls take turns");
+    assert_eq!(world.fake.count("PullImage"), 1, "pulls take start_limiter");
     assert!(!waiting.is_finished());
     // The stuck task is dropped, as the loop does when its pod goes: the turn passes on.
     world.run(stuck.cancel());

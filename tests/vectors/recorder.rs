@@ -129,7 +129,7 @@ pub fn context(recorder: Rc<Recorder>, hooks: Rc<dyn Hooks>, dir: &std::path::Pa
         hosts_file: dir.join("hosts").into(),
         resolv_conf: None,
         blocking: Rc::new(smolet::blocking::Blocking::on_this_thread()),
-        starts: smolet::sync::turns::StartTurns::new(1),
+        starts: smolet::sync::start_limiter::StartLimiter::new(1),
     };
     ActContext::new(manager, Rc::new(node), Rc::new(ManifestObjects::default()))
 }

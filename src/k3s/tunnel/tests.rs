@@ -118,12 +118,12 @@ impl World {
             places: Arc::new(Semaphore::new(TUNNEL_CONNECTIONS_MAX)),
             queued: Rc::default(),
         };
-        let (told, _) = smol::channel::bounded(1);
+        let (changed, _) = smol::channel::bounded(1);
         Tunnel {
             server: ServerUrl::parse("https://127.0.0.1:1").unwrap(),
             common,
             standing: Rc::new(Cell::new(TunnelState::Tried)),
-            told,
+            changed,
         }
     }
 
@@ -163,7 +163,7 @@ fn who_reads_slowly_is_waited_for_and_everything_arrives_in_order() {
         assert!(in_order);
         assert_eq!(world.session.queued.get(), 0);
     });
-    assert!(world.frames.is_empty(), "the server has ended it and is told nothing more of it");
+    assert!(world.frames.is_empty(), "the server has closed it and receives no further frame of it");
     assert_eq!(world.session.places.try_acquire_arc().map(|_| ()), Some(()));
     drop(world.open);
 }
@@ -401,7 +401,7 @@ fn a_link_that_is_gone_without_a_word_is_given_up_while_much_waits_to_be_written
         }
     };
     let why = smol::block_on(world.executor.run(smol::future::or(served, time)));
-    assert_eq!(why, "nothing came for 60 s");
+    assert_eq!(why, "nothing received for 60 s");
     assert_eq!(tunnel.common.held.tunnels.get(), 0);
 }
 

@@ -1,9 +1,9 @@
-//! Which of the pods that are bound to this node may run on it (`admit`).
+//! Admission of the pods that are bound to this node (`admit`).
 //!
-//! A pod is asked about when it comes, and not again: one that is here runs on, whatever becomes of the node. Until the
-//! node's labels and taints are known none is admitted; one that they do not fit is asked about once more a moment later, for
-//! the word of a new label may come behind that of the pod. A critical one that lacks room waits for those that end for it
-//! (`preemption`). While the node is short of memory or disk one that may not come then fails (`managerImpl.Admit`).
+//! A pod is admitted once: one that runs here keeps running, however the node changes. Until the node's labels and taints are
+//! known no pod is admitted. A pod that does not match them is tried once more a moment later, since the update of a label may
+//! arrive after the pod's. A critical pod that lacks room waits for the pods that are terminated for it (`preemption`). While
+//! the node is short of memory or disk, a pod that is not admitted for that fails (`managerImpl.Admit`).
 
 use std::rc::Rc;
 
@@ -19,23 +19,23 @@ use crate::node::effects::{Effect, Effects};
 use crate::node::pods::{Pods, REJECTED, Record, as_it_counts};
 use crate::render::NodeSettings;
 use crate::render::admission::refusal_of_settings;
-use crate::source::api_node::NodeMarks;
+use crate::source::api_node::NodeFields;
 use crate::source::{RefusedPod, SourceUpdate};
 use crate::status::eviction::EVICTED;
 use crate::sync::worker::Life;
 
-/// What was decided.
+/// The decisions.
 #[derive(Default)]
 pub(super) struct Admission {
-    /// The pods that were refused, for as long as the server has them.
+    /// The rejected pods, while the API server has them.
     refused: SortedMap<PodUid, RefusedPod>,
-    /// Those that are asked about again, and when.
+    /// The pods that are tried once more, and when.
     doubted: SortedMap<PodUid, Mono>,
-    /// The Node as it was told last.
-    marks: Option<NodeMarks>,
+    /// The fields of the Node in its last update.
+    node: Option<NodeFields>,
 }
 
-/// A pod of the API server that the node's settings do not let run fails for good: whoever made it may make another, for
+/// A pod of the API server that the node's settings do not permit fails for good: its controller may create another one for
 /// another node (`sysctl.patternAllowlist`, `appArmorAdmitHandler`).
 fn of_settings(node: &NodeSettings, pod: &DesiredPod) -> Option<Rejection> {
     let why = refusal_of_settings(node, pod)?;
@@ -43,29 +43,29 @@ fn of_settings(node: &NodeSettings, pod: &DesiredPod) -> Option<Rejection> {
 }
 
 impl Admission {
-    /// When doubts are over.
+    /// When the next pod is tried once more.
     pub(super) fn due(&self) -> Option<Mono> {
         self.doubted.values().copied().min()
     }
 
-    /// The Node was told, or what was kept of it.
+    /// The Node's fields are known, from the API server or the offline copy.
     pub(super) fn knows_node(&self) -> bool {
-        self.marks.is_some()
+        self.node.is_some()
     }
 
-    /// This is the Node now; false when nothing of it is another by which pods are admitted.
-    pub(super) fn learn(&mut self, marks: &NodeMarks) -> bool {
-        let of = |marks: &NodeMarks| {
-            (marks.labels.clone(), marks.taints.clone(), marks.pod_cidrs.clone(), marks.scalars.clone())
+    /// Sets the Node's fields; false when none of those changed that admission depends on.
+    pub(super) fn set_node(&mut self, node: &NodeFields) -> bool {
+        let of = |node: &NodeFields| {
+            (node.labels.clone(), node.taints.clone(), node.pod_cidrs.clone(), node.scalars.clone())
         };
-        let is_news = self.marks.as_ref().map(of) != Some(of(marks));
+        let is_news = self.node.as_ref().map(of) != Some(of(node));
         if is_news {
-            self.marks = Some(marks.clone());
+            self.node = Some(node.clone());
         }
         is_news
     }
 
-    /// Takes out of the update the pods that may not run here, and those of which that is not known yet.
+    /// Removes from the update the pods that may not run here, and those for which that is not decided.
     pub(super) fn admit<R: Runtime + 'static>(
         &mut self,
         update: &mut SourceUpdate,
@@ -94,7 +94,7 @@ impl Admission {
         self.doubted = doubted;
         for (uid, why) in &waiting {
             if let Some(Rejection { reason, message, .. }) = why {
-                log::debug!("pod {uid}: waits for the server: {reason}: {message}");
+                log::debug!("pod {uid}: admission is tried again: {reason}: {message}");
             }
         }
         for (uid, rejection) in refused {
@@ -115,7 +115,7 @@ impl Admission {
     }
 }
 
-/// A pod that came, and what the node has against it whatever room there is.
+/// A new pod, with the reasons against it that do not depend on resources.
 fn arrival<R: Runtime + 'static>(pod: &DesiredPod, pods: &Pods<R>) -> Arrival {
     let under_pressure = refusal(pods.conditions(), pod);
     let under_pressure =
@@ -124,7 +124,7 @@ fn arrival<R: Runtime + 'static>(pod: &DesiredPod, pods: &Pods<R>) -> Arrival {
     Arrival { uid: pod.key.uid.clone(), pod: pod.pod.open(), refusal }
 }
 
-/// The pods beside which those of the update come, as they count.
+/// The pods whose resources count beside those of the update.
 fn others<R: Runtime + 'static>(
     update: &SourceUpdate,
     there: &SortedSet<PodUid>,
@@ -132,8 +132,8 @@ fn others<R: Runtime + 'static>(
     pods: &Pods<R>,
 ) -> Vec<Rc<Pod>> {
     let relist = pods.relist();
-    // Static pods, and those that end: they count until they are gone. One that the server has forgotten does not, as with
-    // the kubelet, whose pod manager has it no more (`HandlePodRemoves`).
+    // Static pods and terminating pods count until they are gone. A pod that the API server no longer has does not count, as in
+    // the kubelet, whose pod manager has removed it (`HandlePodRemoves`).
     let begins = |uid: &PodUid| {
         pods.get(uid).is_some_and(Record::is_admitted)
             || relist.is_some_and(|relist| relist.pods.contains_key(uid))
@@ -142,9 +142,11 @@ fn others<R: Runtime + 'static>(
     let of_files = of_files.filter(|pod| !pod.pod.is_of_api_server() && begins(&pod.key.uid));
     let ending = pods.records().values().filter_map(|record| record.worker().pod());
     let server = &update.server.ending;
-    let is_told = |uid: &PodUid| !update.complete || server.iter().any(|ending| ending.key.uid == *uid);
-    let ending = ending
-        .filter(|pod| pod.pod.is_of_api_server() && !there.contains(&pod.key.uid) && is_told(&pod.key.uid));
+    let is_known_to_source =
+        |uid: &PodUid| !update.complete || server.iter().any(|ending| ending.key.uid == *uid);
+    let ending = ending.filter(|pod| {
+        pod.pod.is_of_api_server() && !there.contains(&pod.key.uid) && is_known_to_source(&pod.key.uid)
+    });
     let here = update.pods.iter().map(|sourced| &sourced.pod).filter(|pod| is_here(&pod.key.uid));
     let others = of_files.chain(ending.map(|pod| &**pod)).chain(here);
     let has_ended = |uid: &PodUid| {

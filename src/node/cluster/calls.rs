@@ -1,11 +1,11 @@
-//! What the tasks of a node of a cluster ask of its server: one function for each.
+//! The calls to the API server, one function for each.
 
 use std::rc::Rc;
 
 use hyper::Method;
 use serde_json::{Value, json};
 
-use super::node_status::RuntimeHere;
+use super::node_status::RuntimeInfo;
 use crate::cluster::node_images::NodeImages;
 use crate::cluster::node_object::{self, Health, Machine};
 use crate::cluster::node_status::{Registered, ReportEnd};
@@ -17,8 +17,9 @@ use crate::kube::{Client, Content, KubeError, Resource, object_path, subresource
 use crate::model::{PodKey, Wall};
 use crate::source::api_status_versions::ApiStatusVersion;
 
-/// The images that the Node tells of, and the runtime's version (`Images`, `VersionInfo`); what it does not tell stays as it was.
-pub(super) async fn runtime_here(runtime: &impl Runtime, images_max: usize) -> RuntimeHere {
+/// The images for the Node's status, and the runtime's version (`Images`, `VersionInfo`); a failed call leaves them as they
+/// were.
+pub(super) async fn runtime_info(runtime: &impl Runtime, images_max: usize) -> RuntimeInfo {
     let mut images = NodeImages::default();
     let listed = runtime.list_images(&mut |image| images.add(image)).await;
     let version = runtime.version().await.ok();
@@ -27,7 +28,7 @@ pub(super) async fn runtime_here(runtime: &impl Runtime, images_max: usize) -> R
         let largest = images.largest();
         if largest.len() > images_max { Rc::from(&largest[..images_max]) } else { largest }
     });
-    RuntimeHere { images, version }
+    RuntimeInfo { images, version }
 }
 
 fn text(node: &Node, path: [&str; 2]) -> Option<Box<str>> {
@@ -72,7 +73,7 @@ pub(super) async fn register(
     Ok(Registered { uid, conditions: conditions.collect(), former_boot_id })
 }
 
-/// `tryUpdateNodeStatus`: reports the status, when it is another than `told`.
+/// `tryUpdateNodeStatus`: reports the status, unless its digest is `told`.
 pub(super) async fn report(
     client: &Client,
     machine: &Machine,
@@ -89,10 +90,10 @@ pub(super) async fn report(
     let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
     let path = subresource_path(Resource::NODES, "", &machine.name, "status");
     client.call(Method::PATCH, &path, Some(Content::strategic(&node_object::patch(status)))).await?;
-    Ok(ReportEnd::Told(digest, conditions))
+    Ok(ReportEnd::Reported(digest, conditions))
 }
 
-/// `controller.sync` of the lease: its version.
+/// `controller.sync` of the lease. Returns its resource version.
 pub(super) async fn renew(
     client: &Client,
     machine: &Machine,
@@ -121,9 +122,9 @@ pub(super) async fn renew(
         .ok_or_else(|| KubeError::Protocol("a Lease without a resourceVersion".to_owned()))
 }
 
-/// Tells a pod's status, and deletes the pod when nothing of it is left here: the status that the server has then. That it is gone there, or another one has its
-/// name, is as good.
-pub(super) async fn tell(
+/// Patches a pod's status, and deletes the pod when nothing of it is left here. Returns the version of the status in the API
+/// server. A pod that no longer exists, or whose name another pod has, counts as success.
+pub(super) async fn patch_status(
     client: &Client,
     key: &PodKey,
     StatusCall { status, resized, deleted, .. }: StatusCall,

@@ -1,21 +1,21 @@
-//! Which failures of the cluster's are said, so that what fails again and again does not fill the journal. PURE.
+//! Decides which failed calls are logged, so that a lasting failure does not fill the journal. PURE.
 
 use crate::kube::KubeError;
 use crate::limits::{KUBE_REFUSALS_LOGGED_MAX, NODE_REPORT_PERIOD};
 use crate::model::Mono;
 use crate::model::SortedMap;
 
-/// What was said.
+/// The failures that were logged.
 #[derive(Default)]
 pub(super) struct FailureLog {
-    /// Of the link, which fails for all alike: once, until something goes well.
+    /// A failure of the link, which affects all calls: logged once, until a call succeeds.
     link: Option<KubeError>,
-    /// What was refused, and when it was said: once in `NODE_REPORT_PERIOD`, whatever else goes well.
+    /// Refused calls, and when each was logged: once in `NODE_REPORT_PERIOD`, whatever else succeeds.
     refusals: SortedMap<Box<str>, (KubeError, Mono)>,
 }
 
 impl FailureLog {
-    /// Whether that failure is to be said. A refusal that there is no room for is not.
+    /// Whether to log that failure. When the table is full, a further refusal is not logged.
     pub(super) fn note(&mut self, what: &str, why: &KubeError, now: Mono) -> bool {
         if !matches!(why, KubeError::Refused { .. }) {
             return self.link.replace(why.clone()).as_ref() != Some(why);
@@ -30,14 +30,14 @@ impl FailureLog {
         is_news
     }
 
-    /// What is kept of refusals: how many, and their bytes.
+    /// Number and bytes of the refusals in the table.
     pub(super) fn held(&self) -> (usize, usize) {
         let bytes = self.refusals.iter().map(|(what, (why, _))| what.len() + why.to_string().len());
         (self.refusals.len(), bytes.sum())
     }
 
-    /// The server answers.
-    pub(super) fn went_well(&mut self) {
+    /// A call succeeded.
+    pub(super) fn note_success(&mut self) {
         self.link = None;
     }
 }
@@ -55,18 +55,18 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_is_down_is_said_once_until_it_is_up() {
+    fn a_link_that_is_down_is_logged_once_until_it_is_up() {
         let mut said = FailureLog::default();
         let down = KubeError::Unreachable("refused".into());
         assert!(said.note("the lease", &down, at(0)));
         assert!(!said.note("pod a", &down, at(1)), "it is the same");
         assert!(!said.note("the lease", &down, at(1_000_000)));
-        said.went_well();
+        said.note_success();
         assert!(said.note("the lease", &down, at(1_000_001)));
     }
 
     #[test]
-    fn a_refusal_is_said_once_in_a_while_whatever_goes_well_beside_it() {
+    fn a_refusal_is_logged_once_per_period_whatever_else_succeeds() {
         let mut said = FailureLog::default();
         let period = NODE_REPORT_PERIOD.as_secs().try_into().unwrap();
         for second in (0..period).step_by(10) {
@@ -76,14 +76,14 @@ mod tests {
                 second == 0,
                 "another pod is another matter"
             );
-            said.went_well();
+            said.note_success();
         }
         assert!(said.note("pod a", &refused("never"), at(1)), "another answer is news");
         assert!(said.note("pod b", &refused("no"), at(period)), "it lasts");
     }
 
     #[test]
-    fn full_it_says_no_further_refusals() {
+    fn a_full_table_logs_no_further_refusals() {
         let mut said = FailureLog::default();
         for n in 0..2 * KUBE_REFUSALS_LOGGED_MAX {
             let is_news = said.note(&format!("pod {n}"), &refused("no"), at(0));

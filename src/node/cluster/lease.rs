@@ -1,15 +1,15 @@
-//! The node's lease (kubelet `nodelease`, client-go `lease.controller`): renewed four times while it holds.
+//! The node's lease (kubelet `nodelease`, client-go `lease.controller`): renewed four times per lease duration.
 
 use super::calls::renew;
-use super::{Membership, News, Task};
+use super::{ClusterEventKind, Membership, Task};
 use crate::kube::KubeError;
 use crate::model::{Mono, Now};
 use crate::node::effects::Effects;
 
-/// Its renewals.
+/// The renewals.
 pub(super) struct NodeLease {
     task: Task,
-    /// As the server has it; `None` = it is to be looked up.
+    /// Its resource version; `None` = it has to be read.
     version: Option<Box<str>>,
 }
 
@@ -22,7 +22,7 @@ impl NodeLease {
         of.registered.as_ref().and_then(|_| self.task.due())
     }
 
-    /// The next one begins then.
+    /// Sets the time of the next renewal.
     pub(super) fn renew_at(&mut self, at: Mono) {
         self.task.at = at;
     }
@@ -35,7 +35,7 @@ impl NodeLease {
         let (client, machine, version) =
             (of.client.for_heartbeats(), of.machine.clone(), self.version.clone());
         out.start("node lease", async move {
-            News::Leased(renew(&client, &machine, &uid, version, now.wall).await).event()
+            ClusterEventKind::LeaseRenewed(renew(&client, &machine, &uid, version, now.wall).await).event()
         });
     }
 
@@ -45,11 +45,11 @@ impl NodeLease {
         match result {
             Ok(version) => {
                 self.version = Some(version);
-                of.failures.went_well();
+                of.failures.note_success();
             }
             Err(why) => {
                 self.version = None;
-                of.failed("node lease renewal failed", &why, now);
+                of.log_failure("node lease renewal failed", &why, now);
             }
         }
     }

@@ -1,15 +1,15 @@
-//! The static pods' copies in the cluster: which are created and deleted, and through which the pods' statuses are told.
+//! Mirror pods of static pods: creates and deletes them, and assigns statuses to them.
 //!
-//! Looked at when a source, a record's end or an answer may have changed something; what follows for each name is a task as
-//! the others of the cluster, of which `KUBE_STATUS_CALLS_MAX` go on at once.
+//! The actions are computed when a source, a record's end or a response may have changed something. Each action is a task like
+//! the others of the cluster, of which `KUBE_STATUS_CALLS_MAX` run at once.
 use std::rc::Rc;
 
 use hyper::Method;
 use serde_json::Value;
 
 use super::status_manager::StatusManager;
-use super::{Membership, News, Task};
-use crate::cluster::mirror::{self, Step, Wish};
+use super::{ClusterEventKind, Membership, Task};
+use crate::cluster::mirror::{self, Action, StaticPodState};
 use crate::cluster::pod_status;
 use crate::cri::Runtime;
 use crate::kube::{Client, Content, KubeError, Resource, object_path};
@@ -28,7 +28,7 @@ fn name_of(key: &PodKey) -> Name {
     (key.namespace.clone(), key.name.clone())
 }
 
-/// Of a static pod, the hash of its manifest.
+/// The manifest hash of a static pod.
 pub(super) fn static_hash(pod: &DesiredPod) -> Option<&str> {
     if pod.pod.is_of_api_server() {
         return None;
@@ -37,40 +37,46 @@ pub(super) fn static_hash(pod: &DesiredPod) -> Option<&str> {
     annotations.get(CONFIG_HASH).map(String::as_str)
 }
 
-/// What is known of them.
+/// The mirror pods, and the pending actions on them.
 pub(super) struct MirrorPods {
-    /// As the server has them; nothing before it has told its pods. At most `KUBE_PODS_MAX`, as it tells no more.
-    there: Option<SortedMap<Name, MirrorPod>>,
-    /// What is to be done, one entry for each static pod and each copy at most.
-    doing: SortedMap<Name, Doing>,
-    /// The pods that cannot be told there; each is named once in the log.
+    /// Those in the API server; `None` before its first update. At most `KUBE_PODS_MAX`, the limit of an update.
+    mirrors: Option<SortedMap<Name, MirrorPod>>,
+    /// Pending actions; at most one for each static pod and each mirror pod.
+    pending: SortedMap<Name, PendingAction>,
+    /// The pods that cannot have a mirror pod; each is logged once.
     refused: SortedSet<PodUid>,
-    /// Something of it all may be another than at the last look.
+    /// The actions have to be computed anew.
     stale: bool,
-    /// Those that are created or deleted at the moment.
+    /// Number of creations and deletions in flight.
     under_way: usize,
 }
 
-struct Doing {
-    step: Step,
+struct PendingAction {
+    action: Action,
     task: Task,
 }
 
 impl Default for MirrorPods {
     fn default() -> Self {
-        Self { there: None, doing: SortedMap::new(), refused: SortedSet::new(), stale: true, under_way: 0 }
+        Self {
+            mirrors: None,
+            pending: SortedMap::new(),
+            refused: SortedSet::new(),
+            stale: true,
+            under_way: 0,
+        }
     }
 }
 
 impl MirrorPods {
-    /// The server has these.
+    /// Sets the mirror pods that the API server has.
     pub(super) fn set_mirrors(&mut self, mirrors: &[MirrorPod]) {
         let named = mirrors.iter().map(|mirror| (name_of(&mirror.key), mirror.clone()));
-        self.there = Some(named.collect());
+        self.mirrors = Some(named.collect());
     }
 
-    /// Looks again at the next turn.
-    pub(super) fn look_again(&mut self) {
+    /// Requests that the actions are computed anew in the next turn.
+    pub(super) fn mark_stale(&mut self) {
         self.stale = true;
     }
 
@@ -80,24 +86,24 @@ impl MirrorPods {
 
     pub(super) fn due(&self, of: &Membership) -> Option<Mono> {
         of.registered.as_ref()?;
-        self.doing.values().filter_map(|doing| doing.task.due()).min()
+        self.pending.values().filter_map(|pending| pending.task.due()).min()
     }
 
-    /// From now on this is to be done for the name: at once when it is another thing than before.
-    fn set_step(&mut self, name: Name, step: Step, seed: u64, now: Mono) {
-        match self.doing.get_mut(&name) {
-            // What goes on is waited for.
-            Some(doing) if doing.task.due().is_none() => {}
-            Some(doing) if doing.step == step => {}
-            Some(_) | None if step == Step::Keep => {
-                self.doing.remove(&name);
+    /// Sets the pending action of a name. Due at once if it is a new one.
+    fn set_action(&mut self, name: Name, action: Action, seed: u64, now: Mono) {
+        match self.pending.get_mut(&name) {
+            // The call in flight is awaited.
+            Some(pending) if pending.task.due().is_none() => {}
+            Some(pending) if pending.action == action => {}
+            Some(_) | None if action == Action::Keep => {
+                self.pending.remove(&name);
             }
             Some(_) | None => {
-                self.doing.insert(name, Doing { step, task: Task::new(now, seed) });
+                self.pending.insert(name, PendingAction { action, task: Task::new(now, seed) });
             }
         }
     }
-    /// Looks what is to be done, and does of that as much as there is `room` for.
+    /// Computes the actions if needed, and starts at most `room` of those that are due.
     pub(super) fn turn<R: Runtime + 'static>(
         &mut self,
         of: &Membership,
@@ -108,64 +114,68 @@ impl MirrorPods {
         out: &Effects,
     ) {
         if std::mem::take(&mut self.stale) {
-            self.look(of.seed, statuses, pods, now);
+            self.reconcile(of.seed, statuses, pods, now);
         }
         let Some(node_uid) = of.registered.as_deref() else { return };
-        let due = self.doing.iter().filter(|(_, doing)| doing.task.due().is_some_and(|at| at <= now));
+        let due = self.pending.iter().filter(|(_, pending)| pending.task.due().is_some_and(|at| at <= now));
         let due: Vec<Name> = due.map(|(name, _)| name.clone()).take(room).collect();
         for name in due {
             self.begin(name, node_uid, of, pods, now, out);
         }
     }
 
-    /// What is to be done about each name, and through which copies statuses are told.
-    fn look<R: Runtime + 'static>(
+    /// Computes the action for each name, and through which mirror pods statuses are reported.
+    fn reconcile<R: Runtime + 'static>(
         &mut self,
         seed: u64,
         statuses: &mut StatusManager,
         pods: &Pods<R>,
         now: Mono,
     ) {
-        let Some(there) = self.there.take() else { return };
-        let mut wishes: SortedMap<Name, (Wish<'_>, Option<&PodUid>)> = SortedMap::new();
+        let Some(mirrors) = self.mirrors.take() else { return };
+        let mut states: SortedMap<Name, (StaticPodState<'_>, Option<&PodUid>)> = SortedMap::new();
         let mut refused = SortedSet::new();
         let wanted = pods.desired().entries().map(|entry| &entry.wanted.pod);
         for (pod, hash) in wanted.filter_map(|pod| Some((pod, static_hash(pod)?))) {
             let uid = &pod.key.uid;
-            let wish = match mirror::refusal(&pod.pod) {
-                None => (Wish::Runs(hash), Some(uid)),
+            let state = match mirror::refusal(&pod.pod) {
+                None => (StaticPodState::Desired(hash), Some(uid)),
                 Some(why) => {
                     if !self.refused.contains(uid) {
                         log::warn!("pod {}: {why}", pod.key);
                     }
                     refused.insert(uid.clone());
-                    (Wish::Gone, None)
+                    (StaticPodState::Gone, None)
                 }
             };
-            wishes.insert(name_of(&pod.key), wish);
+            states.insert(name_of(&pod.key), state);
         }
         self.refused = refused;
         for (uid, record) in pods.iter() {
             if !record.worker().pod().is_some_and(|pod| pod.pod.is_of_api_server()) {
                 let name = name_of(record.worker().key());
-                wishes.entry(name).or_insert((Wish::Undecided, Some(uid)));
+                states.entry(name).or_insert((StaticPodState::Undecided, Some(uid)));
             }
         }
-        let otherwise = if pods.desired().may_terminate_orphans() { Wish::Gone } else { Wish::Undecided };
-        for name in there.keys().chain(self.doing.keys()) {
-            wishes.entry(name.clone()).or_insert((otherwise, None));
+        let otherwise = if pods.desired().may_terminate_orphans() {
+            StaticPodState::Gone
+        } else {
+            StaticPodState::Undecided
+        };
+        for name in mirrors.keys().chain(self.pending.keys()) {
+            states.entry(name.clone()).or_insert((otherwise, None));
         }
-        let mut told = SortedMap::new();
-        for (name, (wish, uid)) in wishes {
-            let mirror = there.get(&name);
-            let step = mirror::step(wish, mirror);
-            if let (Step::Keep, Some(uid), Some(mirror)) = (step, uid, mirror) {
-                told.insert(uid.clone(), mirror.clone());
+        let mut reporting = SortedMap::new();
+        for (name, (state, uid)) in states {
+            let mirror = mirrors.get(&name);
+            let action = mirror::action(state, mirror);
+            if let (Action::Keep, Some(uid), Some(mirror)) = (action, uid, mirror) {
+                reporting.insert(uid.clone(), mirror.clone());
             }
-            self.set_step(name, step, seed, now);
+            self.set_action(name, action, seed, now);
         }
-        self.there = Some(there);
-        statuses.tell_through(&told, seed, now);
+        self.mirrors = Some(mirrors);
+        statuses.set_mirror_pods(&reporting, seed, now);
     }
 
     fn begin<R: Runtime + 'static>(
@@ -177,38 +187,38 @@ impl MirrorPods {
         now: Mono,
         out: &Effects,
     ) {
-        let Some(doing) = self.doing.get_mut(&name) else { return };
+        let Some(pending) = self.pending.get_mut(&name) else { return };
         let path = object_path(Resource::PODS, &name.0, &name.1);
-        let work = match doing.step {
-            Step::Keep => None,
-            Step::Create => {
+        let work = match pending.action {
+            Action::Keep => None,
+            Action::Create => {
                 let mut wanted = pods.desired().entries().map(|entry| &entry.wanted.pod);
                 wanted.find(|pod| name_of(&pod.key) == name).map(|pod| {
                     let object = mirror::object(&pod.pod, &of.machine.name, node_uid);
                     (Method::POST, Resource::PODS.path(&name.0), object)
                 })
             }
-            Step::Delete => {
-                let mirror = self.there.as_ref().and_then(|there| there.get(&name));
+            Action::Delete => {
+                let mirror = self.mirrors.as_ref().and_then(|mirrors| mirrors.get(&name));
                 mirror.map(|mirror| (Method::DELETE, path, pod_status::deletion(mirror.key.uid.as_str())))
             }
         };
         let Some((method, path, object)) = work else {
             self.stale = true;
-            self.doing.remove(&name);
+            self.pending.remove(&name);
             return;
         };
-        doing.task.begin_if_due(now);
+        pending.task.begin_if_due(now);
         self.under_way += 1;
         let client = of.client.clone();
         let task = async move {
-            let result = ask(&client, method, &path, object).await;
-            News::Mirrored { name, result }.event()
+            let result = call(&client, method, &path, object).await;
+            ClusterEventKind::MirrorPodUpdated { name, result }.event()
         };
         out.start("mirror pod", task);
     }
 
-    /// The copy of the static pod of that name was created or deleted, or not.
+    /// The creation or deletion of that mirror pod ended.
     pub(super) fn take(
         &mut self,
         name: &Name,
@@ -218,24 +228,26 @@ impl MirrorPods {
     ) {
         self.under_way = self.under_way.saturating_sub(1);
         self.stale = true;
-        let Some(doing) = self.doing.get_mut(name) else { return };
-        // The server's word of what was done ends it; it is done once more when that does not come.
-        doing.task.ended(result.is_ok(), now, KUBE_RETRY_MAX);
+        let Some(pending) = self.pending.get_mut(name) else { return };
+        // The watch's update of the mirror pod completes the action; without one it is repeated.
+        pending.task.ended(result.is_ok(), now, KUBE_RETRY_MAX);
         match result {
             Ok(()) => {}
-            // One that the server has not told of yet, or somebody else's.
-            Err(why) if why.is(409) => log::debug!("pod {}/{}: mirror pod: {why}", name.0, name.1),
+            // A mirror pod that the watch has not shown yet, or another client's pod.
+            Err(why) if why.is(409) => {
+                log::debug!("pod {}/{}: mirror pod not created: {why}", name.0, name.1);
+            }
             Err(why) => {
-                of.failed(&format!("pod {}/{}: mirror pod update failed", name.0, name.1), &why, now);
+                of.log_failure(&format!("pod {}/{}: mirror pod update failed", name.0, name.1), &why, now);
             }
         }
     }
 }
 
-async fn ask(client: &Client, method: Method, path: &str, object: Value) -> Result<(), KubeError> {
+async fn call(client: &Client, method: Method, path: &str, object: Value) -> Result<(), KubeError> {
     let deletes = method == Method::DELETE;
     match client.call(method, path, Some(Content::json(&object))).await {
-        // It is gone, or another one has its name by now.
+        // It is gone, or another pod has its name.
         Err(why) if deletes && (why.is_not_found() || why.is(409)) => Ok(()),
         asked => asked.map(drop),
     }

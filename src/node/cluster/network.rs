@@ -1,11 +1,11 @@
-//! The pods' addresses, as the Node has them: the runtime is told, and with `--cni-bridge` a configuration is written for a
-//! node that has no network of pods.
+//! The pod CIDRs of the Node: configures the runtime with them, and with `--cni-bridge` writes a CNI configuration for a node
+//! without a pod network.
 
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use super::{News, Task};
-use crate::cluster::bridge::{self, Step};
+use super::{ClusterEventKind, Task};
+use crate::cluster::bridge::{self, Action};
 use crate::cni::is_configuration;
 use crate::cri::Runtime;
 use crate::filesystem::open_regular;
@@ -15,46 +15,46 @@ use crate::model::{Mono, Now};
 use crate::node::effects::Effects;
 use crate::node::pods::Pods;
 
-/// What is known of them.
+/// The state of the pods' network.
 pub(super) struct Network {
     /// `None` = not known yet.
     pod_cidrs: Option<Vec<Box<str>>>,
-    /// Where the bridge's configuration goes, if there is to be one.
+    /// The directory of the bridge's CNI configuration, if it is to be written.
     bridge: Option<PathBuf>,
-    /// All is told as it is.
-    told: bool,
+    /// The runtime and the bridge are configured with the current CIDRs.
+    configured: bool,
     task: Task,
     said: Option<String>,
 }
 
 impl Network {
     pub(super) fn new(bridge: Option<PathBuf>, now: Mono, seed: u64) -> Self {
-        Self { pod_cidrs: None, bridge, told: true, task: Task::new(now, seed), said: None }
+        Self { pod_cidrs: None, bridge, configured: true, task: Task::new(now, seed), said: None }
     }
 
-    /// The Node has these.
+    /// Sets the Node's pod CIDRs.
     pub(super) fn set_pod_cidrs(&mut self, pod_cidrs: &[Box<str>], now: Mono) {
         if self.pod_cidrs.as_deref() != Some(pod_cidrs) {
             self.pod_cidrs = Some(pod_cidrs.to_vec());
-            self.told = false;
+            self.configured = false;
             self.task.at = now;
         }
     }
 
     pub(super) fn due(&self) -> Option<Mono> {
-        self.task.due().filter(|_| !self.told)
+        self.task.due().filter(|_| !self.configured)
     }
-    /// Tells the runtime, and writes the configuration, when they are others.
+    /// Configures the runtime and writes the bridge's configuration after a change.
     pub(super) fn turn<R: Runtime + 'static>(&mut self, pods: &Pods<R>, now: Now, out: &Effects) {
         if self.due().is_none_or(|at| at > now.mono) {
             return;
         }
         self.task.begin_if_due(now.mono);
-        self.told = true;
+        self.configured = true;
         let (cidrs, directory) = (self.pod_cidrs.clone().unwrap_or_default(), self.bridge.clone());
         let (runtime, blocking) = (pods.manager().runtime.clone(), pods.manager().blocking.clone());
         let task = async move {
-            let told = if cidrs.is_empty() {
+            let configured = if cidrs.is_empty() {
                 Ok(())
             } else {
                 runtime.update_runtime_config(&cidrs.join(",")).await.map_err(|error| error.to_string())
@@ -65,26 +65,26 @@ impl Network {
                     Some(Err(why)) => Err(why),
                     Some(Ok((directory, text))) => {
                         let shown = directory.display().to_string();
-                        let placed = blocking.run(move || place(&directory, &text)).await;
-                        placed.map_err(|error| format!("the bridge's configuration in {shown}: {error}"))
+                        let placed = blocking.run(move || write_config(&directory, &text)).await;
+                        placed.map_err(|error| format!("CNI configuration of the bridge in {shown}: {error}"))
                     }
                 };
-            News::NetworkTold(told.and(placed)).event()
+            ClusterEventKind::NetworkConfigured(configured.and(placed)).event()
         };
         out.start("pod network", task);
     }
 
-    /// The runtime knows them and the configuration is as it is to be, or not.
+    /// The configuration ended.
     pub(super) fn take(&mut self, result: Result<(), String>, now: Mono) {
         self.task.ended(result.is_ok(), now, KUBE_RETRY_MAX);
-        if !self.told {
-            // The Node has others meanwhile.
+        if !self.configured {
+            // The Node has other CIDRs meanwhile.
             self.task.at = now;
         }
         match result {
             Ok(()) => self.said = None,
             Err(why) => {
-                self.told = false;
+                self.configured = false;
                 if self.said.as_ref() != Some(&why) {
                     log::warn!("pod network: {why}; retrying");
                     self.said = Some(why);
@@ -94,26 +94,26 @@ impl Network {
     }
 }
 
-/// What is there in our configuration's place, as far as ours may go: what is longer or no file is not ours.
+/// The agent's own CNI configuration file, if it exists. A file that is longer, or no regular file, is not the agent's.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let file = open_regular(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => error,
-        _ => io::Error::other(format!("{} is no file that can be read ({error}); remove it", path.display())),
+        _ => io::Error::other(format!("{} cannot be read as a file ({error}); remove it", path.display())),
     })?;
     let mut bytes = Vec::new();
     file.take(CNI_FILE_BYTES_MAX).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// Writes the configuration, or removes it, as the table has it. Blocks.
-fn place(directory: &Path, text: &str) -> io::Result<()> {
+/// Writes or removes the configuration file, as `bridge::action` decides. Blocks.
+fn write_config(directory: &Path, text: &str) -> io::Result<()> {
     std::fs::create_dir_all(directory)?;
     let (mut others, mut count) = (false, 0);
     for entry in std::fs::read_dir(directory)? {
         count += 1;
         if count > CNI_FILES_MAX {
             return Err(io::Error::other(format!(
-                "there are more than {CNI_FILES_MAX} files; nothing is written"
+                "more than {CNI_FILES_MAX} files; not writing the bridge's configuration"
             )));
         }
         let name = entry?.file_name();
@@ -125,15 +125,15 @@ fn place(directory: &Path, text: &str) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(error),
     };
-    match bridge::step(others, ours.as_deref(), text.as_bytes()) {
-        Step::Keep => Ok(()),
-        Step::Remove => {
+    match bridge::action(others, ours.as_deref(), text.as_bytes()) {
+        Action::Keep => Ok(()),
+        Action::Remove => {
             log::info!("{}: removed, the pods have another network", path.display());
             std::fs::remove_file(&path)
         }
-        Step::Write => {
+        Action::Write => {
             log::info!("{}: written", path.display());
-            // Not an ending that is taken for a configuration.
+            // A suffix that no CNI plugin reads.
             replace(&path, &directory.join(".smolet-bridge.new"), text.as_bytes())
         }
     }

@@ -1,26 +1,26 @@
-//! Registers the Node and reports its status, as [`crate::cluster::node_status`] decides, and notes the events that go with them.
+//! Registers the Node and reports its status, as [`crate::cluster::node_status`] decides, and records the events of both.
 
 use std::rc::Rc;
 
-use super::calls::{register, report, runtime_here};
+use super::calls::{register, report, runtime_info};
 use super::oom::{OomsRead, SystemOoms};
-use super::{Membership, News};
+use super::{ClusterEventKind, Membership};
 use crate::cluster::node_images::NodeImage;
-use crate::cluster::node_status::{Look, NodeEvent, NodeStatusSync, Registered, ReportEnd};
+use crate::cluster::node_status::{NodeEvent, NodeStatusSync, Registered, ReportEnd, RuntimeQuery};
 use crate::cri::{Runtime, RuntimeStatus};
 use crate::kube::KubeError;
 use crate::model::{Mono, Now, SortedMap};
 use crate::node::effects::Effects;
 use crate::node::pods::Pods;
 
-/// What is known of the Node's status, and how far its telling is.
+/// The state of the Node's status, and of its reports.
 pub(super) struct NodeStatus {
     sync: NodeStatusSync,
     ooms: SystemOoms,
 }
 
 /// The images, and the runtime's name and version.
-pub(super) struct RuntimeHere {
+pub(super) struct RuntimeInfo {
     pub(super) images: Option<Rc<[NodeImage]>>,
     pub(super) version: Option<Box<str>>,
 }
@@ -38,25 +38,25 @@ impl NodeStatus {
         self.sync.due()
     }
 
-    /// What was told is not what is any more: it is told anew at once.
-    pub(super) fn tell(&mut self, now: Mono) {
-        self.sync.tell(now);
+    /// The last report is out of date: the next one follows at once.
+    pub(super) fn report_now(&mut self, now: Mono) {
+        self.sync.report_now(now);
     }
 
-    /// What was told is what is.
-    pub(super) fn is_told(&self) -> bool {
-        self.sync.is_told()
+    /// The last report is up to date.
+    pub(super) fn is_reported(&self) -> bool {
+        self.sync.is_reported()
     }
 
-    /// The Node has these conditions, by type.
-    pub(super) fn compare(&mut self, there: &SortedMap<Box<str>, Box<str>>, now: Mono) {
-        self.sync.compare(there, now);
+    /// The Node has these conditions, by type: they are reported again if they differ.
+    pub(super) fn compare_conditions(&mut self, there: &SortedMap<Box<str>, Box<str>>, now: Mono) {
+        self.sync.compare_conditions(there, now);
     }
 
-    /// Somebody deleted the Node: it registers afresh.
+    /// The Node was deleted: it is registered again.
     pub(super) fn register_again(&mut self, of: &mut Membership, now: Mono) {
         if of.registered.take().is_some() {
-            self.sync.tell(now);
+            self.sync.report_now(now);
         }
     }
 
@@ -67,23 +67,23 @@ impl NodeStatus {
         now: Now,
         out: &Effects,
     ) {
-        if let Some(look) = self.sync.look(now.mono) {
-            ask_runtime(look, of, pods, out);
+        if let Some(query) = self.sync.query_runtime(now.mono) {
+            ask_runtime(query, of, pods, out);
             self.ooms.count(pods, out);
         }
-        if self.sync.reports(now.mono) {
+        if self.sync.begin_report(now.mono) {
             self.report(of, pods, now, out);
         }
     }
 
-    /// The runtime says how it is, or does not.
-    pub(super) fn runtime_said(
+    /// The runtime's status, or why it is not known.
+    pub(super) fn take_runtime_status(
         &mut self,
         said: Result<RuntimeStatus, String>,
         of: &mut Membership,
         now: Mono,
     ) {
-        self.sync.runtime_said(said.as_ref().ok(), now);
+        self.sync.take_runtime_status(said.as_ref().ok(), now);
         match said {
             Ok(said) => {
                 if let Some(machine) = of.machine.with_runtime(&said) {
@@ -94,9 +94,9 @@ impl NodeStatus {
         }
     }
 
-    /// What the runtime has.
-    pub(super) fn runtime_has(&mut self, here: RuntimeHere, of: &mut Membership) {
-        self.sync.runtime_has(here.images);
+    /// Sets the runtime's images and version.
+    pub(super) fn set_runtime_info(&mut self, here: RuntimeInfo, of: &mut Membership) {
+        self.sync.set_images(here.images);
         if let Some(version) = here.version.filter(|version| of.machine.runtime != *version) {
             of.change_machine(|machine| machine.runtime = version);
         }
@@ -113,19 +113,21 @@ impl NodeStatus {
         let client = if registered { of.client.for_heartbeats() } else { of.client.clone() };
         let machine = of.machine.clone();
         let before = self.sync.conditions().to_vec();
-        let told = self.sync.told(machine.periods.report, now.mono);
+        let digest = self.sync.reported_digest(machine.periods.report, now.mono);
         let task = async move {
             let event = if registered {
-                News::Reported(report(&client, &machine, &health, &before, told, now.wall).await)
+                ClusterEventKind::Reported(
+                    report(&client, &machine, &health, &before, digest, now.wall).await,
+                )
             } else {
-                News::Registered(register(&client, &machine, &health, now.wall).await)
+                ClusterEventKind::Registered(register(&client, &machine, &health, now.wall).await)
             };
             event.event()
         };
         out.start("node status", task);
     }
 
-    /// The Node was registered, or not. True when it was.
+    /// The registration ended. True when it succeeded.
     pub(super) fn registered(
         &mut self,
         result: Result<Registered, KubeError>,
@@ -137,7 +139,7 @@ impl NodeStatus {
             Ok(there) => there,
             Err(why) => {
                 self.sync.failed(of.machine.periods.look, now);
-                of.failed("node registration failed", &why, now);
+                of.log_failure("node registration failed", &why, now);
                 return false;
             }
         };
@@ -149,7 +151,7 @@ impl NodeStatus {
         true
     }
 
-    /// The Node's status was told, or not.
+    /// The report ended.
     pub(super) fn reported(
         &mut self,
         result: Result<ReportEnd, KubeError>,
@@ -159,8 +161,8 @@ impl NodeStatus {
     ) {
         match result {
             Ok(end) => {
-                if matches!(end, ReportEnd::Told(..)) {
-                    of.failures.went_well();
+                if matches!(end, ReportEnd::Reported(..)) {
+                    of.failures.note_success();
                 }
                 if let Some(event) = self.sync.reported(end, &of.machine, now) {
                     note(&event, out);
@@ -171,7 +173,7 @@ impl NodeStatus {
                 if why.is_not_found() {
                     self.register_again(of, now);
                 }
-                of.failed("node status update failed", &why, now);
+                of.log_failure("node status update failed", &why, now);
             }
         }
     }
@@ -181,22 +183,22 @@ fn note(event: &NodeEvent, out: &Effects) {
     out.note_node(event.kind, event.reason, &event.message);
 }
 
-/// Asks the runtime how it is and what it has.
-fn ask_runtime<R: Runtime + 'static>(look: Look, of: &Membership, pods: &Pods<R>, out: &Effects) {
-    if look.status {
+/// Starts the calls to the runtime for its status, and for its images and version.
+fn ask_runtime<R: Runtime + 'static>(query: RuntimeQuery, of: &Membership, pods: &Pods<R>, out: &Effects) {
+    if query.status {
         let runtime = pods.manager().runtime.clone();
         let task = async move {
             let said = runtime.status().await.map_err(|error| error.to_string());
-            News::RuntimeSaid(said).event()
+            ClusterEventKind::RuntimeStatus(said).event()
         };
         out.start("runtime status", task);
     }
-    if look.images {
+    if query.images {
         let runtime = pods.manager().runtime.clone();
         let images_max = of.machine.images_max;
         let task = async move {
-            let here = runtime_here(&*runtime, images_max).await;
-            News::RuntimeHere(here).event()
+            let here = runtime_info(&*runtime, images_max).await;
+            ClusterEventKind::RuntimeInfo(here).event()
         };
         out.start("node images", task);
     }

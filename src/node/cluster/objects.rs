@@ -1,10 +1,11 @@
-//! What this node's pods name in the cluster: which ConfigMaps, Secrets and tokens are followed, and what was found.
+//! The objects that this node's pods reference in the API server: which ConfigMaps, Secrets and tokens are watched, and their
+//! states.
 //!
-//! A pod that came from the API server begins when each of them was looked for, whether it is there or not: else it would
-//! begin with a failure. One that is here already is not held back. What a pod names that is over is dropped (`UnregisterPod`).
+//! A pod of the API server starts when each of its objects was looked up, whether it exists or not: otherwise its first start
+//! would fail. A pod that runs already is not held back. Objects that only ended pods reference are dropped (`UnregisterPod`).
 //!
-//! There is room for so many objects and so many bytes. What runs here has its room first, then what has it already, then the
-//! rest; a pod whose objects have none says so in its status and waits, whether it could do without them or not.
+//! The number of objects and their bytes are bounded. Running pods' objects have precedence, then those that are watched
+//! already, then the rest; a pod whose objects have no room says so in its status and waits, even if they are optional.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,24 +34,24 @@ use crate::store::offline::content::name_of;
 use crate::store::offline::folder::Content;
 use crate::sync::worker::Life;
 
-/// What is followed.
+/// The watched objects.
 pub(super) struct ApiObjects {
     found: ObjectStates,
-    /// One for each object; dropping it ends it.
+    /// A task for each object; dropping it ends the watch.
     tasks: SortedMap<ObjectKey, smol::Task<()>>,
-    /// What was found of them; `None` = it is not there.
+    /// The objects' states; `None` = it does not exist.
     known: SortedMap<ObjectKey, Option<SourcedObject>>,
-    /// What was known before the agent's start, while the server has not told its pods; bounded by the folder.
-    kept: SortedMap<ObjectKey, Option<Object>>,
-    /// Those of `known` that were kept, and of which the server has not said a word.
+    /// The offline copy's objects, until the API server sends its pods; bounded by the folder.
+    offline: SortedMap<ObjectKey, Option<Object>>,
+    /// Those of `known` that come from the offline copy and that the API server has not confirmed.
     unconfirmed: SortedSet<ObjectKey>,
-    /// Those that are there and for which there was no room, with the bytes that each takes: nobody follows them.
+    /// Objects that exist and had no room, with their sizes in bytes: they are not watched.
     too_large: SortedMap<ObjectKey, usize>,
     watches: Watches,
-    /// What each pod names that waits for what is not known yet, and what all other pods name; of the last update.
+    /// The objects of each pod that waits for an unknown one, and the objects of all other pods, in the last update.
     waiting: Vec<SortedSet<ObjectKey>>,
     others: SortedSet<ObjectKey>,
-    /// The server's last word on pods, or, not complete, what was kept of it.
+    /// The API server's last update, or, not complete, the one of the offline copy.
     last: Option<SourceUpdate>,
     origin: Arc<str>,
     said_full: bool,
@@ -62,7 +63,7 @@ impl ApiObjects {
             found,
             tasks: SortedMap::new(),
             known: SortedMap::new(),
-            kept: SortedMap::new(),
+            offline: SortedMap::new(),
             unconfirmed: SortedSet::new(),
             too_large: SortedMap::new(),
             watches: Watches::default(),
@@ -74,13 +75,13 @@ impl ApiObjects {
         }
     }
 
-    /// What is followed, and the bytes of what was found.
+    /// Number of watched objects, and bytes of the known ones.
     pub(super) fn held(&self) -> (usize, usize) {
         (self.tasks.len(), self.bytes())
     }
 
-    /// The object, if the server has told it.
-    pub(super) fn found_of(&self, key: &ObjectKey) -> Option<&Object> {
+    /// The object, if it is known.
+    pub(super) fn object_of(&self, key: &ObjectKey) -> Option<&Object> {
         let known = self.known.get(key).filter(|_| !self.unconfirmed.contains(key))?;
         known.as_ref().map(|sourced| &sourced.object)
     }
@@ -89,12 +90,12 @@ impl ApiObjects {
         SourcedObject { object, origin: Origin { file: self.origin.clone(), document: 1 } }
     }
 
-    /// Takes over what was kept of it, if nothing is known.
-    fn recall(&mut self, key: &ObjectKey) {
+    /// Takes the object from the offline copy, unless it is known already.
+    fn load_offline(&mut self, key: &ObjectKey) {
         if self.known.contains_key(key) {
             return;
         }
-        let Some(kept) = self.kept.remove(key) else { return };
+        let Some(kept) = self.offline.remove(key) else { return };
         let fits = self.bytes() + kept.as_ref().map_or(0, cost) <= KUBE_OBJECTS_BYTES_MAX;
         if fits {
             let sourced = kept.map(|object| self.sourced(object));
@@ -107,7 +108,7 @@ impl ApiObjects {
         self.known.values().flatten().map(|sourced| cost(&sourced.object)).sum()
     }
 
-    /// What the runtime class means.
+    /// The handler of the runtime class.
     fn handler(&self, class: &ObjectKey) -> ClassHandler {
         match self.known.get(class).and_then(|known| known.as_ref()).map(|sourced| &sourced.object) {
             Some(Object::RuntimeClass(class)) => ClassHandler::Of(class.handler.clone()),
@@ -115,9 +116,9 @@ impl ApiObjects {
         }
     }
 
-    /// What the pod's claims have for it.
+    /// The volumes of the pod's claims.
     ///
-    /// What it `had` it keeps: the node may have other labels by now, and the pod runs.
+    /// A claim that the pod `had` keeps its volume: the node's labels may have changed while the pod runs.
     fn claims(
         &self,
         pod: &Pod,
@@ -136,12 +137,12 @@ impl ApiObjects {
                 Some(Object::Claim(claim)) => claim.volume.clone(),
                 Some(_) | None => Err(CLAIM_NOT_FETCHED.into()),
             };
-            let here = |of: &ClaimedVolume| match (&of.nodes, labels) {
+            let is_reachable = |of: &ClaimedVolume| match (&of.nodes, labels) {
                 (Some(nodes), Some(labels)) => chooses(nodes, labels),
                 (Some(_), None) | (None, _) => true,
             };
             let path = found.and_then(|of| {
-                if !here(&of) {
+                if !is_reachable(&of) {
                     let why = format!(
                         "MountVolume.NodeAffinity check failed for volume {:?} : no matching NodeSelectorTerms",
                         of.name
@@ -156,23 +157,23 @@ impl ApiObjects {
         claimed.collect()
     }
 
-    /// The bytes that the known object takes.
+    /// The bytes of the known object.
     fn bytes_of(&self, key: &ObjectKey) -> usize {
         self.known.get(key).and_then(|known| known.as_ref()).map_or(0, |sourced| cost(&sourced.object))
     }
 
-    /// One of that many bytes has room in the place of the one that is known.
+    /// An object of that many bytes has room in place of the known one.
     fn has_room(&self, key: &ObjectKey, bytes: usize) -> bool {
         self.bytes() - self.bytes_of(key) + bytes <= KUBE_OBJECTS_BYTES_MAX
     }
 
-    /// Nothing that the pod can do without is known of what it names, for want of room.
+    /// Some of these objects are unknown because there is no room for them.
     fn lacks_room(&self, keys: &SortedSet<ObjectKey>) -> bool {
         keys.iter().any(|key| self.too_large.contains_key(key) && !self.known.contains_key(key))
     }
 
-    /// Said once, until there is room again.
-    fn say_full(&mut self, pod: Option<&PodKey>) {
+    /// Logged once, until there is room again.
+    fn log_full(&mut self, pod: Option<&PodKey>) {
         match pod {
             None => self.said_full = false,
             Some(_) if self.said_full => {}
@@ -182,23 +183,24 @@ impl ApiObjects {
             }
         }
     }
-    /// The server's last word on pods, or, not complete, what was kept of it.
-    pub(super) fn word(&self) -> Option<&SourceUpdate> {
+
+    /// The API server's last update, or, not complete, the one of the offline copy.
+    pub(super) fn last_update(&self) -> Option<&SourceUpdate> {
         self.last.as_ref()
     }
 
-    /// The server has told its pods, or that is taken for its word which was kept.
-    pub(super) fn hear(&mut self, update: &SourceUpdate) {
+    /// Sets the update: the API server's, or the one of the offline copy.
+    pub(super) fn set_update(&mut self, update: &SourceUpdate) {
         self.last = Some(update.clone());
     }
 
-    /// These were known before the agent's start.
+    /// Sets the offline copy's objects.
     pub(super) fn set_offline(&mut self, objects: SortedMap<ObjectKey, Option<Object>>) {
-        self.kept = objects;
+        self.offline = objects;
     }
 
-    /// Follows what the update's pods name, adds what is known of it, and leaves out pods that have to wait for it.
-    /// Returns the pods of which all is known that they name.
+    /// Watches the objects that the update's pods reference, adds the known ones to the update, and removes the pods that have
+    /// to wait for theirs. Returns the pods whose objects are all known.
     pub(super) fn follow<R: Runtime + 'static>(
         &mut self,
         update: &mut SourceUpdate,
@@ -207,28 +209,38 @@ impl ApiObjects {
         tasks: &Tasks,
     ) -> SortedSet<PodUid> {
         let mut named = named_in(update, self, pods);
-        let mut wishes: SortedMap<ObjectKey, (Box<str>, TokenRequest)> = SortedMap::new();
-        let mut needed: SortedSet<ObjectKey> = SortedSet::new();
-        for Named { place, keys, is_left_out, .. } in &mut named {
-            let further = keys.iter().filter(|key| !needed.contains(*key)).count();
-            *is_left_out = needed.len() + further > KUBE_OBJECTS_MAX;
-            if !*is_left_out {
-                needed.extend(keys.iter().cloned());
-                let pod = &update.pods[*place].pod;
-                let opened = pod.pod.open();
-                let of = |(key, wish)| (key, (pod.key.name.as_ref().into(), wish));
-                wishes.extend(tokens_of(&opened).map(of));
-            }
+        let (needed, token_requests) = choose_objects(&mut named, update);
+        self.drop_others(&needed);
+        if update.complete {
+            self.offline = SortedMap::new();
         }
+        self.watch(needed, token_requests, client, tasks);
+        self.add_known_objects(update, pods);
+        self.remove_waiting(named, update, pods);
+        let is_known =
+            |pod: &SourcedPod| named_by(&pod.pod.pod).iter().all(|key| self.known.contains_key(key));
+        let known = update.pods.iter().filter(|pod| is_known(pod));
+        known.map(|pod| pod.pod.key.uid.clone()).collect()
+    }
+
+    /// Ends the watches of all objects but the needed ones, and drops their states.
+    fn drop_others(&mut self, needed: &SortedSet<ObjectKey>) {
         self.tasks.retain(|key, _| needed.contains(key));
         self.known.retain(|key, _| needed.contains(key));
         self.unconfirmed.retain(|key| needed.contains(key));
         self.too_large.retain(|key, _| needed.contains(key));
-        if update.complete {
-            self.kept = SortedMap::new();
-        }
+    }
+
+    /// Starts a task for each needed object that has none, unless the object is too large for the room that is left.
+    fn watch(
+        &mut self,
+        needed: SortedSet<ObjectKey>,
+        mut token_requests: TokenRequests,
+        client: &Client,
+        tasks: &Tasks,
+    ) {
         for key in needed {
-            self.recall(&key);
+            self.load_offline(&key);
             if self.tasks.contains_key(&key) {
                 continue;
             }
@@ -239,9 +251,11 @@ impl ApiObjects {
                 self.too_large.remove(&key);
             }
             let found = self.found.clone();
-            let task = match wishes.remove(&key) {
-                Some((pod, wish)) => tasks
-                    .run("service account token", keep_token(client.clone(), pod, key.clone(), wish, found)),
+            let task = match token_requests.remove(&key) {
+                Some((pod, request)) => tasks.run(
+                    "service account token",
+                    keep_token(client.clone(), pod, key.clone(), request, found),
+                ),
                 None if key.kind == ObjectKind::Claim => {
                     tasks.run("volume claim", keep_claim(client.clone(), key.clone(), found))
                 }
@@ -252,6 +266,10 @@ impl ApiObjects {
             };
             self.tasks.insert(key, task);
         }
+    }
+
+    /// Adds the known objects, and each pod's claims and runtime handler, to the update.
+    fn add_known_objects<R: Runtime + 'static>(&self, update: &mut SourceUpdate, pods: &Pods<R>) {
         update.objects = self.known.values().flatten().cloned().collect();
         let labels = pods.room().labels();
         for sourced in &mut update.pods {
@@ -262,9 +280,18 @@ impl ApiObjects {
             }
             sourced.pod.pod.pack();
         }
+    }
+
+    /// Removes from the update the new pods whose objects are not all known, and marks those whose objects have no room.
+    fn remove_waiting<R: Runtime + 'static>(
+        &mut self,
+        named: Vec<Named>,
+        update: &mut SourceUpdate,
+        pods: &Pods<R>,
+    ) {
         let relist = pods.relist();
         let (desired, complete) = (pods.desired(), update.complete);
-        // A pod that the server tells of begins with what the server says.
+        // A pod in the API server's update starts with the API server's objects.
         let is_known =
             |key: &ObjectKey| self.known.contains_key(key) && !(complete && self.unconfirmed.contains(key));
         let (mut waits, mut first_full) = (vec![false; update.pods.len()], None);
@@ -286,19 +313,15 @@ impl ApiObjects {
                 others.extend(keys);
             }
         }
-        self.say_full(first_full.as_ref());
+        self.log_full(first_full.as_ref());
         (self.waiting, self.others) = (waiting, others);
         let mut waits = waits.into_iter();
         update.pods.retain(|_| waits.next() != Some(true));
-        let is_known =
-            |pod: &SourcedPod| named_by(&pod.pod.pod).iter().all(|key| self.known.contains_key(key));
-        let known = update.pods.iter().filter(|pod| is_known(pod));
-        known.map(|pod| pod.pod.key.uid.clone()).collect()
     }
 
-    /// Something was found: the pods that it is of get it.
+    /// Objects have changed: they are passed to their pods.
     pub(super) fn take(&mut self, kept: &mut OfflineCopy, now: Mono, out: &mut Effects) {
-        // A pod that waits for hundreds of them begins with the last one: until then there is nothing to do for it.
+        // A pod may wait for hundreds of objects: until the last of them is known there is nothing to do.
         let mut is_due = false;
         for (key, sought) in self.found.take() {
             is_due |= self.others.contains(&key);
@@ -309,7 +332,7 @@ impl ApiObjects {
             let (object, is_word) = match sought {
                 ObjectState::Present(object) => (Some(object), true),
                 ObjectState::Missing => (None, true),
-                // A server that is ill takes nothing away.
+                // A failed request removes nothing.
                 ObjectState::Refused if was_kept => {
                     self.unconfirmed.remove(&key);
                     continue;
@@ -318,7 +341,7 @@ impl ApiObjects {
             };
             let bytes = object.as_ref().map_or(0, cost);
             if bytes > 0 && !self.has_room(&key, bytes) {
-                // Its follower would hold it on. What is known of it stays.
+                // The watch would keep it in memory: the watch ends, and the known state stays.
                 self.tasks.remove(&key);
                 self.too_large.insert(key, bytes);
                 is_due = true;
@@ -339,23 +362,44 @@ impl ApiObjects {
     }
 }
 
-/// What a pod of an update names.
+/// Requests of service account tokens, each with its pod's name.
+type TokenRequests = SortedMap<ObjectKey, (Box<str>, TokenRequest)>;
+
+/// The objects of one pod of an update.
 struct Named {
-    /// Its place in the update.
+    /// Index of the pod in the update.
     place: usize,
-    /// 0: it runs here; 1: its objects are followed; 2: neither.
+    /// 0: it runs here; 1: its objects are watched; 2: neither.
     rank: u8,
     keys: SortedSet<ObjectKey>,
     /// There is no room for them.
     is_left_out: bool,
 }
 
-/// What a pod needs to know of before it begins.
+/// The objects to watch, within the limit of their number, and the requests of those that are tokens. Marks the pods whose objects have no room.
+fn choose_objects(named: &mut [Named], update: &SourceUpdate) -> (SortedSet<ObjectKey>, TokenRequests) {
+    let mut requests = TokenRequests::new();
+    let mut needed: SortedSet<ObjectKey> = SortedSet::new();
+    for Named { place, keys, is_left_out, .. } in named {
+        let further = keys.iter().filter(|key| !needed.contains(*key)).count();
+        *is_left_out = needed.len() + further > KUBE_OBJECTS_MAX;
+        if !*is_left_out {
+            needed.extend(keys.iter().cloned());
+            let pod = &update.pods[*place].pod;
+            let opened = pod.pod.open();
+            let of = |(key, request)| (key, (pod.key.name.as_ref().into(), request));
+            requests.extend(tokens_of(&opened).map(of));
+        }
+    }
+    (needed, requests)
+}
+
+/// The objects that a pod needs before it starts.
 pub(super) fn wanted_by(pod: &Pod) -> impl Iterator<Item = ObjectKey> {
     named_by(pod).into_iter().chain(services_of(pod)).chain(class_of(pod))
 }
 
-/// What the pods of the update name, in the order in which they have room for it.
+/// The objects of the update's pods, in the order of precedence.
 fn named_in<R: Runtime + 'static>(update: &SourceUpdate, objects: &ApiObjects, pods: &Pods<R>) -> Vec<Named> {
     let relist = pods.relist();
     let is_alive = |uid: &PodUid| {
@@ -364,10 +408,10 @@ fn named_in<R: Runtime + 'static>(update: &SourceUpdate, objects: &ApiObjects, p
     };
     let named = update.pods.iter().enumerate().map(|(place, sourced)| {
         let uid = &sourced.pod.key.uid;
-        // One that is over needs none any more (`UnregisterPod`).
+        // An ended pod needs none (`UnregisterPod`).
         let has_ended = pods.get(uid).is_some_and(|record| record.worker().life() == Life::Ended);
         let is_over = has_ended || update.server.over.contains(uid) && !is_alive(uid);
-        // The key of the task that follows the object, if any: keys made with each update would be spread over the heap.
+        // The key of the watch's task, if there is one: keys allocated with each update would fragment the heap.
         let same = |key: ObjectKey| match objects.tasks.get_key_value(&key) {
             Some((known, _)) => known.clone(),
             None => key,
@@ -381,7 +425,7 @@ fn named_in<R: Runtime + 'static>(update: &SourceUpdate, objects: &ApiObjects, p
         Named { place, rank, keys, is_left_out: false }
     });
     let mut named: Vec<Named> = named.collect();
-    // Stable.
+    // A stable sort.
     named.sort_by_key(|named| named.rank);
     named
 }

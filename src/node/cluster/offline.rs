@@ -1,13 +1,13 @@
-//! What is kept on disk for a start without the server: when it is written, and when it counts.
+//! The offline copy: the cluster's pods and their objects on disk, for a start without the API server.
 //!
 //! ```text
-//!     the server's pods, objects and marks ─► OFFLINE_SETTLE to settle, OFFLINE_PERIOD since the last write ─► written
-//!     a pod is not wanted any more         ─► taken out at once: after a reboot it is not to begin
-//!     no word of the server's at the start ─► OFFLINE_PATIENCE after the first failure ─► read, and taken for its word,
-//!                                             as far as pods begin by it; nothing ends by it
+//!     the server's pods, objects and Node ─► OFFLINE_SETTLE to settle, OFFLINE_PERIOD since the last write ─► written
+//!    a pod is no longer desired           ─► removed at once: it must not start after a reboot
+//!    no API server at the start           ─► OFFLINE_PATIENCE after the first failure ─► read: pods start by it as by an update
+//!                                             of the API server; none is terminated by it
 //! ```
 //!
-//! With a server that answers nothing is read: it costs no time, and what was deleted meanwhile does not begin.
+//! While the API server answers, nothing is read: it would cost time, and pods deleted meanwhile would start.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash as _, Hasher as _};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use smol::channel::Receiver;
 
 use super::objects::{ApiObjects, wanted_by};
-use super::{Membership, News};
+use super::{ClusterEventKind, Membership};
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::cri::Runtime;
@@ -31,15 +31,15 @@ use crate::model::{SortedMap, SortedSet};
 use crate::node::agent::Event;
 use crate::node::effects::Effects;
 use crate::node::pods::Pods;
-use crate::source::api_node::NodeMarks;
+use crate::source::api_node::NodeFields;
 use crate::source::api_offline::{self, Trees};
 use crate::source::{NodeName, SourceUpdate};
-use crate::store::offline::content::{Marks, encode_marks, name_of};
+use crate::store::offline::content::{OfflineNode, encode_node, name_of};
 use crate::store::offline::folder::{Content, FileName, Folder, Owner, Put, Written};
 use crate::store::offline::record::{Kind, Name};
 
-/// Taints that the cluster sets and takes away by itself, as the node's state is: none of them says anything of the next start,
-/// and a link that comes and goes would write them each time.
+/// Taints that the cluster adds and removes by the node's state: they say nothing about the next start, and a link that fails
+/// often would cause a write each time.
 const OF_THE_MOMENT: [&str; 6] = [
     "node.kubernetes.io/not-ready",
     "node.kubernetes.io/unreachable",
@@ -49,29 +49,29 @@ const OF_THE_MOMENT: [&str; 6] = [
     "node.kubernetes.io/pid-pressure",
 ];
 
-/// How far the folder is behind what the server says.
+/// The folder, and the changes that are not written yet.
 pub(super) struct OfflineCopy {
     folder: Folder,
-    /// Whose it is, once that was needed.
+    /// The cluster and node that own the folder, once known.
     owner: Option<Owner>,
     trees: Trees,
-    /// What is not written yet. At most as much as is kept.
+    /// Changes that are not written yet. At most as many as the folder has entries.
     puts: SortedMap<FileName, Put>,
-    /// All that is to be kept; `None` = the server has not told its pods yet.
+    /// The names of all entries to keep; `None` = the API server has not sent its pods yet.
     wanted: Option<Arc<SortedSet<FileName>>>,
-    /// Of which pods that is.
-    told: u64,
+    /// Hash of the pods that `wanted` was computed from.
+    pods_hash: u64,
     write: Option<smol::Task<()>>,
     due: Option<Mono>,
     not_before: Mono,
-    /// Why not all is kept.
+    /// Why the copy is not complete, as logged.
     said: Option<String>,
 }
 
-/// How a write ended.
+/// The result of a write.
 pub(super) struct Outcome {
     owner: Option<Owner>,
-    /// What was not written.
+    /// Changes that were not written.
     left: SortedMap<FileName, Put>,
     result: Result<Written, String>,
 }
@@ -84,7 +84,7 @@ impl OfflineCopy {
             trees,
             puts: SortedMap::new(),
             wanted: None,
-            told: 0,
+            pods_hash: 0,
             write: None,
             due: None,
             not_before: now,
@@ -92,37 +92,40 @@ impl OfflineCopy {
         }
     }
 
-    /// This is the object's content now.
+    /// Records the object's new content.
     pub(super) fn put(&mut self, name: Name, content: Content, now: Mono) {
         self.puts.insert(FileName::of(&name), Put { name, content });
         self.due.get_or_insert((now + OFFLINE_SETTLE).max(self.not_before));
     }
 
-    /// These are the marks on the Node of that name now.
-    pub(super) fn put_marks(&mut self, node: &str, marks: &NodeMarks, now: Mono) {
-        let NodeMarks { labels, mut taints, pod_cidrs, .. } = marks.clone();
+    /// Records the Node's new fields.
+    pub(super) fn put_node(&mut self, name: &str, node: &NodeFields, now: Mono) {
+        let NodeFields { labels, mut taints, pod_cidrs, .. } = node.clone();
         taints.retain(|taint| !OF_THE_MOMENT.contains(&&*taint.key));
-        let content = encode_marks(&Marks { labels, taints, pod_cidrs });
-        self.put(name_of_node(node), Content::Bytes(content), now);
+        let content = encode_node(&OfflineNode { labels, taints, pod_cidrs });
+        self.put(name_of_node(name), Content::Bytes(content), now);
     }
 
-    /// A pod. On a disk that takes nothing for long they are as many as change.
+    /// Records a pod. Bounded in bytes, since a disk that hangs takes no changes.
     fn put_tree(&mut self, name: Name, tree: Vec<u8>, now: Mono) {
         if self.waiting() + tree.len() <= OFFLINE_TREES_BYTES_MAX {
             self.put(name, Content::Bytes(tree), now);
         } else {
             self.puts.remove(&FileName::of(&name));
-            self.say("there is no room to keep all pods; those that are left out wait for the server after a restart".to_owned());
+            self.log_failure(
+                "offline copy: too many pods; those that do not fit wait for the API server after a restart"
+                    .to_owned(),
+            );
         }
     }
 
-    /// Bytes of pods that are to be written.
+    /// Bytes of the pods that are not written yet.
     fn waiting(&self) -> usize {
         let bytes = |put: &Put| if let Content::Bytes(bytes) = &put.content { bytes.len() } else { 0 };
         self.puts.values().map(bytes).sum()
     }
 
-    /// What is on its way to the disk, and its bytes.
+    /// Number and bytes of the changes that are not written yet.
     pub(super) fn held(&self) -> (usize, usize) {
         let (trees, bytes) = self.trees.held();
         (self.puts.len() + trees, self.waiting() + bytes)
@@ -132,7 +135,7 @@ impl OfflineCopy {
         self.due.filter(|_| self.write.is_none() && self.wanted.is_some())
     }
 
-    /// The write of all there is to write; nothing when there is nothing.
+    /// The next write; `None` when nothing has changed.
     fn work(&mut self, client: &Client, node: &str, blocking: &Rc<Blocking>) -> Option<Work> {
         self.due.take()?;
         let wanted = self.wanted.clone()?;
@@ -147,7 +150,7 @@ impl OfflineCopy {
         })
     }
 
-    fn say(&mut self, why: String) {
+    fn log_failure(&mut self, why: String) {
         if self.said.as_ref() != Some(&why) {
             log::warn!("{why}");
             self.said = Some(why);
@@ -160,13 +163,13 @@ impl OfflineCopy {
         match result {
             Ok(Written { left_out: 0, no_key: None, .. }) => self.said = None,
             Ok(Written { no_key: Some(why), .. }) => {
-                self.say(format!("{why}: Secrets and tokens are not kept; their pods wait for the server after a restart"));
+                self.log_failure(format!("{why}: Secrets and tokens are not in the offline copy; their pods wait for the API server after a restart"));
             }
-            Ok(Written { left_out, .. }) => self.say(format!(
-                "{left_out} objects of the cluster have no room on the disk; their pods wait for the server after a restart"
+            Ok(Written { left_out, .. }) => self.log_failure(format!(
+                "{left_out} objects of the cluster exceed the offline copy's size; their pods wait for the API server after a restart"
             )),
             Err(why) => {
-                self.say(format!("the cluster's pods are not kept for a start without the server: {why}; retrying"));
+                self.log_failure(format!("offline copy of the cluster's pods not written: {why}; retrying"));
                 for (file, put) in left {
                     self.puts.entry(file).or_insert(put);
                 }
@@ -176,16 +179,17 @@ impl OfflineCopy {
         }
         self.not_before = now + OFFLINE_PERIOD;
     }
+
     // ---- writing -------------------------------------------------------------------------------------------
 
-    /// The server has told its pods: these are kept, and what they name, and nothing else.
+    /// The API server has sent its pods: the copy keeps these and the objects that they reference, and nothing else.
     pub(super) fn keep_pods(&mut self, objects: &ApiObjects, node: &str, now: Mono) {
-        let Some(last) = objects.word().filter(|last| last.complete) else { return };
+        let Some(last) = objects.last_update().filter(|last| last.complete) else { return };
         let kept = || last.pods.iter().filter(|pod| !last.server.over.contains(&pod.pod.key.uid));
         let mut hasher = DefaultHasher::new();
         kept().for_each(|pod| (&pod.pod.key.uid, &pod.config_hash).hash(&mut hasher));
-        let told = hasher.finish();
-        if self.wanted.is_some() && self.told == told {
+        let pods_hash = hasher.finish();
+        if self.wanted.is_some() && self.pods_hash == pods_hash {
             return;
         }
         let before = self.wanted.take().unwrap_or_default();
@@ -199,10 +203,10 @@ impl OfflineCopy {
             }
             for key in wanted_by(&pod.pod.pod.open()) {
                 let name = name_of(&key);
-                // What is followed for another pod already is not found anew.
+                // An object that is watched for another pod already causes no event.
                 if wanted.insert(FileName::of(&name))
                     && !before.contains(&FileName::of(&name))
-                    && let Some(object) = objects.found_of(&key)
+                    && let Some(object) = objects.object_of(&key)
                 {
                     self.put(name, Content::Object(Some(object.clone())), now);
                 }
@@ -215,11 +219,11 @@ impl OfflineCopy {
         } else if is_first || wanted.len() > before.len() {
             self.due.get_or_insert((now + OFFLINE_SETTLE).max(self.not_before));
         }
-        self.told = told;
+        self.pods_hash = pods_hash;
         self.wanted = Some(Arc::new(wanted));
     }
 
-    /// Begins a write that is due.
+    /// Starts a write that is due.
     pub(super) fn turn<R: Runtime + 'static>(
         &mut self,
         of: &Membership,
@@ -233,7 +237,7 @@ impl OfflineCopy {
         let Some(work) = self.work(&of.client, &of.machine.name, &pods.manager().blocking) else {
             return;
         };
-        let task = async move { News::OfflineWritten(work.carry_out().await).event() };
+        let task = async move { ClusterEventKind::OfflineWritten(work.carry_out().await).event() };
         self.write = Some(out.keep("offline copy", task));
     }
 
@@ -246,7 +250,7 @@ impl OfflineCopy {
         self.ended(outcome, now);
     }
 
-    /// Before the agent ends by itself. Waits for the disk, but not for ever.
+    /// Writes the changes before the agent ends. Bounded by a deadline.
     pub(super) async fn at_end<R: Runtime + 'static>(&mut self, of: &Membership, pods: &Pods<R>) {
         let before = self.write.take();
         let work = self.work(&of.client, &of.machine.name, &pods.manager().blocking);
@@ -261,7 +265,7 @@ impl OfflineCopy {
         };
         let patience = async {
             pods.manager().clock.sleep(OFFLINE_END_PATIENCE).await;
-            Err("the disk does not answer".to_owned())
+            Err("the disk does not respond".to_owned())
         };
         if let Err(why) = smol::future::or(write, patience).await {
             log::warn!("offline copy of the cluster's pods not written: {why}");
@@ -270,7 +274,7 @@ impl OfflineCopy {
 
     // ---- the start -----------------------------------------------------------------------------------------
 
-    /// Patience with the server is over: what was kept is read.
+    /// The API server stays unreachable: the offline copy is read.
     pub(super) fn read<R: Runtime + 'static>(&self, of: &Membership, pods: &Pods<R>, out: &Effects) {
         let (client, node) = (of.client.clone(), of.machine.name.clone());
         let (folder, blocking) = (self.folder.clone(), pods.manager().blocking.clone());
@@ -279,15 +283,15 @@ impl OfflineCopy {
                 Ok(owner) => Ok(blocking.run(move || folder.read(owner)).await),
                 Err(why) => Err(why),
             };
-            News::OfflineRead(kept).event()
+            ClusterEventKind::OfflineRead(kept).event()
         });
     }
 }
 
-/// What was kept of pods, as the server's word; `None` = there are none.
+/// The offline copy's pods as an update of the API server; `None` = there are none.
 pub(super) fn update(of: &Membership, pods: Vec<Vec<u8>>, clock: &SharedClock) -> Option<SourceUpdate> {
-    let (node, here) = (NodeName::new(&of.machine.name), of.shared.here.clone());
-    let update = api_offline::update(&node, clock.clone(), here, pods);
+    let (node, local_pods) = (NodeName::new(&of.machine.name), of.shared.local_pods.clone());
+    let update = api_offline::update(&node, clock.clone(), local_pods, pods);
     if update.pods.is_empty() {
         return None;
     }
@@ -303,7 +307,7 @@ fn name_of_pod(uid: &PodUid) -> Name {
     Name { kind: Kind::Pod, namespace: "".into(), name: uid.as_str().into() }
 }
 
-/// Whose the folder is.
+/// The owner of the folder.
 async fn owner_of(client: &Client, node: &str) -> Result<Owner, String> {
     let trust = client.trust().await.map_err(|error| error.to_string())?;
     Ok(Owner::new(node, &trust))
@@ -340,13 +344,13 @@ impl Work {
     }
 }
 
-/// When what was kept counts: a while after the first failure, or after the start.
+/// Waits until the offline copy is used: a while after the first failure, or after the start.
 pub(super) async fn wait(failed: Receiver<()>, clock: SharedClock) -> Event {
     let failure = async {
-        // Closed: there is nobody who tells.
+        // Closed: no failure will be reported.
         let _ = failed.recv().await;
         clock.sleep(OFFLINE_PATIENCE).await;
     };
     smol::future::or(failure, clock.sleep(OFFLINE_PATIENCE_MAX)).await;
-    News::OfflineCounts.event()
+    ClusterEventKind::ServerUnreachable.event()
 }

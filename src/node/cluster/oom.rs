@@ -1,13 +1,13 @@
-//! Processes that the kernel kills because the machine is out of memory are told by events of the Node (`SystemOOM`).
+//! Events of the Node for processes that the kernel kills because the machine is out of memory (`SystemOOM`).
 //!
-//! The kernel's count of kills is read with each look at the Node; its log only when there are more than before, so that what
-//! else stands there wakes nobody.
+//! The kernel's count of kills is read with each report of the Node; its log only when the count has grown, so that other
+//! entries of the log cause no wakeups.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt as _;
 
-use super::News;
+use super::ClusterEventKind;
 use crate::cluster::system_oom::{oom_kills, system_oom};
 use crate::cri::Runtime;
 use crate::events::EventKind;
@@ -15,25 +15,25 @@ use crate::limits::{KMSG_RECORD_BYTES_MAX, KMSG_RECORDS_MAX, SYSTEM_OOM_EVENTS_M
 use crate::node::effects::Effects;
 use crate::node::pods::Pods;
 
-/// What is known of the kernel's kills.
+/// The kernel's OOM kills.
 #[derive(Default)]
 pub(super) struct SystemOoms {
     /// `None` = not counted yet.
     kills: Option<u64>,
-    /// The kernel's log, behind what was read of it; `None` = it is being read, or cannot be.
+    /// The kernel's log, positioned behind the last entry read; `None` = it is being read, or cannot be.
     log: Option<File>,
 }
 
-/// The log, and what it says of victims.
+/// The log, and the victims that it names.
 pub(super) struct OomsRead {
     log: File,
     messages: Vec<String>,
 }
 
 impl SystemOoms {
-    /// Looks whether the kernel has killed more processes.
+    /// Checks whether the kernel has killed more processes.
     pub(super) fn count<R: Runtime + 'static>(&mut self, pods: &Pods<R>, out: &Effects) {
-        // Procfs: made in memory, so that nothing is waited for.
+        // Procfs: kept in memory, so the read does not block.
         let vmstat = std::fs::read_to_string("/proc/vmstat").unwrap_or_default();
         let Some(kills) = oom_kills(&vmstat) else { return };
         let Some(before) = self.kills.replace(kills) else {
@@ -43,7 +43,7 @@ impl SystemOoms {
         };
         let Some(log) = (kills > before).then(|| self.log.take()).flatten() else { return };
         let blocking = pods.manager().blocking.clone();
-        let task = async move { News::OomsRead(blocking.run(move || read(log)).await).event() };
+        let task = async move { ClusterEventKind::OomsRead(blocking.run(move || read(log)).await).event() };
         out.start("kernel log", task);
     }
 
@@ -56,7 +56,7 @@ impl SystemOoms {
     }
 }
 
-/// Behind all that was logged before.
+/// Opens the log behind its last entry.
 fn open() -> std::io::Result<File> {
     let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     let mut log = File::options().read(true).custom_flags(flags).open("/dev/kmsg")?;
@@ -64,7 +64,7 @@ fn open() -> std::io::Result<File> {
     Ok(log)
 }
 
-/// Reads what is there by now: a record at a time. I/O, blocking.
+/// Reads the new entries, one record at a time. I/O, blocking.
 fn read(mut log: File) -> OomsRead {
     let (mut record, mut messages) = (vec![0; KMSG_RECORD_BYTES_MAX], Vec::new());
     for _ in 0..KMSG_RECORDS_MAX {

@@ -1,9 +1,10 @@
-//! Tells the API server the pods' statuses (status manager), as [`crate::cluster::status_manager`] decides: a task for each call.
+//! Reports the pods' statuses to the API server (status manager), as [`crate::cluster::status_manager`] decides: a task for
+//! each call.
 
-use super::calls::tell;
-use super::{Membership, News};
+use super::calls::patch_status;
+use super::{ClusterEventKind, Membership};
 use crate::cluster::pod_status::for_api;
-use crate::cluster::status_manager::{CallEnd, Here, ReportedPod, ReportedPods};
+use crate::cluster::status_manager::{CallEnd, LocalState, ReportedPod, ReportedPods};
 use crate::cri::Runtime;
 use crate::events::{About, EventKind};
 use crate::kube::KubeError;
@@ -14,11 +15,11 @@ use crate::source::api_status_versions::ApiStatusVersion;
 use crate::source::{MirrorPod, SourceUpdate};
 use crate::sync::worker::Life;
 
-/// What the server has of the node's pods.
+/// The node's pods in the API server.
 #[derive(Default)]
 pub(super) struct StatusManager {
     pods: ReportedPods,
-    /// Those of which something is told at the moment.
+    /// Number of calls in flight.
     under_way: usize,
 }
 
@@ -36,11 +37,11 @@ impl StatusManager {
     }
 
     pub(super) fn due<R: Runtime + 'static>(&self, pods: &Pods<R>, is_busy: bool) -> Option<Mono> {
-        let told = self.pods.iter().filter(|_| !is_busy);
-        told.filter_map(|(uid, told)| told.due(|| here(uid, told, pods))).min()
+        let reported = self.pods.iter().filter(|_| !is_busy);
+        reported.filter_map(|(uid, reported)| reported.due(|| local_state(uid, reported, pods))).min()
     }
 
-    /// Tells of those that are due, of as many as there is `room` for.
+    /// Starts at most `room` of the calls that are due.
     pub(super) fn turn<R: Runtime + 'static>(
         &mut self,
         of: &Membership,
@@ -49,17 +50,17 @@ impl StatusManager {
         now: Now,
         out: &Effects,
     ) {
-        let is_due = |uid: &PodUid, told: &ReportedPod| {
-            told.due(|| here(uid, told, pods)).is_some_and(|at| at <= now.mono)
+        let is_due = |uid: &PodUid, reported: &ReportedPod| {
+            reported.due(|| local_state(uid, reported, pods)).is_some_and(|at| at <= now.mono)
         };
-        let due = self.pods.iter_mut().filter(|(uid, told)| is_due(uid, told));
-        for (uid, told) in due.take(room) {
-            self.under_way += usize::from(begin(uid, told, of, pods, now, out));
+        let due = self.pods.iter_mut().filter(|(uid, reported)| is_due(uid, reported));
+        for (uid, reported) in due.take(room) {
+            self.under_way += usize::from(begin(uid, reported, of, pods, now, out));
         }
     }
 
-    /// Something was told of a pod, or not: that UID, the pod's key and revision then, and whether it was deleted for good. True when
-    /// the server has it no more.
+    /// A call ended: for that pod's UID, with the key and revision that it was made with, and whether it deleted the pod for
+    /// good. True when the API server no longer has the pod.
     pub(super) fn take(
         &mut self,
         (uid, key, revision, deleted): (&PodUid, &PodKey, u64, bool),
@@ -73,17 +74,18 @@ impl StatusManager {
         }
         let changed = of.shared.statuses.sent(&key.uid, result.as_ref().ok().copied().flatten());
         let end = match result {
-            Ok(_) => CallEnd::Told { changed },
+            Ok(_) => CallEnd::Succeeded { changed },
             Err(why) => CallEnd::Failed { is_final: why.is_final() },
         };
         if let Err(why) = result {
-            of.failed(&format!("pod {key}: status update failed"), why, now);
+            of.log_failure(&format!("pod {key}: status update failed"), why, now);
         }
         self.pods.ended(uid, revision, deleted, end, now)
     }
 
-    /// The server has these pods: what is to end is asked for, what was refused is noted. Returns those that it has no more.
-    pub(super) fn learn(
+    /// Takes in the pods that the API server has: requests the deletions, records the rejections. Returns the pods that it no
+    /// longer has.
+    pub(super) fn update_pods(
         &mut self,
         update: &SourceUpdate,
         seed: u64,
@@ -91,17 +93,17 @@ impl StatusManager {
         note: &dyn Fn(About<'_>, EventKind, &'static str, &str),
         out: &mut Effects,
     ) -> Vec<PodUid> {
-        let learned = self.pods.learn(update, seed, now);
-        for refused in &learned.rejected {
+        let changes = self.pods.update_pods(update, seed, now);
+        for refused in &changes.rejected {
             note_refusal(note, refused);
         }
-        for ending in learned.deleted {
+        for ending in changes.deleted {
             out.push(Effect::Delete(ending));
         }
-        for ending in learned.sooner {
+        for ending in changes.sooner {
             out.push(Effect::Hurry(ending));
         }
-        learned.gone
+        changes.gone
     }
 
     /// Nothing of the pod is left here.
@@ -109,19 +111,19 @@ impl StatusManager {
         self.pods.forget(&uid, revision, status);
     }
 
-    /// The static pods of these UIDs are told of through these copies, and no others.
-    pub(super) fn tell_through(&mut self, mirrors: &SortedMap<PodUid, MirrorPod>, seed: u64, now: Mono) {
-        self.pods.tell_through(mirrors, seed, now);
+    /// Reports the static pods of these UIDs through these mirror pods, and no others.
+    pub(super) fn set_mirror_pods(&mut self, mirrors: &SortedMap<PodUid, MirrorPod>, seed: u64, now: Mono) {
+        self.pods.set_mirror_pods(mirrors, seed, now);
     }
 }
 
-/// The pod on this node.
-fn here<R: Runtime + 'static>(uid: &PodUid, told: &ReportedPod, pods: &Pods<R>) -> Here {
+/// The pod's state on this node.
+fn local_state<R: Runtime + 'static>(uid: &PodUid, reported: &ReportedPod, pods: &Pods<R>) -> LocalState {
     let record = pods.get(uid);
     let observed = record.and_then(|record| record.worker().observed());
     let in_runtime = || pods.relist().is_none_or(|relist| relist.pods.contains_key(uid));
-    Here {
-        is_left: !told.is_ending() || record.is_some() || in_runtime(),
+    LocalState {
+        is_left: !reported.is_ending() || record.is_some() || in_runtime(),
         is_known: record.is_some_and(|record| {
             observed.is_some() || record.worker().life() == Life::Waiting || record.is_set_aside()
         }),
@@ -130,10 +132,10 @@ fn here<R: Runtime + 'static>(uid: &PodUid, told: &ReportedPod, pods: &Pods<R>) 
     }
 }
 
-/// Tells what there is to tell of the pod now. True when there is something.
+/// Starts the call that is due for the pod. True when there is one.
 fn begin<R: Runtime + 'static>(
     uid: &PodUid,
-    told: &mut ReportedPod,
+    reported: &mut ReportedPod,
     of: &Membership,
     pods: &Pods<R>,
     now: Now,
@@ -147,14 +149,14 @@ fn begin<R: Runtime + 'static>(
             None => status,
         })
     };
-    let here = here(uid, told, pods);
-    let Some(call) = told.begin(&here, status, now.wall) else { return false };
-    of.shared.statuses.sending(&told.key().uid);
-    let (client, key, uid) = (of.client.clone(), told.key().clone(), uid.clone());
+    let local = local_state(uid, reported, pods);
+    let Some(call) = reported.begin(&local, status, now.wall) else { return false };
+    of.shared.statuses.sending(&reported.key().uid);
+    let (client, key, uid) = (of.client.clone(), reported.key().clone(), uid.clone());
     out.start("pod status", async move {
         let (revision, deleted) = (call.revision, call.deleted);
-        let result = tell(&client, &key, call).await;
-        News::Told { uid, key, revision, deleted, result }.event()
+        let result = patch_status(&client, &key, call).await;
+        ClusterEventKind::StatusPatched { uid, key, revision, deleted, result }.event()
     });
     true
 }

@@ -1,13 +1,14 @@
-//! Whether a static pod may begin beside the others: the kubelet admits those of files as it does all others
-//! (`HandlePodAdditions`, `predicateAdmitHandler.Admit`).
+//! Admission of static pods, which the kubelet admits as all other pods (`HandlePodAdditions`,
+//! `predicateAdmitHandler.Admit`).
 //!
 //! ```text
-//!     something of it is here, or it was admitted    it goes on, whatever becomes of the node
-//!     a node of a cluster                            as the kubelet: others end for it, for it is critical; or it is Failed
-//!     alone                                          it waits, and is asked about again when the number of the others changes
+//!     it was admitted, or a sandbox or container exists    admitted
+//!     a node of a cluster                                  as the kubelet: it preempts other pods, since it is critical, or is
+//!                                                          rejected
+//!     a standalone node                                    it waits, and is checked again when the number of other pods changes
 //! ```
 //!
-//! Differs from the kubelet where the node is alone: there such a pod is Failed for good, and nobody makes another one.
+//! Differs from the kubelet on a standalone node: there such a pod fails permanently, and no controller replaces it.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -31,21 +32,21 @@ use crate::source::RefusedPod;
 use crate::sync::plan::Plan;
 use crate::sync::worker::Life;
 
-/// What the message of a pod's status begins with when the node does not take it.
+/// Prefix of a rejected pod's status message.
 pub(in crate::node) const REJECTED: &str = "Pod was rejected: ";
 
-/// What the node has for pods, and whom it lets in.
+/// The node's allocatable resources, labels and taints, by which pods are admitted.
 pub(in crate::node) struct NodeRoom {
     name: Box<str>,
     /// `Node.status.allocatable`.
     allocatable: Resources,
     of_cluster: bool,
-    /// Labels and taints of the Node; `None` = the node is alone, or they are not known yet.
-    marks: Option<(BTreeMap<String, String>, Vec<Taint>)>,
+    /// Labels and taints of the Node; `None` = standalone, or not known yet.
+    labels_and_taints: Option<(BTreeMap<String, String>, Vec<Taint>)>,
 }
 
 impl NodeRoom {
-    /// Of a node that is alone. What could not be read is no bound.
+    /// Of a standalone node. Resources that could not be read are not limited.
     pub(in crate::node) fn alone(node: &NodeSettings, pods_max: usize) -> Self {
         let known = |amount: i64| if amount > 0 { amount } else { i64::MAX };
         let allocatable = Resources {
@@ -55,13 +56,13 @@ impl NodeRoom {
             pods: i64::try_from(pods_max).unwrap_or(i64::MAX),
             ..Resources::default()
         };
-        Self { name: node.node_name.clone(), allocatable, of_cluster: false, marks: None }
+        Self { name: node.node_name.clone(), allocatable, of_cluster: false, labels_and_taints: None }
     }
 
-    /// Of a node of a cluster, before its Node is known.
+    /// Of a node of a cluster, before its Node object is known.
     #[cfg(feature = "tls")]
     pub(in crate::node) fn of_cluster(name: &str, allocatable: Resources) -> Self {
-        Self { name: name.into(), allocatable, of_cluster: true, marks: None }
+        Self { name: name.into(), allocatable, of_cluster: true, labels_and_taints: None }
     }
 
     pub(super) fn is_of_cluster(&self) -> bool {
@@ -71,21 +72,21 @@ impl NodeRoom {
     /// The Node's labels, once they are known.
     #[cfg(feature = "tls")]
     pub(in crate::node) fn labels(&self) -> Option<&BTreeMap<String, String>> {
-        self.marks.as_ref().map(|(labels, _)| labels)
+        self.labels_and_taints.as_ref().map(|(labels, _)| labels)
     }
 
-    /// How pods see the node; `None` = its Node is not known yet.
+    /// The node as admission sees it; `None` = its Node object is not known yet.
     pub(in crate::node) fn view(&self) -> Option<NodeView<'_>> {
         self.view_of(&self.allocatable)
     }
 
     fn view_of<'a>(&'a self, allocatable: &'a Resources) -> Option<NodeView<'a>> {
-        let (labels, taints) = self.marks.as_ref()?;
+        let (labels, taints) = self.labels_and_taints.as_ref()?;
         Some(NodeView { name: &self.name, labels, taints, allocatable, declared_features: DECLARED_FEATURES })
     }
 }
 
-/// Says that a pod does not run here (`rejectPod`).
+/// Records the event of a rejected pod (`rejectPod`).
 pub(in crate::node) fn note_refusal(
     note: &dyn Fn(About<'_>, EventKind, &'static str, &str),
     refused: &RefusedPod,
@@ -94,23 +95,22 @@ pub(in crate::node) fn note_refusal(
     let message = message.strip_prefix(REJECTED).unwrap_or(message);
     match &refused.reason {
         Cow::Borrowed(reason) => note(key.into(), EventKind::Warning, reason, message),
-        // Of a resource that only this cluster has: the status alone has that word.
+        // The name of an extended resource is not a static text, as the event ring needs: only the status has it.
         Cow::Owned(reason) => log::warn!("pod {key}: {reason}: {message}"),
     }
 }
 
 impl<R: Runtime + 'static> Pods<R> {
-    /// The Node has these labels and taints, and what others have put on it counts (`getNodeAnyWay`). Static pods that wait are
-    /// asked about by that.
+    /// Sets the Node's labels, taints and extended resources (`getNodeAnyWay`). Waiting static pods are checked again.
     #[cfg(feature = "tls")]
-    pub(in crate::node) fn set_marks(
+    pub(in crate::node) fn set_node_fields(
         &mut self,
         labels: BTreeMap<String, String>,
         taints: Vec<Taint>,
         scalars: Option<&SortedMap<Box<str>, i64>>,
     ) {
         let room = &mut self.facts.room;
-        room.marks = Some((labels, taints));
+        room.labels_and_taints = Some((labels, taints));
         if let Some(scalars) = scalars {
             room.allocatable.scalars.clone_from(scalars);
             for record in self.records.values_mut() {
@@ -119,7 +119,7 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// Whether the pod may begin. One that may not waits, or has failed; its status says why.
+    /// True when the pod is admitted. Otherwise it waits or is rejected, with the reason in its status.
     pub(super) fn may_begin(
         &mut self,
         uid: &PodUid,
@@ -146,14 +146,14 @@ impl<R: Runtime + 'static> Pods<R> {
                 Cow::Borrowed(reason) => reason,
                 Cow::Owned(_) => "UnexpectedAdmissionError",
             };
-            let message = format!("{message}; it begins when there is room");
+            let message = format!("{message}; it starts when there is room");
             self.hold_back(uid, plan, reason, &message);
         }
         false
     }
 
-    /// Whether a static pod may begin. Of a node of a cluster others end for it, or it has failed for good, when it may not; while
-    /// the Node is not known, and on a node that is alone, it waits for room, with the reason.
+    /// Admits a static pod. On a node of a cluster it preempts other pods or is rejected; while the Node is not known, and on a
+    /// standalone node, it waits for room: `Err` has the reason, or `None` when the status already has it or victims terminate.
     fn admit_static(
         &mut self,
         uid: &PodUid,
@@ -187,7 +187,7 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// The static pod has failed, for good (`rejectPod`).
+    /// Rejects the static pod (`rejectPod`).
     fn reject_static(&mut self, uid: &PodUid, rejection: Rejection) {
         let Some(record) = self.records.get(uid) else { return };
         let refused = RefusedPod {
@@ -200,7 +200,7 @@ impl<R: Runtime + 'static> Pods<R> {
         self.reject_pod(uid, refused.reason.into_owned(), refused.message.into());
     }
 
-    /// Whether a pod that is here may have the CPU and memory that it is desired with.
+    /// Decides whether the pod is allocated its desired CPU and memory.
     pub(super) fn decide_resize(
         &self,
         uid: &PodUid,
@@ -225,39 +225,40 @@ impl<R: Runtime + 'static> Pods<R> {
         decide(&request, || self.others_in_cluster(uid))
     }
 
-    /// The pods that take room beside this one on a node of a cluster (`GetActivePods`): all that are told, and have not ended.
+    /// The other pods that take room on a node of a cluster (`GetActivePods`): all desired or deleted ones that have not ended.
     fn others_in_cluster(&self, uid: &PodUid) -> Vec<Rc<Pod>> {
         let ends = |of: &PodUid| {
             self.records.get(of).is_some_and(|record| matches!(record.worker.life(), Life::Ending(_)))
         };
-        let is_told = |of: &PodUid| self.desired.pod(of).is_some() || self.is_deleted(of);
-        let takes = |of: &PodUid| of != uid && is_told(of) && (!self.statuses.has_ended(of) || ends(of));
-        let here = self.records.values().filter_map(|record| record.worker.pod());
+        let is_known_to_source = |of: &PodUid| self.desired.pod(of).is_some() || self.is_deleted(of);
+        let takes =
+            |of: &PodUid| of != uid && is_known_to_source(of) && (!self.statuses.has_ended(of) || ends(of));
+        let with_record = self.records.values().filter_map(|record| record.worker.pod());
         let waiting = self.desired.entries().map(|entry| &entry.wanted.pod);
         let waiting = waiting.filter(|pod| !self.records.contains_key(&pod.key.uid));
-        let others = here.map(|pod| &**pod).chain(waiting).filter(|pod| takes(&pod.key.uid));
+        let others = with_record.map(|pod| &**pod).chain(waiting).filter(|pod| takes(&pod.key.uid));
         others.map(|pod| as_it_counts(&self.records, &self.statuses, pod)).collect()
     }
 
-    /// The pods that take room beside this one, as they count (`GetActivePods`): all that were admitted and have not ended.
+    /// The other pods that take room (`GetActivePods`): all that were admitted and have not ended.
     fn pods_with_room(&self, uid: &PodUid) -> Vec<Rc<Pod>> {
         let relist = self.relist.as_ref();
         let takes = |of: &PodUid| {
             let Some(record) = self.records.get(of) else { return false };
             let ends = matches!(record.worker.life(), Life::Ending(_));
-            let is_here = || {
+            let exists = || {
                 record.worker.observed().is_some_and(|observed| !observed.is_empty())
                     || relist.is_some_and(|relist| relist.pods.contains_key(of))
             };
-            let is_told = self.desired.pod(of).is_some() || self.is_deleted(of);
-            is_told && (ends || !self.statuses.has_ended(of)) && (record.admitted || is_here())
+            let is_known_to_source = self.desired.pod(of).is_some() || self.is_deleted(of);
+            is_known_to_source && (ends || !self.statuses.has_ended(of)) && (record.admitted || exists())
         };
         let pods = self.records.iter().filter(|(of, _)| *of != uid && takes(of));
         pods.filter_map(|(_, record)| Some(record.worker.pod()?.pod.without_volumes())).collect()
     }
 
-    /// Asks again about those that wait, if the number of the others is another one.
-    pub(in crate::node) fn admit_those_that_wait(&mut self, out: &mut Effects) {
+    /// Checks the waiting pods again when the number of other pods has changed.
+    pub(in crate::node) fn admit_waiting(&mut self, out: &mut Effects) {
         let waiting = self.records.iter().filter_map(|(uid, record)| Some((uid, record.awaits_room?)));
         let waiting: Vec<PodUid> = waiting
             .filter(|(uid, before)| self.pods_with_room(uid).len() != *before)

@@ -1,5 +1,5 @@
-//! Pods whose CPU and memory are changed while they run (`allocation_manager.go`): the records have their state, and what
-//! [`crate::allocation`] decides is carried out here.
+//! In-place pod resize (`allocation_manager.go`): the records have the state, [`crate::allocation`] decides, and this file
+//! applies the decisions.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -22,14 +22,14 @@ use crate::store::statuses::StatusStore;
 use crate::sync::outcome::Outcome;
 
 impl Record {
-    /// What the checkpoint keeps of it.
+    /// The form for the checkpoint.
     pub(in crate::node) fn kept_sizes(&self) -> Option<Vec<SizesCheckpoint<'_>>> {
         let (resizing, pod) = (self.resizing.as_ref()?, self.worker.pod()?);
         Some(resizing.kept(resizable(pod).map(|container| (&*container.name, sizes(container)))))
     }
 
-    /// Completes an observation with what the runtime does not say of resources. True when the first one shows that others than
-    /// the desired ones are allocated.
+    /// Completes an observation with the resources that the runtime does not report. True when the first observation shows an
+    /// allocation that differs from the desired resources.
     pub(in crate::node) fn note_sizes(&mut self, node: &NodeSettings, observed: &mut ObservedPod) -> bool {
         let mut found = false;
         if let (None, Some(pod)) = (self.worker.observed(), self.worker.pod()) {
@@ -54,7 +54,7 @@ impl Record {
 
 impl<R: Runtime + 'static> Pods<R> {
     /// The pod of that record is desired like this now.
-    pub(in crate::node) fn look_for_resize(&mut self, pod: &DesiredPod) {
+    pub(in crate::node) fn note_resize_request(&mut self, pod: &DesiredPod) {
         let Some(record) = self.records.get_mut(&pod.key.uid) else { return };
         if is_resize(record.worker.life(), record.worker.pod().map(|pod| &**pod), pod) {
             record.resizing.get_or_insert_default();
@@ -62,17 +62,17 @@ impl<R: Runtime + 'static> Pods<R> {
         self.retry_resizes |= record.resizing.is_some();
     }
 
-    /// Something changed that may give others room.
+    /// Requests a retry of pending resizes: there may be room now.
     pub(in crate::node) fn queue_resize_retries(&mut self) {
         self.retry_resizes |= self.records.values().any(Record::is_resize_pending);
     }
 
-    /// Asks about those that wait (`RetryPendingResizes`).
+    /// Retries the pending resizes (`RetryPendingResizes`).
     pub(in crate::node) fn settle_resizes(&mut self, now: Now, out: &mut Effects) {
         if !self.retry_resizes {
             return;
         }
-        // What they were granted is known of all then, and of none before.
+        // Until then the allocations of the running pods are unknown.
         let Some(relist) = &self.relist else { return };
         let unread = |(uid, record): (&PodUid, &Record)| {
             record.worker.observed().is_none() && !record.set_aside && relist.pods.contains_key(uid)
@@ -120,7 +120,7 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// Carries out the decision on a pod's resize.
+    /// Applies the decision on a pod's resize.
     fn settle_resize(
         &mut self,
         uid: &PodUid,
@@ -130,13 +130,13 @@ impl<R: Runtime + 'static> Pods<R> {
         out: &mut Effects,
     ) {
         match self.decide_resize(uid, &desired, allocated) {
-            Decision::Allocate => self.grant(uid, desired, now, out),
+            Decision::Allocate => self.allocate(uid, desired, now, out),
             Decision::AllocateUnfit(why) => {
                 log::warn!(
                     "pod {}: resized although it does not fit, too many resizes are pending: {why}",
                     desired.key
                 );
-                self.grant(uid, desired, now, out);
+                self.allocate(uid, desired, now, out);
             }
             Decision::PutOff(pending, victims) => {
                 for victim in victims {
@@ -148,18 +148,18 @@ impl<R: Runtime + 'static> Pods<R> {
                 self.note_resize(&desired, event);
                 self.refresh_status(uid, now);
             }
-            // The node's labels will be known.
+            // Deferred until the node's labels are known.
             Decision::Wait => self.retry_resizes = true,
         }
     }
 
     /// The pod may have its desired resources.
-    fn grant(&mut self, uid: &PodUid, desired: DesiredPod, now: Now, out: &mut Effects) {
+    fn allocate(&mut self, uid: &PodUid, desired: DesiredPod, now: Now, out: &mut Effects) {
         let Some(record) = self.records.get_mut(uid) else { return };
         let Some(resizing) = &mut record.resizing else { return };
         let observed = record.worker.observed().map(|observed| &**observed);
         if record.worker.pod().is_some_and(|allocated| resizing.note_unknown(allocated, observed)) {
-            // The next look takes it in.
+            // The next observation has it.
             record.worker.touched();
         }
         self.resizes += 1;
@@ -167,7 +167,7 @@ impl<R: Runtime + 'static> Pods<R> {
         let event = resizing.allocate(&desired, now.wall);
         self.note_resize(&desired, Some(event));
         if let Some(record) = self.records.get_mut(uid) {
-            record.want_whole(desired);
+            record.set_desired_and_allocated(desired);
         }
         self.refresh_status(uid, now);
         out.drive(uid);
@@ -179,7 +179,7 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// Containers of which it is noted what they have.
+    /// Number of containers whose resources are recorded.
     pub(in crate::node) fn resizes_noted(&self) -> usize {
         let resizing = self.records.values().filter_map(|record| record.resizing.as_ref());
         resizing.map(|resizing| resizing.noted()).sum()
@@ -194,7 +194,7 @@ impl<R: Runtime + 'static> Pods<R> {
         })
     }
 
-    /// Takes in what an act has changed.
+    /// Records the resources that a sync has changed.
     pub(in crate::node) fn resized(&mut self, uid: &PodUid, outcome: &Outcome, now: Now) {
         let Some(record) = self.records.get_mut(uid) else { return };
         let (Some(resizing), Some(pod)) = (&mut record.resizing, record.worker.pod()) else { return };
@@ -207,8 +207,8 @@ impl<R: Runtime + 'static> Pods<R> {
         self.note_resize(&pod, event);
     }
 
-    /// All of the pod that runs has what is allocated to it, or not.
-    pub(in crate::node) fn look_at_resize(&mut self, uid: &PodUid, now: Now) {
+    /// Updates the progress of the pod's resize (`ResizeInProgress` and its end) by the last observation.
+    pub(in crate::node) fn update_resize(&mut self, uid: &PodUid, now: Now) {
         let Some(record) = self.records.get_mut(uid) else { return };
         let Some(resizing) = &mut record.resizing else { return };
         let (Some(pod), Some(observed)) = (record.worker.pod(), record.worker.observed()) else { return };
@@ -221,12 +221,12 @@ impl<R: Runtime + 'static> Pods<R> {
             }
         }
         self.refresh_status(uid, now);
-        // What it gave back others may have; and it may be over.
+        // Other pods may use the released resources, or the resize is complete.
         self.retry_resizes = true;
     }
 }
 
-/// The pod as it counts for its node's room: with what is allocated to it, and while it is being resized with what it still has
+/// The pod as admission counts it: with its allocated resources and, during a resize, its actual ones
 /// (`PodRequests` with `UseStatusResources`).
 pub(in crate::node) fn as_it_counts(
     records: &BTreeMap<PodUid, Record>,
@@ -246,7 +246,7 @@ pub(in crate::node) fn as_it_counts(
 }
 
 impl Work {
-    /// It gives running containers other CPU and memory.
+    /// The sync changes CPU and memory of running containers.
     pub(in crate::node) fn resizes(&self) -> bool {
         matches!(self, Self::Act(plan) if !plan.resizes.is_empty())
     }

@@ -1,5 +1,5 @@
-//! What ends pods besides their manifests: an eviction, a critical pod that needs their room, the node's shutdown; and what lets
-//! them wait or fail before they begin.
+//! Terminations of pods besides the removal of their manifests: eviction, preemption, the node's shutdown; and the reasons for
+//! which pods wait or fail before they start.
 
 use std::rc::Rc;
 
@@ -25,20 +25,20 @@ use crate::sync::worker::Life;
 #[cfg(feature = "tls")]
 use crate::sync::worker::Why;
 
-/// What a pod is evicted for.
+/// Why a pod is evicted.
 #[derive(Clone, Copy)]
 pub(in crate::node) enum EvictedFor {
-    /// It broke a limit of its own, and ends for good.
+    /// It exceeded a limit of its own, and fails for good.
     Limit(OwnLimit),
-    /// The node is short of something: it comes again when that is well, and what it had goes at once.
+    /// Node pressure: it starts again after that, and its containers and files are removed at once.
     Node,
 }
 
 impl<R: Runtime + 'static> Pods<R> {
-    /// Ends a pod within that time (`evictPod`), unless it has ended.
+    /// Evicts a pod with that grace period (`evictPod`), unless it has ended.
     ///
-    /// Differs from the kubelet, which evicts no pod of a manifest: those are critical there. Here all pods are of manifests,
-    /// and a limit that ends none of them would be none.
+    /// Differs from the kubelet, which evicts no static pod, since those are critical there. Here all pods may be static, and a
+    /// limit without evictions would have no effect.
     pub(in crate::node) fn evict(
         &mut self,
         uid: &PodUid,
@@ -55,11 +55,11 @@ impl<R: Runtime + 'static> Pods<R> {
         };
         status::eviction::evict(&mut status, message, for_the_node, now.wall);
         record.eviction_grace = grace;
-        // An act that starts its containers would go on.
+        // Otherwise a sync that starts its containers would continue.
         record.cut_off_act();
         self.ctx.note(record.worker.key(), EventKind::Warning, "Evicted", message);
         self.statuses.put(uid, status);
-        // Over a restart too: not with the next write, but now.
+        // Saved at once: the eviction has to outlast a restart of the agent.
         out.push(Effect::AwaitSave(uid.clone()));
         self.refresh_status(uid, now);
         if let Some(record) = self.records.get_mut(uid) {
@@ -74,8 +74,8 @@ impl<R: Runtime + 'static> Pods<R> {
         out.drive(uid);
     }
 
-    /// The node has these conditions now. Pods that waited for the end of one are planned again, and when none is left the
-    /// pods that ended for them come again.
+    /// Sets the node's pressure conditions. Pods that waited for the end of one are planned again, and without any condition the
+    /// evicted pods start again.
     pub(in crate::node) fn set_conditions(&mut self, conditions: Vec<NodeCondition>, out: &mut Effects) {
         let ended = self.facts.conditions.iter().any(|condition| !conditions.contains(condition));
         self.facts.conditions = conditions;
@@ -101,20 +101,20 @@ impl<R: Runtime + 'static> Pods<R> {
         };
         let evicted: Vec<PodUid> = self.records.keys().filter(evicted).cloned().collect();
         for uid in evicted {
-            // One whose manifest is gone ends anyway.
+            // A pod without a manifest terminates anyway.
             let Some(pod) = self.desired.pod(&uid).map(|entry| entry.wanted.pod.clone()) else { continue };
-            // One of an API server has failed for good: whoever owns it makes another one, perhaps elsewhere.
+            // A pod of the API server has failed for good: its controller creates another one, perhaps on another node.
             if pod.pod.is_of_api_server() {
                 continue;
             }
             log::info!("pod {}: restarting the evicted pod, the node is under no pressure any more", pod.key);
-            self.unwant(&uid, now);
-            self.want(pod, out);
+            self.remove_desired(&uid, now);
+            self.set_desired(pod, out);
             out.drive(&uid);
         }
     }
 
-    /// The containers, logs and volumes of a pod that has ended for good go (`DeleteAllUnusedContainers`).
+    /// Removes the containers, logs and volumes of a pod that has ended for good (`DeleteAllUnusedContainers`).
     pub(in crate::node) fn clear_ended(&mut self, uid: &PodUid, out: &mut Effects) {
         if self.records.get_mut(uid).is_some_and(|record| record.worker.clear_when_ended()) {
             log::info!("pod {uid}: removing a terminated pod's leftovers (disk pressure)");
@@ -122,7 +122,7 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// The pod may not come while the node is short of something: its containers wait, with the kubelet's word for it.
+    /// The pod is not admitted under node pressure: its containers wait, with the kubelet's reason.
     pub(super) fn hold_back(&mut self, uid: &PodUid, plan: &Plan, reason: &'static str, message: &str) {
         let mut room = self.start_failures_room();
         let now = self.now();
@@ -136,7 +136,7 @@ impl<R: Runtime + 'static> Pods<R> {
         self.refresh_status(uid, now);
     }
 
-    /// The pod has failed, for good, and does not begin (`rejectPod`).
+    /// The pod fails for good without a start (`rejectPod`).
     pub(super) fn reject_pod(&mut self, uid: &PodUid, reason: String, message: String) {
         let Some(record) = self.records.get_mut(uid) else { return };
         record.worker.finished();
@@ -148,7 +148,7 @@ impl<R: Runtime + 'static> Pods<R> {
         self.refresh_status(uid, self.now());
     }
 
-    /// The pod ends for a critical one, for good (`evictPodsToFreeRequests`).
+    /// Terminates the pod for good in favour of a critical one (`evictPodsToFreeRequests`).
     pub(in crate::node) fn preempt(&mut self, uid: &PodUid, out: &mut Effects) {
         let now = self.now();
         let Some(record) = self.records.get_mut(uid).filter(|record| !record.set_aside) else { return };
@@ -172,13 +172,13 @@ impl<R: Runtime + 'static> Pods<R> {
 
     // ---- deletion on the API server ------------------------------------------------------------------------
 
-    /// The pod ends as its deletion has it; that it is wanted no more follows from the update.
+    /// Begins the termination with the deletion's grace period; the update then removes the pod from the desired ones.
     #[cfg(feature = "tls")]
     pub(in crate::node) fn begin_deletion(&mut self, ending: &EndingPod) {
         let wall = self.now().wall;
         let Some(record) = self.records.get_mut(&ending.key.uid) else { return };
         record.unwanted_at.get_or_insert(wall);
-        // One that nobody wants any more ends already, and must not begin afresh.
+        // A pod that is no longer desired terminates already, and must not start again.
         let is_wanted = !matches!(record.worker.life(), Life::Ending(Why::Unwanted) | Life::Removing);
         if let Some(pod) = record.worker.pod().filter(|_| is_wanted) {
             let mut deleted = (**pod).clone();
@@ -186,11 +186,11 @@ impl<R: Runtime + 'static> Pods<R> {
             object.metadata.deletion_grace_period_seconds = Some(ending.grace.0);
             object.metadata.deletion_timestamp = status::time(wall);
             deleted.pod = object.into();
-            record.worker.want(Rc::new(deleted));
+            record.worker.set_desired(Rc::new(deleted));
         }
     }
 
-    /// The pod, which ends already, is to end sooner.
+    /// Shortens the grace period of a terminating pod.
     #[cfg(feature = "tls")]
     pub(in crate::node) fn hurry(&mut self, ending: &EndingPod, out: &mut Effects) {
         let EndingPod { key, grace } = ending;
@@ -202,12 +202,12 @@ impl<R: Runtime + 'static> Pods<R> {
 
     // ---- the node's shutdown -------------------------------------------------------------------------------
 
-    /// The node shuts down: pods that come end like those of this group, and no name becomes free.
+    /// The node shuts down: new pods are terminated as those of this group, and no pod takes over a name.
     pub(in crate::node) fn close(&mut self, group: Option<ShutdownGroup>) {
         self.facts.machine = MachineState::ShutsDown(group);
     }
 
-    /// It does not after all: what it has ended begins afresh.
+    /// The shutdown was cancelled: terminated pods start again.
     pub(in crate::node) fn reopen(&mut self, out: &mut Effects) {
         self.facts.machine = MachineState::Runs;
         let ended: Vec<PodUid> = self
@@ -218,21 +218,21 @@ impl<R: Runtime + 'static> Pods<R> {
             .collect();
         for uid in ended {
             let pod = self.desired.pod(&uid).map(|entry| entry.wanted.pod.clone());
-            // One of an API server has failed for good.
+            // A pod of the API server has failed for good.
             if pod.as_ref().is_some_and(|pod| pod.pod.is_of_api_server()) {
                 continue;
             }
             let Some(record) = self.records.get_mut(&uid) else { continue };
             record.shutdown_grace = None;
-            record.worker.unwant();
+            record.worker.remove_desired();
             if let Some(pod) = pod {
-                record.want(pod);
+                record.set_desired(pod);
             }
             out.drive(&uid);
         }
     }
 
-    /// A pod that came while the node shuts down (`Admit`).
+    /// Rejects a pod that was added while the node shuts down (`Admit`).
     pub(super) fn refuse_for_shutdown(&mut self, uid: &PodUid, out: &mut Effects) {
         if let MachineState::ShutsDown(Some(group)) = self.facts.machine {
             self.end_for_shutdown(uid, group, REFUSED, REFUSED_MESSAGE, out);
@@ -249,7 +249,7 @@ impl<R: Runtime + 'static> Pods<R> {
     ) {
         let now = self.now();
         let Some(record) = self.records.get_mut(uid).filter(|record| !record.set_aside) else { return };
-        // One whose manifest is gone ends by itself, and has ended for good when it has.
+        // A pod without a manifest terminates without this, and for good.
         if matches!(record.worker.life(), Life::Ending(_) | Life::Ended | Life::Removing) {
             return;
         }

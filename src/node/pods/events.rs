@@ -1,4 +1,4 @@
-//! What the runtime's events told of the pods, and its status does not show yet.
+//! Changes that the runtime's events announced and its status does not show yet.
 
 use std::rc::Rc;
 
@@ -14,8 +14,8 @@ use crate::pleg::evented::{self, AwaitedState, Instance};
 use crate::sync::worker::Job;
 
 impl<R: Runtime + 'static> Pods<R> {
-    /// Reads the pod once the runtime's status shows the change, which it does `at_once` where events come behind it. While a job
-    /// of ours runs, which may well have brought it about, the read after it comes first.
+    /// Reads the pod once the runtime's status shows the change: `at_once` when the runtime sends events after it updates its
+    /// status. While a job of the pod runs, which may have caused the change, the read after the job comes first.
     pub(in crate::node) fn await_change(
         &mut self,
         uid: &PodUid,
@@ -28,22 +28,22 @@ impl<R: Runtime + 'static> Pods<R> {
         let Some(record) = self.records.get_mut(uid) else { return };
         if awaited_by_all >= CHANGES_AWAITED_MAX && !record.awaited.contains_key(&id) {
             out.push(Effect::RelistBy(now + RELIST_PERIOD));
-            return self.look_again(uid, out);
+            return self.read_again(uid, out);
         }
-        let awaited = record.awaited.entry(id).or_insert(Awaited { instance, until, looked_at: false });
+        let awaited = record.awaited.entry(id).or_insert(Awaited { instance, until, is_polled: false });
         if until == AwaitedState::Gone && awaited.until != until {
-            // Who looks for its end is not to say that it is gone.
-            (awaited.until, awaited.looked_at) = (until, false);
+            // The poll for its exit must not report a missing container.
+            (awaited.until, awaited.is_polled) = (until, false);
         }
         if matches!(record.worker.in_flight(), None | Some(Job::Read)) {
-            self.look_at_awaited(uid, at_once, out);
+            self.await_changes(uid, at_once, out);
         }
     }
 
-    fn look_at_awaited(&mut self, uid: &PodUid, at_once: bool, out: &Effects) {
+    fn await_changes(&mut self, uid: &PodUid, at_once: bool, out: &Effects) {
         let Some(record) = self.records.get_mut(uid) else { return };
-        for (id, awaited) in record.awaited.iter_mut().filter(|(_, awaited)| !awaited.looked_at) {
-            awaited.looked_at = true;
+        for (id, awaited) in record.awaited.iter_mut().filter(|(_, awaited)| !awaited.is_polled) {
+            awaited.is_polled = true;
             let (uid, id, instance, until) =
                 (uid.clone(), id.clone(), awaited.instance.clone(), awaited.until);
             let (runtime, clock) = (self.ctx.manager.runtime.clone(), self.ctx.manager.clock.clone());
@@ -54,16 +54,16 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// The runtime's status shows what an event told, or does not in time.
+    /// The runtime's status shows the announced change, or the wait for it timed out.
     pub(in crate::node) fn shown(&mut self, uid: &PodUid, id: &str, until: AwaitedState, out: &mut Effects) {
         let Some(record) = self.records.get_mut(uid) else { return };
         if record.awaited.get(id).is_some_and(|awaited| awaited.until == until) {
             record.awaited.remove(id);
-            self.look_again(uid, out);
+            self.read_again(uid, out);
         }
     }
 
-    /// What the last read of the pod shows need not be awaited any more.
+    /// Ends the wait for changes that the last read of the pod shows.
     pub(in crate::node) fn forget_shown(&mut self, uid: &PodUid) -> Option<Rc<ObservedPod>> {
         let record = self.records.get_mut(uid)?;
         let observed = record.worker.observed().cloned()?;
@@ -71,7 +71,7 @@ impl<R: Runtime + 'static> Pods<R> {
         Some(observed)
     }
 
-    /// What it does not show yet is awaited, and what events told of it before it was known.
+    /// Awaits the changes that the last read does not show yet, including those of events from before the pod was known.
     pub(in crate::node) fn await_unshown(
         &mut self,
         uid: &PodUid,
@@ -82,6 +82,6 @@ impl<R: Runtime + 'static> Pods<R> {
         for change in met {
             self.await_change(uid, change, at_once, out);
         }
-        self.look_at_awaited(uid, at_once, out);
+        self.await_changes(uid, at_once, out);
     }
 }

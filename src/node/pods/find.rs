@@ -1,4 +1,4 @@
-//! Finds pods by what people call them.
+//! Finds pods by the names that users give.
 
 use super::Pods;
 use super::record::Record;
@@ -8,7 +8,7 @@ use crate::server::PodCursor;
 use crate::sync::worker::Life;
 
 impl<R: Runtime + 'static> Pods<R> {
-    /// The records of a namespace or of all, in the order they are shown in.
+    /// The records of a namespace or of all, in the order of the output.
     pub(in crate::node) fn sorted(&self, namespace: Option<&str>) -> Vec<&Record> {
         let of_namespace = |record: &&Record| namespace.is_none_or(|n| n == &*record.worker.key().namespace);
         let mut records: Vec<&Record> = self.records.values().filter(of_namespace).collect();
@@ -16,10 +16,10 @@ impl<R: Runtime + 'static> Pods<R> {
         records
     }
 
-    /// The pod of that name, with or without the node's name behind it.
+    /// The pod of that name, with or without the suffix `-NODENAME`.
     ///
     /// # Errors
-    /// There is none, or several, in a sentence.
+    /// No pod or several pods match; the text is one sentence.
     pub(in crate::node) fn find_record(
         &self,
         name: &str,
@@ -31,9 +31,9 @@ impl<R: Runtime + 'static> Pods<R> {
             (*key.name == *name || *key.name == *full_name) && namespace.is_none_or(|n| n == &*key.namespace)
         };
         let mut found: Vec<&Record> = self.records.values().filter(named).collect();
-        // A pod that waits for its name shares it with the one that ends; the one that is here is shown first.
+        // A pod that waits for its name shares it with the terminating one, which is shown first.
         found.sort_by_key(|record| record.worker.life() == Life::Waiting);
-        let Some(record) = found.first() else { return Err(self.why_not_here(name, namespace)) };
+        let Some(record) = found.first() else { return Err(self.not_found_reason(name, namespace)) };
         if let Some(other) = found.iter().find(|r| r.worker.key().namespace != record.worker.key().namespace)
         {
             return Err(format!(
@@ -45,8 +45,8 @@ impl<R: Runtime + 'static> Pods<R> {
         Ok(record)
     }
 
-    /// A pod that is not here, with what the manifests have to do with it.
-    fn why_not_here(&self, name: &str, namespace: Option<&str>) -> String {
+    /// The message for an unknown pod, with the related errors in manifests.
+    fn not_found_reason(&self, name: &str, namespace: Option<&str>) -> String {
         let mut out = match namespace {
             Some(namespace) => format!("there is no pod {name} in namespace {namespace}"),
             None => format!("there is no pod {name}"),

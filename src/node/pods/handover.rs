@@ -1,8 +1,8 @@
-//! Pods that a former agent of this node has left in the runtime: which are ours from now on.
+//! Adopts pods that a former agent of this node, such as a kubelet, has left in the runtime.
 //!
-//! A manifest's pod that runs with the UID of the former agent keeps it, and nothing of it restarts. One of the same name
-//! that is not the manifest's pod any more is replaced by it, as by the former agent. What nothing names is left alone,
-//! unless we were told to take the node over.
+//! A manifest's pod that runs under the former agent's UID keeps that UID, and nothing of it restarts. A pod of the same name
+//! that differs from the manifest's is replaced, as by the former agent. A pod that no source has is left alone, unless
+//! `--take-over` is set.
 
 use super::Pods;
 use crate::cri::Runtime;
@@ -11,7 +11,7 @@ use crate::pleg::Relist;
 use crate::source::{self, SourceUpdate, SourcedPod};
 
 impl<R: Runtime + 'static> Pods<R> {
-    /// A relist that began before a pod was taken over shows it as the former agent's.
+    /// Marks the adopted pods in a relist: one that began before the adoption shows them as the former agent's.
     pub(in crate::node) fn with_taken_over(&self, mut relist: Relist) -> Relist {
         for uid in self.identity.adopted() {
             relist.take_over(uid);
@@ -19,18 +19,18 @@ impl<R: Runtime + 'static> Pods<R> {
         relist
     }
 
-    /// Gives pods of manifests the UIDs with which they run.
+    /// Replaces the UIDs of static pods by those under which they run.
     pub(in crate::node) fn keep_uids(&mut self, update: &mut SourceUpdate) {
         if update.source == source::API {
             return;
         }
         for sourced in &mut update.pods {
             let own = sourced.pod.key.uid.clone();
-            // What is in hand goes on as it is.
-            let in_hand =
+            // A pod with a record keeps its UID.
+            let has_record =
                 |pods: &Self, uid: Option<&PodUid>| uid.is_some_and(|uid| pods.records.contains_key(uid));
-            if !in_hand(self, Some(&own)) && !in_hand(self, self.identity.kept(&own)) {
-                self.look_for_former(sourced);
+            if !has_record(self, Some(&own)) && !has_record(self, self.identity.kept(&own)) {
+                self.claim_former_pods(sourced);
             }
             if let Some(found) = self.identity.kept(&own) {
                 rename(sourced, found);
@@ -38,16 +38,15 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// The pods of this name that a former agent has left are ours: one may be this pod, the others end.
-    fn look_for_former(&mut self, sourced: &SourcedPod) {
+    /// Adopts the former agent's pods of this name: one may be this pod, the others are terminated.
+    fn claim_former_pods(&mut self, sourced: &SourcedPod) {
         let Some(relist) = &mut self.relist else { return };
         let (found, all) = relist.former.of_name(&sourced.pod);
         let own = &sourced.pod.key.uid;
-        let is_here = |uid: &PodUid| relist.pods.contains_key(uid);
-        let ours_is_here = is_here(own) || self.identity.kept(own).is_some_and(is_here);
-        // What is left of one that does not run is no reason to end one of ours.
-        let found =
-            found.filter(|found| found.is_ready() || !ours_is_here).map(|found| found.key.uid.clone());
+        let exists = |uid: &PodUid| relist.pods.contains_key(uid);
+        let own_exists = exists(own) || self.identity.kept(own).is_some_and(exists);
+        // A former pod whose sandbox is not ready does not replace an existing pod of this agent.
+        let found = found.filter(|found| found.is_ready() || !own_exists).map(|found| found.key.uid.clone());
         let all: Vec<PodUid> = all.iter().map(|former| former.key.uid.clone()).collect();
         if let Some(found) = found
             && *own != found
@@ -57,7 +56,7 @@ impl<R: Runtime + 'static> Pods<R> {
             self.identity_changed = true;
         }
         for uid in all {
-            // Full: it is left alone.
+            // Full: the pod is left alone.
             self.identity_changed |= self.identity.adopt(&uid);
             if self.identity.adopted().contains(&uid) {
                 relist.take_over(&uid);
@@ -65,8 +64,8 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// What a former agent has left and is to end is ours to end: pods that were deleted in the cluster meanwhile, and, where
-    /// the node is taken over, those that no source names once all of them are known.
+    /// Adopts the former agent's pods that are to be terminated: those that were deleted in the cluster meanwhile, and, with
+    /// `--take-over`, those that no source has, once all sources were read.
     pub(in crate::node) fn take_over_orphans(&mut self) {
         let Some(relist) = &self.relist else { return };
         let all = self.take_over && self.desired.may_terminate_orphans();
@@ -85,7 +84,7 @@ impl<R: Runtime + 'static> Pods<R> {
     }
 }
 
-/// The pod goes by this UID.
+/// Sets the pod's UID.
 fn rename(sourced: &mut SourcedPod, uid: &PodUid) {
     sourced.pod.key.uid = uid.clone();
     let mut pod = (*sourced.pod.pod).clone();

@@ -1,4 +1,4 @@
-//! The probers of the pods' containers: what they are asked, and what they answer.
+//! The probers of the pods' containers: their probes and results.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::probe::{ProbeKey, timeout};
 use crate::status;
 use crate::sync::ProbeResult;
 
-/// A probe that is to begin.
+/// A probe to begin.
 pub(in crate::node) struct AskedProbe {
     pub(in crate::node) container: ContainerId,
     pub(in crate::node) handler: Result<Handler, String>,
@@ -22,14 +22,14 @@ pub(in crate::node) struct AskedProbe {
 }
 
 impl<R: Runtime + 'static> Pods<R> {
-    /// There is something to probe.
-    pub(in crate::node) fn may_probe(&self, uid: &PodUid, place: ProbeKey) -> bool {
+    /// The container can be probed.
+    pub(in crate::node) fn can_be_probed(&self, uid: &PodUid, place: ProbeKey) -> bool {
         let Some(record) = self.records.get(uid) else { return false };
         let pod = record.worker.pod().filter(|_| record.worker.observed().is_some());
         pod.is_some_and(|pod| place.find(pod).is_some())
     }
 
-    /// The prober is asked now; `None` = it has nothing to probe.
+    /// The prober's next probe; `None` = its container no longer exists.
     pub(in crate::node) fn ask_probe(
         &mut self,
         uid: &PodUid,
@@ -53,7 +53,7 @@ impl<R: Runtime + 'static> Pods<R> {
         Some(AskedProbe { container: asked.container, handler, timeout, mark: record.mark.clone() })
     }
 
-    /// A probe was answered; `None` = nothing is known by it.
+    /// A probe's result; `None` = it is inconclusive.
     pub(in crate::node) fn probe_answered(
         &mut self,
         uid: &PodUid,

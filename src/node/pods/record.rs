@@ -1,4 +1,4 @@
-//! What the loop keeps of one pod, but for its status (`store::statuses`).
+//! The loop's record of one pod, without its status (`store::statuses`).
 use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{EphemeralContainer, Pod, PodStatus};
 use smol::channel::Sender;
 
-use super::{Resizing, hold, sizes_in};
+use super::{Resizing, container_sizes, with_allocation};
 use crate::eviction::local::is_limited;
 use crate::eviction::pods::is_critical;
 use crate::limits::START_FAILURE_BYTES_MAX;
@@ -29,58 +29,58 @@ use crate::volume::usage::limited;
 /// One pod: its life, its status, and the task that works for it.
 pub(in crate::node) struct Record {
     pub(super) worker: Worker,
-    /// The manifest, for people.
+    /// The manifest's file, for messages.
     pub(super) file: Option<Arc<str>>,
     /// When the status got its start time: `activeDeadlineSeconds` counts from here.
     pub(super) active_since: Option<Mono>,
-    /// The checkpoint knew it: its status and its age are not guessed from what the runtime has.
+    /// Restored from the checkpoint: its status and age are not derived from the runtime's report.
     pub(super) restored: bool,
-    /// When the pod was first wanted, until it runs; nothing for one that was found running.
+    /// When the pod was first desired, until it runs; `None` for one that was running at the agent's start.
     pub(super) wanted_since: Option<Mono>,
-    /// When the manifest went away, to be shown as the deletion time.
+    /// When the manifest was removed, shown as the deletion time.
     pub(super) unwanted_at: Option<Wall>,
     pub(super) failures: StartFailures,
-    /// Why its last status update was aborted, which was told.
+    /// Why its last status update was aborted, as logged.
     pub(super) aborted: Option<Box<IllegalTransition>>,
-    /// It is being resized, or was: what it was granted is not what its containers were made with.
+    /// It is or was being resized: its allocated resources differ from those its containers were created with.
     pub(super) resizing: Option<Box<Resizing>>,
     pub(super) probers: Probers,
     /// Dropping it cancels the job in flight.
     pub(super) task: Option<smol::Task<()>>,
-    /// Dropping it asks the act in flight to end before its next step.
+    /// Dropping it requests that the sync in flight ends before its next step.
     pub(super) give_up: Option<Sender<Infallible>>,
-    /// Dropping it asks the act in flight to end, because the pod does. A kill's waits are cut by nothing but a shorter grace
-    /// period.
+    /// Dropping it requests that the sync in flight ends, because the pod terminates. Only a shorter grace period cuts the waits
+    /// of a kill.
     pub(super) ends: Option<Sender<Infallible>>,
-    /// Asks the act in flight for another look before it makes anything.
+    /// Requests that the sync in flight checks the runtime again before it creates anything.
     pub(super) overtaken: Overtaken,
     pub(super) agreement: Agreement,
-    /// What events told, by the id, that the runtime's status does not show yet. Of all
-    /// pods at most `CHANGES_AWAITED_MAX`.
+    /// Changes that events announced and the runtime's status does not show yet, by the id. Of all pods at most
+    /// `CHANGES_AWAITED_MAX`.
     pub(super) awaited: SortedMap<Box<str>, Awaited>,
-    /// What a panic is put down to while this pod is handled.
+    /// The mark that a panic during this pod's handling is attributed to.
     pub(super) mark: Mark,
     /// Handling it ended the process too often: nothing is done to it until its manifest changes.
     pub(super) set_aside: bool,
     /// The files of its volumes may be others than its ConfigMaps and Secrets have now.
     pub(super) volumes_stale: bool,
-    /// Its first start by this agent waits for what it names, until then at most.
+    /// Deadline of its first start's wait for the objects that it references.
     pub(super) objects_until: Option<Mono>,
     /// How long it gets to end when it is evicted.
     pub(super) eviction_grace: Seconds,
-    /// It has limits of its own on the node's disk, to be held against.
+    /// It has limits of its own on local storage.
     pub(super) limits_disk: bool,
-    /// It may begin, or began before: it is not asked about again.
+    /// It is admitted, or started before: admission is not repeated.
     pub(super) admitted: bool,
-    /// A static pod that has no room beside so many others.
+    /// The number of other pods beside which this static pod has no room.
     pub(super) awaits_room: Option<usize>,
-    /// The node's shutdown ends it, with this grace period.
+    /// The node's shutdown terminates it with this grace period.
     pub(super) shutdown_grace: Option<Seconds>,
     /// It was deleted once more, with this grace period.
     pub(super) hurried: Option<Seconds>,
     /// The number of the container that `smolet debug` added last (`Saving::debugger_added`).
     pub(super) debugger: u64,
-    /// Which job is in flight; an answer with another number comes from a cancelled one.
+    /// Number of the job in flight; a result with another number comes from a cancelled one.
     pub(super) job: u64,
     /// When it began.
     pub(super) job_began: Mono,
@@ -102,12 +102,12 @@ pub(in crate::node) struct Agreement {
     pub(super) differed: Option<(u64, Mono)>,
 }
 
-/// A change that an event told of.
+/// A change that an event announced.
 pub(in crate::node) struct Awaited {
     pub(super) instance: Instance,
     pub(super) until: AwaitedState,
-    /// A task looks at its status.
-    pub(super) looked_at: bool,
+    /// A task polls its status.
+    pub(super) is_polled: bool,
 }
 
 impl Record {
@@ -116,7 +116,7 @@ impl Record {
         &self.worker
     }
 
-    /// The manifest's file, for people.
+    /// The manifest's file, for messages.
     pub(in crate::node) fn file(&self) -> Option<&Arc<str>> {
         self.file.as_ref()
     }
@@ -136,7 +136,7 @@ impl Record {
         &self.probers
     }
 
-    /// Asks the act in flight for another look.
+    /// Requests that the sync in flight checks the runtime again.
     pub(in crate::node) fn overtaken(&self) -> &Overtaken {
         &self.overtaken
     }
@@ -208,15 +208,15 @@ impl Record {
         }
     }
 
-    /// The source wants the pod like this now. What `smolet debug` added to it stays, unless it ends first: then it begins
-    /// without. A pod of the API server has its own.
-    pub(in crate::node) fn want(&mut self, pod: DesiredPod) {
-        let pod = self.as_granted(pod);
-        self.want_whole(pod);
+    /// Sets the desired pod. Containers of `smolet debug` are kept unless the pod is terminated first. A pod of the API server
+    /// has its own ephemeral containers.
+    pub(in crate::node) fn set_desired(&mut self, pod: DesiredPod) {
+        let pod = self.with_allocated_sizes(pod);
+        self.set_desired_and_allocated(pod);
     }
 
-    /// The same with the CPU and memory that it is wanted with: it was granted them.
-    pub(in crate::node) fn want_whole(&mut self, pod: DesiredPod) {
+    /// The same, with the desired CPU and memory, which the pod was allocated.
+    pub(in crate::node) fn set_desired_and_allocated(&mut self, pod: DesiredPod) {
         let added = match self.worker.life() {
             _ if pod.pod.is_of_api_server() => Vec::new(),
             Life::Waiting | Life::Syncing | Life::Ended | Life::Ending(Why::Finished) => {
@@ -224,35 +224,35 @@ impl Record {
             }
             Life::Ending(Why::Unwanted) | Life::Removing => Vec::new(),
         };
-        self.worker.want(Rc::new(with_debuggers(pod, added)));
+        self.worker.set_desired(Rc::new(with_debuggers(pod, added)));
     }
 
-    /// The pod with the CPU and memory that it was granted: it is to have no others.
-    pub(in crate::node) fn as_granted(&self, pod: DesiredPod) -> DesiredPod {
+    /// The pod with its allocated CPU and memory in place of the desired ones.
+    pub(in crate::node) fn with_allocated_sizes(&self, pod: DesiredPod) -> DesiredPod {
         match (&self.resizing, self.worker.pod()) {
-            (Some(_), Some(granted)) => hold(pod, |name| sizes_in(granted, name)),
+            (Some(_), Some(allocated)) => with_allocation(pod, |name| container_sizes(allocated, name)),
             (None, _) | (_, None) => pod,
         }
     }
 
-    /// From now on the pod has these ephemeral containers, of which the last one is new and has that number.
+    /// Sets the pod's ephemeral containers; the last one is new and has that number.
     pub(in crate::node) fn debug(&mut self, containers: Vec<EphemeralContainer>, number: u64) {
         let Some(pod) = self.worker.pod().cloned() else { return };
         self.debugger = number;
-        self.worker.want(Rc::new(pod.with_ephemeral_containers(containers)));
-        // Whoever debugs a pod does not wait for a pull that hangs.
+        self.worker.set_desired(Rc::new(pod.with_ephemeral_containers(containers)));
+        // A debug container does not wait for a pull that hangs.
         self.give_up = None;
     }
 
-    /// The pod is to end: the act in flight waits for nothing any more, and ends when the runtime has answered the call that is
-    /// under way (`GiveUp`). The kill follows.
+    /// The pod terminates: the act in flight stops waiting, and ends when the runtime has answered its current call
+    /// (`GiveUp`). The kill follows.
     pub(in crate::node) fn cut_off_act(&mut self) {
         if self.worker.in_flight() == Some(Job::Act) {
             (self.give_up, self.ends) = (None, None);
         }
     }
 
-    /// It was deleted once more, with a shorter grace period: the kill in flight is given up, and another one begins with that
+    /// The pod was deleted again with a shorter grace period: cancels the kill in flight, and the next one uses that period
     /// (`podWorkers.UpdatePod`, `wasGracePeriodShortened`).
     #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "there is no cluster then"))]
     pub(in crate::node) fn hurry(&mut self, grace: Seconds) {
@@ -263,16 +263,16 @@ impl Record {
         }
     }
 
-    /// The manifest changed: it is tried (again).
-    pub(in crate::node) fn changed(&mut self) {
+    /// The manifest changed: the pod is no longer set aside.
+    pub(in crate::node) fn manifest_changed(&mut self) {
         self.mark = mark_of(&self.worker);
         self.limits_disk = limits_disk(&self.worker);
         self.probers.changed();
         self.try_again();
     }
 
-    /// The manifest is gone: ending the pod is another thing than keeping it.
-    pub(in crate::node) fn unwanted(&mut self) {
+    /// The manifest was removed: the termination is tried even if the pod was set aside.
+    pub(in crate::node) fn manifest_removed(&mut self) {
         self.mark = pod_mark(&self.worker.key().uid, "");
         self.try_again();
     }
@@ -281,7 +281,7 @@ impl Record {
         self.set_aside = false;
     }
 
-    /// From now on nothing is done to the pod, and its status says why: handling it ended the process so often.
+    /// Sets the pod aside, with the reason in its status: handling it ended the process too often.
     pub(in crate::node) fn set_aside(&mut self, panics: u32, status: &mut PodStatus) {
         let message = format!(
             "handling it ended the agent {panics} times; it is left as it is until its manifest changes or another \
@@ -294,8 +294,8 @@ impl Record {
         status.message = Some(message);
     }
 
-    /// The first look at a pod that was here before this agent started: its age counts from its oldest sandbox, whose
-    /// time this answers.
+    /// The first read of a pod that ran before this agent started: its age counts from its oldest sandbox. Returns that
+    /// sandbox's creation time.
     pub(in crate::node) fn found_running(&mut self, observed: &ObservedPod, now: Now) -> Option<Wall> {
         if !observed.sandboxes.is_empty() {
             self.wanted_since = None;
@@ -309,9 +309,9 @@ impl Record {
         Some(oldest)
     }
 
-    /// Its status update was aborted for this reason, or was not; the reason when it is another than before: of the same one the
-    /// log was told (`updateStatusInternal`, which says it with every sync).
-    pub(in crate::node) fn is_aborted<'a>(
+    /// Records why the status update was aborted, if it was. Returns the reason when it differs from the last one, which was
+    /// logged already; `updateStatusInternal` logs it with every sync.
+    pub(in crate::node) fn note_aborted<'a>(
         &mut self,
         why: Option<&'a IllegalTransition>,
     ) -> Option<&'a IllegalTransition> {
@@ -322,8 +322,8 @@ impl Record {
         news
     }
 
-    /// Takes over what is there of the pod's containers for their probes, and what was `shown` of them.
-    pub(in crate::node) fn look_at_probers(&mut self, shown: Option<&PodStatus>, now: Now) {
+    /// Updates the probers by the pod's observed containers and by the status that was `shown` last.
+    pub(in crate::node) fn update_probers(&mut self, shown: Option<&PodStatus>, now: Now) {
         let (Some(pod), Some(observed)) = (self.worker.pod(), self.worker.observed()) else { return };
         let is_ending = !matches!(self.worker.life(), Life::Waiting | Life::Syncing);
         self.probers.update(pod, observed, shown, is_ending, now);
@@ -372,8 +372,8 @@ fn named(key: &PodKey) -> Pod {
 pub(in crate::node) struct StartFailures(SortedMap<Rc<str>, (String, String)>);
 
 impl StartFailures {
-    /// Takes in how the starts of a sync went; at most `room` further containers.
-    pub(in crate::node) fn learn(&mut self, outcome: &Outcome, mut room: usize) {
+    /// Applies the results of a sync's starts; at most `room` further containers.
+    pub(in crate::node) fn update(&mut self, outcome: &Outcome, mut room: usize) {
         for (container, failure) in outcome.starts() {
             match failure {
                 Some(failure) => {
@@ -386,7 +386,7 @@ impl StartFailures {
         }
     }
 
-    /// Keeps why a container did not start. Full: a reason for one more container is not kept.
+    /// Stores why a container did not start. Full: the reason of a further container is dropped.
     pub(in crate::node) fn set(
         &mut self,
         container: &Rc<str>,
@@ -429,7 +429,7 @@ mod tests {
         let mut record = Record::new(Worker::orphan(PodKey::new("default", "web", "u")), None);
         let (app, init) = (IllegalTransition::App("a".into()), IllegalTransition::Init("i".into()));
         let looks = [Some(&app), Some(&app), Some(&init), Some(&init), None, None, Some(&init)];
-        let told = looks.map(|why| record.is_aborted(why).is_some());
+        let told = looks.map(|why| record.note_aborted(why).is_some());
         assert_eq!(told, [true, false, true, false, false, false, true]);
     }
 

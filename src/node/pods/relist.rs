@@ -1,4 +1,4 @@
-//! What a look at everything in the runtime shows of the pods.
+//! Compares a relist with the pods' records.
 
 use std::rc::Rc;
 
@@ -23,8 +23,8 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// A look at everything that began at `begun` found this; the pods that are to go on for it. With `is_back`, the runtime has
-    /// not answered before.
+    /// Applies the result of a relist that began at `begun`, and returns the pods to drive. `is_back`: the runtime was
+    /// unreachable before.
     pub(in crate::node) fn relisted(
         &mut self,
         relist: Relist,
@@ -56,10 +56,10 @@ impl<R: Runtime + 'static> Pods<R> {
             }
             for (uid, record) in &mut self.records {
                 let found = compare(record, relist, begun, now);
-                if let Found::Unexplained(agreed) = found {
+                if let Comparison::Unexplained(agreed) = found {
                     out.push(Effect::Suspect(uid.clone(), agreed));
                 }
-                if found != Found::AsRead {
+                if found != Comparison::AsRead {
                     record.worker.touched();
                     touched.insert(uid.clone());
                 }
@@ -83,7 +83,7 @@ impl<R: Runtime + 'static> Pods<R> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Found {
+enum Comparison {
     /// Or not comparable: not read yet, or read for this difference a moment ago.
     AsRead,
     /// A job of ours, or a read that is under way, may explain it.
@@ -92,18 +92,18 @@ enum Found {
     Unexplained(Mono),
 }
 
-/// Compares what a relist that began at `begun` shows of a pod with its last full read.
-fn compare(record: &mut Record, relist: &Relist, begun: Mono, now: Now) -> Found {
-    let Some(observed) = record.worker.observed() else { return Found::AsRead };
+/// Compares a pod in a relist that began at `begun` with its last full read.
+fn compare(record: &mut Record, relist: &Relist, begun: Mono, now: Now) -> Comparison {
+    let Some(observed) = record.worker.observed() else { return Comparison::AsRead };
     let agreement = &mut record.agreement;
     let Some(state) = relist.differs(&record.worker.key().uid, observed) else {
         agreement.at = agreement.at.max(begun);
         agreement.differed = None;
-        return Found::AsRead;
+        return Comparison::AsRead;
     };
     let known = |(before, at): (u64, Mono)| before == state && now.mono.since(at) < RELIST_PERIOD_MAX;
     if agreement.differed.is_some_and(known) {
-        return Found::AsRead;
+        return Comparison::AsRead;
     }
     agreement.differed = Some((state, now.mono));
     let explained = record.worker.in_flight().is_some()
@@ -111,7 +111,7 @@ fn compare(record: &mut Record, relist: &Relist, begun: Mono, now: Now) -> Found
         || !record.awaited.is_empty()
         || agreement.at > begun
         || is_cut(observed);
-    if explained { Found::Explained } else { Found::Unexplained(agreement.at) }
+    if explained { Comparison::Explained } else { Comparison::Unexplained(agreement.at) }
 }
 
 /// The read may have left something out.

@@ -1,5 +1,5 @@
-//! What sources want, and what follows from it for the pods: which are wanted, which have ended with their manifests, and which
-//! of the runtime nobody wants.
+//! Applies the sources' updates to the pods (`HandlePodAdditions`, `HandlePodUpdates`, `HandlePodRemoves`,
+//! `HandlePodCleanups`): starts desired pods, terminates removed ones, and terminates orphans of the runtime.
 
 use std::cmp::Reverse;
 use std::rc::Rc;
@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{EphemeralContainer, PodStatus};
 
 use super::record::Record;
 use super::{MachineState, Pods};
-use crate::allocation::hold;
+use crate::allocation::with_allocation;
 use crate::cri::Runtime;
 use crate::desired::Change;
 use crate::events::EventKind;
@@ -30,12 +30,12 @@ use crate::status::merge;
 use crate::sync::worker::{Life, Worker};
 
 impl<R: Runtime + 'static> Pods<R> {
-    /// Memory of large pods' objects that are open, about.
+    /// Approximate memory of the large pods' unpacked objects, in bytes.
     pub(in crate::node) fn opened_bytes(&self) -> usize {
         self.records.values().map(|record| record.worker.opened_bytes()).sum()
     }
 
-    /// Packs the largest pods that nothing is done for, until what is open of large ones fits.
+    /// Packs idle pods, the largest first, until the unpacked objects take at most [`PODS_OPENED_BYTES_MAX`].
     pub(in crate::node) fn pack(&mut self) {
         self.desired.pack();
         let mut sum = self.opened_bytes();
@@ -56,7 +56,7 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// The update waits for the first look at the runtime; `None` when it does.
+    /// Stores the update until the first relist; returns it when there was one.
     pub(in crate::node) fn await_relist(&mut self, update: SourceUpdate) -> Option<SourceUpdate> {
         if self.relist.is_some() {
             return Some(update);
@@ -65,11 +65,11 @@ impl<R: Runtime + 'static> Pods<R> {
         None
     }
 
-    /// Takes a source's full set.
+    /// Applies a source's full set of pods.
     pub(in crate::node) fn apply(&mut self, mut update: SourceUpdate, out: &mut Effects) {
         self.held.insert(update.source, update.held);
         let over = update.server.over.clone();
-        // What has ended here is over, whether the server has heard of it yet or not (`filterOutInactivePods`).
+        // A pod that ended on this node counts as ended before the API server has its status (`filterOutInactivePods`).
         let ended = update.pods.iter().map(|sourced| &sourced.pod.key.uid);
         update.server.over.extend(ended.filter(|uid| self.statuses.has_ended(uid)).cloned());
         let relist = self.relist.as_ref();
@@ -86,13 +86,13 @@ impl<R: Runtime + 'static> Pods<R> {
                     let pod = self.records.get(&key.uid).and_then(|record| record.worker.pod());
                     let of_server = pod.is_some_and(|pod| pod.pod.is_of_api_server());
                     let why = match (of_server, over.contains(&key.uid)) {
-                        (true, true) => "removing what a finished pod has left here",
+                        (true, true) => "finished; removing its containers and directories",
                         (true, false) => "deleted on the API server; terminating it",
                         (false, _) => "its manifest is gone; terminating it",
                     };
                     log::info!("pod {key}: {why}");
                     touched.insert(key.uid.clone());
-                    self.unwant(&key.uid, now);
+                    self.remove_desired(&key.uid, now);
                 }
                 Change::Changed(pod) | Change::Added(pod) => wanted.push(pod),
                 Change::Object(key) => drop(objects.insert(key)),
@@ -100,14 +100,14 @@ impl<R: Runtime + 'static> Pods<R> {
         }
         if !objects.is_empty() {
             self.ctx.env = Rc::new(ManifestObjects(self.desired.objects()));
-            self.try_again_with(&objects, &mut touched);
+            self.retry_with_objects(&objects, &mut touched);
         }
-        self.try_again_elsewise(&mut touched);
-        // Before what is new begins: it may have to wait for one of them.
+        self.retry_after_cluster_change(&mut touched);
+        // Before new pods start: they may have to wait for an orphan's name.
         self.end_orphans(&mut touched, out);
         for pod in wanted {
             touched.insert(pod.key.uid.clone());
-            self.want(pod, out);
+            self.set_desired(pod, out);
         }
         for uid in touched {
             out.drive(&uid);
@@ -115,34 +115,34 @@ impl<R: Runtime + 'static> Pods<R> {
         out.push(Effect::Applied(over));
     }
 
-    /// Pods that name one of the objects have what they wait for, perhaps. One that runs gets other files in its volumes;
-    /// variables are read when a container is made.
-    fn try_again_with(&mut self, objects: &SortedSet<ObjectKey>, touched: &mut SortedSet<PodUid>) {
+    /// Retries the pods that reference one of the changed objects. The volumes of running pods are updated; environment variables
+    /// are read when a container is created.
+    fn retry_with_objects(&mut self, objects: &SortedSet<ObjectKey>, touched: &mut SortedSet<PodUid>) {
         for (uid, record) in &mut self.records {
-            // As it is wanted now: one that ends is still what it was. One whose manifest is gone must not come back.
+            // The desired pod, not the record's, which a terminating pod keeps. A removed pod must not start again.
             let Some(entry) = self.desired.pod(uid) else { continue };
             let pod = &entry.wanted.pod;
             if !object::named_by(&pod.pod).is_disjoint(objects) {
-                // Differs from the kubelet, whose pulls wait on although the login is another one now.
+                // Differs from the kubelet, whose pull back-off goes on with changed credentials.
                 if object::pull_secrets(&pod.pod)
                     .any(|name| objects.contains(&pod.names(ObjectKind::Secret, name)))
                 {
                     for image in pod.images() {
                         self.ctx.manager.images.forget(uid, image);
                     }
-                    // A pull that hangs with the old login must not hold up the new one.
+                    // A pull that hangs with the old credentials must not delay the new one.
                     record.give_up = None;
                 }
-                record.want(pod.clone());
+                record.set_desired(pod.clone());
                 record.volumes_stale = true;
                 touched.insert(uid.clone());
             }
         }
     }
 
-    /// Pods that have another handler or other volumes by now, by what the cluster says of their class, their claims or their
-    /// node, or room for what they name, have what they wait for, perhaps. What runs is not touched by that.
-    fn try_again_elsewise(&mut self, touched: &mut SortedSet<PodUid>) {
+    /// Retries the pods whose runtime handler, claimed volumes or room for objects changed in the cluster. Running containers are
+    /// not affected.
+    fn retry_after_cluster_change(&mut self, touched: &mut SortedSet<PodUid>) {
         for entry in self.desired.entries() {
             let pod = &entry.wanted.pod;
             let Some(record) = self.records.get_mut(&pod.key.uid) else { continue };
@@ -153,25 +153,25 @@ impl<R: Runtime + 'static> Pods<R> {
                     || known.too_many_objects != pod.too_many_objects
             };
             if known.is_some_and(|known| is_other(known)) {
-                record.want(pod.clone());
+                record.set_desired(pod.clone());
                 touched.insert(pod.key.uid.clone());
             }
         }
     }
 
-    /// Pods that want one of these images may have waited for it, and need not any more.
+    /// Images were imported: retries the pods that use one of them, without their pull back-off.
     pub(in crate::node) fn imported(&mut self, images: &[String], out: &mut Effects) {
         let is_one = |image: &&str| full_name(image).is_ok_and(|name| images.contains(&name));
         let mut touched = SortedSet::new();
         for (uid, record) in &mut self.records {
             let Some(entry) = self.desired.pod(uid) else { continue };
-            // Those of `smolet debug` are in the record alone.
+            // Containers of `smolet debug` are in the record only.
             let debuggers = record.worker.pod().map(|pod| pod.ephemeral_containers()).unwrap_or_default();
             let debuggers = debuggers.iter().filter_map(|container| container.image.as_deref());
             let images = entry.wanted.pod.images().chain(debuggers).filter(is_one);
             let waited = images.inspect(|image| self.ctx.manager.images.forget(uid, image)).count();
             if waited > 0 {
-                record.want(entry.wanted.pod.clone());
+                record.set_desired(entry.wanted.pod.clone());
                 touched.insert(uid.clone());
             }
         }
@@ -180,35 +180,36 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    pub(in crate::node) fn want(&mut self, pod: DesiredPod, out: &mut Effects) {
+    pub(in crate::node) fn set_desired(&mut self, pod: DesiredPod, out: &mut Effects) {
         let uid = pod.key.uid.clone();
         let file = self.desired.pod(&uid).map(|entry| entry.wanted.origin.file.clone());
-        self.look_for_resize(&pod);
+        self.note_resize_request(&pod);
         if let Some(record) = self.records.get_mut(&uid) {
-            record.want(pod);
+            record.set_desired(pod);
             self.statuses.set_wanted(&uid, true);
             record.file = file;
-            // A pull that hangs on the old image must not hold up the new one.
+            // A pull of the old image that hangs must not delay the new one.
             record.give_up = None;
-            // Labels and annotations stand in files too.
+            // Downward API volumes have labels and annotations.
             record.volumes_stale = true;
-            record.changed();
+            record.manifest_changed();
             self.judge(&uid);
         } else if self.records.len() < PODS_IN_HAND_MAX {
             self.insert(Rc::new(pod), file, out);
         } else {
-            let message = format!("waits: {PODS_IN_HAND_MAX} pods are here, those that end included");
+            let message =
+                format!("waiting: {PODS_IN_HAND_MAX} pods are on this node, terminating ones included");
             self.ctx.note(&pod.key, EventKind::Warning, "TooManyPods", &message);
         }
     }
 
-    /// A wanted pod that waits for room among the pods in hand.
+    /// The first desired pod without a record: it waits for room among [`PODS_IN_HAND_MAX`] records.
     pub(in crate::node) fn next_waiting(&self) -> Option<&SourcedPod> {
         let mut wanted = self.desired.entries().map(|entry| &entry.wanted);
         wanted.find(|wanted| !self.records.contains_key(&wanted.pod.key.uid))
     }
 
-    /// There is room for one more.
+    /// Inserts the next waiting pod: there is room for one more record.
     pub(in crate::node) fn take_next_waiting(&mut self, out: &mut Effects) -> Option<PodUid> {
         let next = self.next_waiting()?;
         let (pod, file) = (next.pod.clone(), next.origin.file.clone());
@@ -217,6 +218,7 @@ impl<R: Runtime + 'static> Pods<R> {
         Some(uid)
     }
 
+    /// Adds the record of a desired pod, with its state from the checkpoint if there is one.
     pub(in crate::node) fn insert(&mut self, pod: Rc<DesiredPod>, file: Option<Arc<str>>, out: &mut Effects) {
         let uid = pod.key.uid.clone();
         let waits = self.must_wait(&pod.key);
@@ -225,12 +227,12 @@ impl<R: Runtime + 'static> Pods<R> {
         let is_restored = restored.is_some();
         let mut restored = restored;
         let resizing = restored.as_mut().and_then(|restored| restored.resizing.take());
-        let (resizing, granted) = resizing.unzip();
+        let (resizing, allocated) = resizing.unzip();
         let of = |name: &str| {
-            let granted = granted.iter().flatten();
-            granted.into_iter().find(|(known, _)| **known == *name).map(|(_, sizes)| *sizes)
+            let allocated = allocated.iter().flatten();
+            allocated.into_iter().find(|(known, _)| **known == *name).map(|(_, sizes)| *sizes)
         };
-        let pod = if granted.is_some() { Rc::new(hold((*pod).clone(), of)) } else { pod };
+        let pod = if allocated.is_some() { Rc::new(with_allocation((*pod).clone(), of)) } else { pod };
         let (active_since, pod) = match restored {
             Some(Restored { active_since, debuggers, .. })
                 if !debuggers.is_empty() && !pod.pod.is_of_api_server() =>
@@ -254,11 +256,11 @@ impl<R: Runtime + 'static> Pods<R> {
         self.refuse_for_shutdown(&uid, out);
     }
 
-    /// Sets a pod aside whose handling ended the process too often. True when it is.
+    /// Sets the pod aside when handling it ended the process too often. Returns whether it did.
     fn judge(&mut self, uid: &PodUid) -> bool {
         let Some(record) = self.records.get_mut(uid) else { return false };
         let Some(panics) = self.set_aside.panics(&record.mark) else { return false };
-        // What is known of its containers stays.
+        // The statuses of its containers are kept.
         let mut status = self.statuses.status(uid).unwrap_or_default();
         record.set_aside(panics, &mut status);
         let message = status.message.as_deref().unwrap_or_default();
@@ -267,13 +269,13 @@ impl<R: Runtime + 'static> Pods<R> {
         true
     }
 
-    /// Another pod of this name is still here, or the sweep might take the pod's directory for a leftover.
+    /// Another pod with this name still exists, or the sweep of orphaned directories, which would remove the pod's, still runs.
     fn must_wait(&self, key: &PodKey) -> bool {
-        self.name_taken(key) || self.spared.as_ref().is_some_and(|spared| !spared.contains(&key.uid))
+        self.is_name_taken(key) || self.spared.as_ref().is_some_and(|spared| !spared.contains(&key.uid))
     }
 
-    /// Another pod of this name is still here, in hand or only in the runtime.
-    fn name_taken(&self, key: &PodKey) -> bool {
+    /// Another pod with this name exists, with a record or only in the runtime.
+    fn is_name_taken(&self, key: &PodKey) -> bool {
         let other = |of: &PodKey| same_name(of, key) && of.uid != key.uid;
         let in_hand = |record: &Record| record.worker.life() != Life::Waiting && other(record.worker.key());
         let runs = |relist: &Relist| {
@@ -283,7 +285,7 @@ impl<R: Runtime + 'static> Pods<R> {
         self.records.values().any(in_hand) || self.relist.as_ref().is_some_and(runs)
     }
 
-    /// Pods that waited for their name to be free, and need not any more, begin.
+    /// Starts the pods whose names have become free.
     pub(in crate::node) fn free_names(&mut self, touched: &mut SortedSet<PodUid>) {
         if matches!(self.facts.machine, MachineState::ShutsDown(_)) {
             return;
@@ -301,18 +303,18 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    pub(in crate::node) fn unwant(&mut self, uid: &PodUid, now: Now) {
+    pub(in crate::node) fn remove_desired(&mut self, uid: &PodUid, now: Now) {
         if let Some(record) = self.records.get_mut(uid) {
-            record.worker.unwant();
+            record.worker.remove_desired();
             self.statuses.set_wanted(uid, false);
-            record.unwanted();
+            record.manifest_removed();
             record.unwanted_at.get_or_insert(now.wall);
             record.cut_off_act();
         }
         self.judge(uid);
     }
 
-    /// Pods of ours in the runtime that nothing wants any more.
+    /// Terminates pods of this agent in the runtime that no source has (`HandlePodCleanups`).
     pub(in crate::node) fn end_orphans(&mut self, touched: &mut SortedSet<PodUid>, out: &mut Effects) {
         self.sweep(out);
         self.take_over_orphans();
@@ -324,22 +326,22 @@ impl<R: Runtime + 'static> Pods<R> {
         let now = self.now();
         for key in ours {
             if self.desired.may_terminate(&key) || self.is_deleted(&key.uid) {
-                log::info!("pod {key}: runs without a manifest; terminating it");
+                log::info!("pod {key}: no source has it; terminating it");
                 let mut record = Record::new(Worker::orphan(key.clone()), None);
                 record.unwanted_at = Some(now.wall);
-                // What its container has noted is the spec's.
+                // The grace period of the deletion; the one recorded with the container is the spec's.
                 record.hurried = self.facts.deleted.get(&key.uid).copied();
                 self.records.insert(key.uid.clone(), record);
                 self.judge(&key.uid);
                 touched.insert(key.uid);
             } else if self.desired.reported()
                 && self.desired.pod(&key.uid).is_none()
-                && !self.told_held.contains(&key.uid)
+                && !self.reported_held.contains(&key.uid)
             {
-                if self.told_held.len() == HELD_PODS_REPORTED_MAX {
-                    self.told_held.clear();
+                if self.reported_held.len() == HELD_PODS_REPORTED_MAX {
+                    self.reported_held.clear();
                 }
-                self.told_held.insert(key.uid.clone());
+                self.reported_held.insert(key.uid.clone());
                 log::warn!(
                     "pod {key}: no valid manifest names it; kept running until all manifests can be read"
                 );
@@ -347,7 +349,7 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// Once, when every source and the runtime have been read: what is on disk of pods that are nowhere goes.
+    /// Removes the directories of orphaned pods (`cleanupOrphanedPodDirs`), once, when every source and the runtime were read.
     pub(in crate::node) fn sweep(&mut self, out: &mut Effects) {
         let Some(relist) =
             self.relist.as_ref().filter(|_| !self.swept && self.desired.may_terminate_orphans())
@@ -358,7 +360,7 @@ impl<R: Runtime + 'static> Pods<R> {
         let wanted = self.desired.entries().map(|entry| &entry.wanted.pod.key.uid);
         let known: SortedSet<PodUid> =
             relist.pods.keys().chain(self.records.keys()).chain(wanted).cloned().collect();
-        // What was adopted and went while no agent ran is nobody's any more.
+        // Adopted pods that were removed while no agent ran.
         self.identity_changed |= self.identity.release_all_but(|uid| known.contains(uid));
         self.forget_restored_but(&known);
         let spared = known.iter().map(ToString::to_string).collect();
@@ -381,8 +383,8 @@ impl<R: Runtime + 'static> Pods<R> {
         out.start("orphaned pods", task);
     }
 
-    /// The directories of pods that come now may be made. Of those pods that are gone something may be mounted still, of a server
-    /// that is away: they end as others do, each tried until nothing is left, with events of the node.
+    /// The sweep ended: pods that waited for it start. The `slow` pods still have mounts, such as of an NFS server that is
+    /// unreachable: they are removed as other pods, with retries and with events of the node.
     pub(in crate::node) fn sweep_ended(&mut self, slow: Vec<PodUid>, out: &mut Effects) {
         self.spared = None;
         let mut touched = SortedSet::new();
@@ -401,7 +403,7 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// The checkpoint has this pod, which nobody has asked for yet.
+    /// Restores a pod from the checkpoint; no source has sent it yet.
     pub(in crate::node) fn restore(&mut self, restored: Restored, status: PodStatus) {
         let uid = restored.key.uid.clone();
         self.statuses.put(&uid, status);
@@ -409,30 +411,30 @@ impl<R: Runtime + 'static> Pods<R> {
         self.restored.insert(uid, restored);
     }
 
-    /// The checkpoint has this back-off.
+    /// Restores a back-off from the checkpoint.
     pub(in crate::node) fn restore_backoff(&mut self, key: BackoffKey, wait: Duration, since: Mono) {
         self.backoff.restore(key, wait, since);
     }
 
-    /// The pod has these ephemeral containers from now on; the last one is new, and has that number.
+    /// Sets the pod's ephemeral containers; the last one is new, and has that number.
     pub(in crate::node) fn debug(&mut self, uid: &PodUid, containers: Vec<EphemeralContainer>, number: u64) {
         if let Some(record) = self.records.get_mut(uid) {
             record.debug(containers, number);
         }
     }
 
-    /// There is room now for images that the pod did not find: it tries at once.
+    /// There is disk space again: retries the pod's image pulls at once.
     pub(in crate::node) fn pull_again(&mut self, uid: &PodUid, out: &mut Effects) {
         let (Some(entry), Some(record)) = (self.desired.pod(uid), self.records.get_mut(uid)) else { return };
         let pod = Rc::new(entry.wanted.pod.clone());
         for image in pod.images() {
             self.ctx.manager.images.forget(uid, image);
         }
-        record.worker.want(pod);
+        record.worker.set_desired(pod);
         self.drive(uid, out);
     }
 
-    /// What the checkpoint says of a pod that a source wants now, if it is the same pod.
+    /// Takes the checkpoint's state of a pod that a source has sent; `None` = there is none, or it is of another pod.
     pub(in crate::node) fn claim(&mut self, pod: &DesiredPod) -> Option<Restored> {
         let uid = &pod.key.uid;
         let restored = self.restored.remove(uid)?;
@@ -445,7 +447,7 @@ impl<R: Runtime + 'static> Pods<R> {
         None
     }
 
-    /// Every source and the runtime have been read: pods of the checkpoint that are nowhere are forgotten.
+    /// Drops the checkpoint's pods that neither a source nor the runtime has.
     pub(in crate::node) fn forget_restored_but(&mut self, known: &SortedSet<PodUid>) {
         let (statuses, restored) = (&mut self.statuses, &mut self.restored);
         restored.retain(|uid, _| {
@@ -457,7 +459,7 @@ impl<R: Runtime + 'static> Pods<R> {
         });
     }
 
-    /// A pod is gone.
+    /// Drops the status of a removed pod.
     pub(in crate::node) fn forget_status(&mut self, uid: &PodUid) {
         self.statuses.forget(uid);
         self.restored.remove(uid);

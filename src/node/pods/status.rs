@@ -1,4 +1,4 @@
-//! The pods' statuses (status manager), and what they take in: probers and logs of what runs.
+//! The pods' statuses (status manager), their probers, and the logs of running containers.
 
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -24,14 +24,14 @@ use crate::status::{self, StatusFacts, StatusInput, StatusProbe, merge};
 use crate::sync::ProbeResult;
 use crate::sync::worker::Life;
 
-/// What is known of a pod beside the runtime's report.
-pub(in crate::node) struct Known<'a> {
+/// Facts about a pod that the runtime does not report.
+pub(in crate::node) struct PodFacts<'a> {
     failures: &'a StartFailures,
     probers: &'a Probers,
     pod: &'a DesiredPod,
 }
 
-impl StatusFacts for Known<'_> {
+impl StatusFacts for PodFacts<'_> {
     fn start_failure(&self, container: &str) -> Option<(&str, &str)> {
         self.failures.of(container)
     }
@@ -40,7 +40,7 @@ impl StatusFacts for Known<'_> {
         self.probers.result(kind(probe), container_id).map(|result| result == ProbeResult::Success)
     }
 
-    // Whether there is room for its prober or not.
+    // True even if there was no room for its prober.
     fn probe_worker(&self, probe: StatusProbe, container: &str) -> bool {
         has_probe(self.pod, kind(probe), container)
     }
@@ -54,9 +54,9 @@ fn kind(probe: StatusProbe) -> ProbeKind {
 }
 
 impl<R: Runtime + 'static> Pods<R> {
-    /// Takes the pod's status from what was last seen. A status leans on the one before it (a sidecar's `started`
-    /// there decides the phase here), and after this there may be nothing to compute it for a long time: so it is
-    /// computed until it stands still. The kubelet gets there with its next syncs.
+    /// Computes the pod's status from the last observation. A status depends on the previous one (a sidecar's `started` decides
+    /// the phase), and nothing may compute it again for a long time: so it is computed until it no longer changes. The kubelet
+    /// reaches the same status with its next syncs.
     pub(in crate::node) fn refresh_status(&mut self, uid: &PodUid, now: Now) {
         let _handling = self.records.get(uid).map(|record| poison::handling(Some(record.mark.clone())));
         for _ in 0..STATUS_PASSES_MAX {
@@ -74,11 +74,11 @@ impl<R: Runtime + 'static> Pods<R> {
         let nothing = ObservedPod::default();
         let observed = record.worker.observed().cloned();
         if observed.is_none() && record.restored {
-            // That the runtime has nothing of it is not known yet, and would count as the end of what ran.
+            // The pod was not read yet: an empty observation would count as the end of its containers.
             return false;
         }
         let previous = self.statuses.status(uid);
-        record.look_at_probers(previous.as_ref(), now);
+        record.update_probers(previous.as_ref(), now);
         let is_terminal = !matches!(record.worker.life(), Life::Waiting | Life::Syncing);
         let resizing = record.resizing.iter().filter(|_| !is_terminal);
         let resizes: Vec<PodCondition> = resizing.flat_map(|of| of.conditions().cloned()).collect();
@@ -86,7 +86,7 @@ impl<R: Runtime + 'static> Pods<R> {
             pod: &pod.pod,
             observed: observed.as_deref().unwrap_or(&nothing),
             previous: previous.as_ref(),
-            facts: &Known { failures: &record.failures, probers: &record.probers, pod: &pod },
+            facts: &PodFacts { failures: &record.failures, probers: &record.probers, pod: &pod },
             is_terminal,
             resizes: &resizes,
             active_for: record.active_since.map(|since| now.mono.since(since)),
@@ -102,7 +102,7 @@ impl<R: Runtime + 'static> Pods<R> {
             count_lost_again(previous, &mut fresh);
         }
         let updated = merge::update(&pod.pod, previous.as_ref(), fresh, now.wall);
-        if let Some(error) = record.is_aborted(updated.as_ref().err()) {
+        if let Some(error) = record.note_aborted(updated.as_ref().err()) {
             log::warn!(
                 "pod {}: status update aborted: {error}; its last status is shown until the container has ended again \
                  (somebody else ended the pod's sandbox or its containers?)",
@@ -138,7 +138,7 @@ impl<R: Runtime + 'static> Pods<R> {
 
     /// What others have set in the statuses of pods with readiness gates may be other than it was: their status is, too
     /// (`HandlePodReconcile`).
-    pub(in crate::node) fn look_at_gates(&mut self) {
+    pub(in crate::node) fn update_readiness_gates(&mut self) {
         let now = self.ctx.manager.clock.now();
         let mut changed = Vec::new();
         for entry in self.desired.entries() {
@@ -149,7 +149,7 @@ impl<R: Runtime + 'static> Pods<R> {
             let Some(record) = self.records.get_mut(&pod.key.uid) else { continue };
             let known = record.worker.pod().map(|known| known.pod.conditions()).unwrap_or_default();
             if known != pod.pod.conditions() {
-                record.worker.replace_pod(Rc::new(record.as_granted(pod.clone())));
+                record.worker.replace_pod(Rc::new(record.with_allocated_sizes(pod.clone())));
                 changed.push(pod.key.uid.clone());
             }
         }
@@ -171,7 +171,7 @@ impl<R: Runtime + 'static> Pods<R> {
             if record.set_aside || !matches!(record.worker.life(), Life::Waiting | Life::Syncing) {
                 continue;
             }
-            let pod = record.as_granted(entry.wanted.pod.clone());
+            let pod = record.with_allocated_sizes(entry.wanted.pod.clone());
             let status = pod.pod.status.as_ref();
             let (phase, reason) =
                 (status.and_then(|of| of.phase.as_deref()), status.and_then(|of| of.reason.as_deref()));
@@ -201,7 +201,7 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// Probers of all pods.
+    /// Number of probers of all pods.
     pub(in crate::node) fn probers(&self) -> usize {
         self.records.values().map(|record| record.probers.len()).sum()
     }
@@ -221,7 +221,7 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// A pod is gone: others may have had no room for their probers.
+    /// A pod was removed: creates probers of other pods that had no room before.
     pub(in crate::node) fn fit_waiting_probers(&mut self) {
         let waits = |(_, record): &(&PodUid, &Record)| {
             !record.probers.is_fitted() && record.worker.observed().is_some()
@@ -232,13 +232,13 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// Which containers of the pod run now, and where their logs are.
-    pub(in crate::node) fn tell_logs(&self, uid: &PodUid) {
+    /// The pod's running containers, and the paths of their logs.
+    pub(in crate::node) fn report_running_logs(&self, uid: &PodUid) {
         let observed = self.records.get(uid).and_then(|record| Some((record, record.worker.observed()?)));
         let running = observed.into_iter().flat_map(|(record, observed)| {
             let runs =
                 observed.containers.iter().filter(|container| container.state == ContainerState::Running);
-            // A name that leads elsewhere is none that was made here.
+            // A name that leads to another directory was not created by this agent.
             runs.filter(|container| !container.name.contains('/') && !container.name.starts_with('.')).map(
                 |container| RunningLog {
                     id: container.id.clone(),

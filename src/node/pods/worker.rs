@@ -1,4 +1,4 @@
-//! One pod: what a change of it leads to, the job that works for it, its status.
+//! The pod worker: drives one pod from its last read to the next plan, starts its job, and applies the job's result.
 //!
 //! ```text
 //!     drive ─► read ─► status ─► plan ─► act ─► read … ─► settled
@@ -41,38 +41,38 @@ use crate::sync::worker::{Job, Life, Step};
 use crate::text::quoted;
 use crate::volume::{self, VolumeStep};
 
-/// What is said where pods are to have the cluster's name servers, and there are none.
+/// The message for pods with `dnsPolicy: ClusterFirst` when no cluster DNS is configured.
 const MISSING_DNS: &str = "kubelet does not have ClusterDNS IP configured and cannot create Pod using \"ClusterFirst\" policy. Falling back to \"Default\" policy.";
 
-/// How a pod's job ended.
+/// Result of a pod's job.
 pub(in crate::node) enum JobResult {
     Read(RuntimeResult<ObservedPod>),
     /// Of an act or a kill.
     Done(Outcome),
     Removed(Result<(), String>),
-    /// The files that a running pod's volumes hold.
+    /// The files of a running pod's volumes were updated.
     Refreshed(Result<(), String>),
 }
 
-/// Refusals that only the runtime's word tells, for which the kubelet does not admit a pod
-/// (`rejectPodAdmissionBasedOnSupplementalGroupsPolicy`). The others fail the sandbox there too, which is tried again.
+/// Reasons that depend on the runtime's features and for which the kubelet does not admit a pod
+/// (`rejectPodAdmissionBasedOnSupplementalGroupsPolicy`). With other reasons the sandbox fails and is retried, as in the kubelet.
 const NOT_ADMITTED: [&str; 1] = ["SupplementalGroupsPolicyNotSupported"];
 
-/// What a job carries out.
+/// The work of a job.
 pub(in crate::node) enum Work {
     Act(Plan),
     Collect(GcPlan),
-    /// Brings the files of the volumes made of ConfigMaps and Secrets up to date.
+    /// Updates the files of ConfigMap, Secret, projected and downward API volumes.
     Refresh(Vec<VolumeStep>),
 }
 
 impl Work {
-    /// Nothing of the pod runs, and it is made anew.
+    /// Nothing of the pod runs, and its sandbox is created again.
     pub(in crate::node) fn recreates(&self) -> bool {
         matches!(self, Self::Act(Plan { action: PodAction::Recreate { .. }, .. }))
     }
 
-    /// It removes the runtime's last record of some container's restart count, while the pod goes on.
+    /// The work removes the runtime's last record of a container's restart count while the pod is kept.
     pub(in crate::node) fn loses_counts(&self, observed: &ObservedPod) -> bool {
         gc::loses_counts(observed, |container| match self {
             Self::Act(plan) => {
@@ -92,7 +92,7 @@ impl Work {
 }
 
 impl<R: Runtime + 'static> Pods<R> {
-    /// Moves a pod on until it waits for a job, a time or an event.
+    /// Advances the pod until it waits for a job, a time or an event.
     pub(in crate::node) fn drive(&mut self, uid: &PodUid, out: &mut Effects) {
         loop {
             let now = self.ctx.manager.clock.now();
@@ -127,22 +127,22 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// What to carry out; `None` when the pod is settled or has ended.
+    /// The work to start; `None` = the pod is settled, waits, or has ended.
     fn plan(&mut self, uid: &PodUid, now: Now, out: &mut Effects) -> Option<Work> {
-        self.look_at_resize(uid, now);
+        self.update_resize(uid, now);
         let record = self.records.get(uid)?;
         let deadline = active_deadline(record.worker.pod()?, record.active_since);
         if deadline.is_some_and(|at| at <= now.mono) {
             if !self.statuses.has_ended(uid) {
                 self.ctx.note(record.worker.key(), EventKind::Normal, DEADLINE_EXCEEDED, DEADLINE_MESSAGE);
             }
-            // Time alone changed it: the status says now that the pod has failed.
+            // The deadline passed without an event: the new status has the phase Failed.
             self.refresh_status(uid, now);
         }
         let record = self.records.get_mut(uid)?;
         let (pod, observed) = (record.worker.pod()?.clone(), record.worker.observed()?.clone());
         if self.statuses.has_ended(uid) {
-            // As it was told to before the agent was started anew.
+            // Requested before the agent restarted.
             if self.statuses.status(uid).is_some_and(|status| status::eviction::was_for_the_node(&status)) {
                 record.worker.clear_when_ended();
             }
@@ -159,7 +159,7 @@ impl<R: Runtime + 'static> Pods<R> {
         };
         let plan = plan(&input);
         let deadline = deadline.filter(|at| *at > now.mono);
-        // One of an API server was asked about when it came, and failed then.
+        // The API server's pods were checked at admission.
         if plan.makes_sandbox()
             && !pod.pod.is_of_api_server()
             && observed.sandboxes.is_empty()
@@ -180,7 +180,7 @@ impl<R: Runtime + 'static> Pods<R> {
         let wake_at = [plan.wake_at, deadline, ripe_at].into_iter().flatten().min();
         let waits = only_waits(&plan);
         if !plan.is_idle() && !waits && !has_ended(&plan, &observed) {
-            // It is made again after the act, whatever comes of that; the act may have to wait for a write.
+            // The pod is planned again after the act; the act itself may have to wait for a checkpoint.
             record.worker.settled(deadline);
             if plan.makes_sandbox() {
                 self.note_missing_dns(&pod, out);
@@ -203,10 +203,11 @@ impl<R: Runtime + 'static> Pods<R> {
         self.stale_volumes(uid)
     }
 
-    /// What the pod names is not known yet, and may come any moment: its start waits for it. Not for long, for a server that is
-    /// away says nothing, and the files of before are there; after a reboot they are not, and it begins as a new one does.
+    /// True when the pod's start waits for objects that it references and that are not known yet. The wait is bounded by
+    /// [`OBJECTS_PATIENCE`] while the pod has a sandbox: the API server may be unreachable, and the files of its volumes exist
+    /// already. Without a sandbox, as after a reboot, they may not exist: the pod waits like a new one, until they are known.
     fn awaits_objects(&mut self, uid: &PodUid, plan: &Plan, deadline: Option<Mono>, now: Now) -> bool {
-        // What has no room does not come any moment: the status says so.
+        // Objects without room are not watched: the status says so.
         let is_left_out = self.desired.pod(uid).is_some_and(|entry| entry.wanted.pod.too_many_objects);
         if plan.starts().is_empty() || is_left_out || !self.waits_for_objects(uid) {
             return false;
@@ -223,15 +224,15 @@ impl<R: Runtime + 'static> Pods<R> {
         waits
     }
 
-    /// The work takes away the runtime's last word on a restart count, or starts what only the checkpoint will know, and its file
-    /// does not have it yet: it waits, and is planned anew when the file is written.
+    /// True when the checkpoint must be written before this work: the work removes the runtime's last record of a restart count,
+    /// starts a debug container, or actuates a resize, and the file does not have it yet. The pod is planned again after the write.
     fn must_save_first(&self, uid: &PodUid, work: &Work, out: &mut Effects) -> bool {
         let (Some(record), saved) = (self.records.get(uid), &self.facts.saved) else { return false };
-        // On a disk that takes nothing there is the more to debug.
+        // Does not wait when writing fails: then debugging is needed most.
         let is_unknown = work.starts_debugger() && record.debugger > saved.debuggers;
-        let granted = record.resizing.as_ref().map_or(0, |resizing| resizing.number);
-        let is_ungranted = work.resizes() && granted > saved.resizes;
-        if !saved.failing && (is_unknown || is_ungranted) {
+        let allocated = record.resizing.as_ref().map_or(0, |resizing| resizing.number);
+        let is_unsaved_allocation = work.resizes() && allocated > saved.resizes;
+        if !saved.failing && (is_unknown || is_unsaved_allocation) {
             out.push(Effect::AwaitSave(uid.clone()));
             return true;
         }
@@ -240,7 +241,7 @@ impl<R: Runtime + 'static> Pods<R> {
             return false;
         }
         if saved.failing {
-            // Nothing of the pod runs: that counts for more than a count, which the logs may still tell.
+            // Nothing of the pod runs: starting it matters more than its restart count, which the log files may still have.
             if work.recreates() {
                 return false;
             }
@@ -251,7 +252,7 @@ impl<R: Runtime + 'static> Pods<R> {
         true
     }
 
-    /// Says that the pod, whose sandbox is made, has the node's name servers instead of the cluster's (`GetPodDNS`).
+    /// Records an event when the sandbox gets the node's name servers because no cluster DNS is configured (`GetPodDNS`).
     fn note_missing_dns(&self, pod: &DesiredPod, out: &Effects) {
         let spec = pod.spec();
         let wants_cluster = match spec.dns_policy.as_deref() {
@@ -267,7 +268,7 @@ impl<R: Runtime + 'static> Pods<R> {
         self.ctx.note(&pod.key, EventKind::Warning, "MissingClusterDNS", &message);
     }
 
-    /// The files of a running pod's volumes, when they may be others than they were.
+    /// The update of a running pod's volumes, when their content may have changed.
     fn stale_volumes(&mut self, uid: &PodUid) -> Option<Work> {
         if self.waits_for_objects(uid) {
             return None;
@@ -283,13 +284,13 @@ impl<R: Runtime + 'static> Pods<R> {
         let from = volume::files::Sources { pod, node: &self.ctx.node, objects: &objects };
         let (steps, errors) = volume::object_volumes(from, &dir);
         for error in errors {
-            // The files stay as they are.
+            // The present files are kept.
             self.ctx.note(&pod.key, EventKind::Warning, "FailedMount", &error.0);
         }
         (!steps.is_empty()).then_some(Work::Refresh(steps))
     }
 
-    /// Every start of the plan is held in its back-off: the status says so, and nothing is called.
+    /// Every start of the plan waits for its back-off: updates the status without a sync.
     fn show_waits(&mut self, uid: &PodUid, plan: &Plan, now: Now) {
         let mut room = self.start_failures_room();
         let Some(record) = self.records.get_mut(uid) else { return };
@@ -314,8 +315,9 @@ impl<R: Runtime + 'static> Pods<R> {
         self.refresh_status(uid, now);
     }
 
+    /// Starts the job as a task with a snapshot of the pod; its result is an [`Event::Job`].
     fn start(&mut self, uid: &PodUid, job: Job, work: Option<Work>, out: &mut Effects) {
-        self.tell_class_weight(uid, job, work.as_ref());
+        self.set_class_weight(uid, job, work.as_ref());
         let cgroups = self.cgroups.clone();
         let Some(record) = self.records.get_mut(uid) else { return };
         self.jobs += 1;
@@ -323,11 +325,11 @@ impl<R: Runtime + 'static> Pods<R> {
         let (key, pod) = (record.worker.key().clone(), record.worker.pod().cloned());
         let observed = record.worker.observed().cloned().unwrap_or_default();
         let objects = self.desired.objects();
-        // Taken from its record only where it is looked at.
+        // Decoded only for the jobs that need it.
         let status = if matches!(job, Job::Act | Job::Kill) { self.statuses.status(uid) } else { None };
         if job == Job::Kill {
-            // Liveness and startup are no longer asked for, from here on and not from its end.
-            record.look_at_probers(status.as_ref(), self.ctx.manager.clock.now());
+            // Liveness and startup probes stop when the kill begins.
+            record.update_probers(status.as_ref(), self.ctx.manager.clock.now());
         }
         let is_evicted = |status: &PodStatus| status.reason.as_deref() == Some("Evicted");
         let grace = status
@@ -336,7 +338,7 @@ impl<R: Runtime + 'static> Pods<R> {
             .then_some(record.eviction_grace)
             .or(record.shutdown_grace);
         let grace = [grace, record.hurried].into_iter().flatten().min();
-        // `calculateEffectiveGracePeriod`: a hook gets its moment always.
+        // `calculateEffectiveGracePeriod`: a preStop hook always gets the minimum.
         let grace = grace.map(|grace| Seconds(grace.0.max(OVERRIDE_GRACE_SECONDS_MIN)));
         let mut ctx = self.ctx.clone();
         if job == Job::Act
@@ -347,13 +349,13 @@ impl<R: Runtime + 'static> Pods<R> {
         let (give_up, ends, asked) = GiveUp::new();
         record.overtaken = asked.overtaken.clone();
         if !record.awaited.is_empty() {
-            // The read that the act goes by does not show it yet.
+            // The observation that the plan was made from does not show the change yet.
             record.overtaken.tell();
         }
         ctx.give_up = asked;
         record.give_up = Some(give_up);
         record.ends = Some(ends);
-        // Each on the heap: the task is as large as what it waits for, not as the largest of them.
+        // Each future is boxed: the task is as large as the one it runs, not as the largest.
         let task = async move {
             let result = match (job, pod, work) {
                 (Job::Read, ..) => {
@@ -369,7 +371,7 @@ impl<R: Runtime + 'static> Pods<R> {
                 (Job::Collect, _, Some(Work::Collect(garbage))) => {
                     JobResult::Removed(Box::pin(remove_garbage(&ctx, &key, &observed, &garbage)).await)
                 }
-                // Without its work there is nothing to carry out.
+                // Without work: nothing to do.
                 (Job::Act | Job::Collect, ..) => JobResult::Done(Outcome::default()),
                 (Job::Kill, pod, _) => {
                     JobResult::Done(Box::pin(kill_pod(&ctx, &key, pod.as_deref(), &observed, grace)).await)
@@ -389,8 +391,8 @@ impl<R: Runtime + 'static> Pods<R> {
         record.task = Some(out.keep("pod sync", poison::scoped(record.mark.clone(), task)));
     }
 
-    /// Before a job that makes a pod's cgroup or removes one: what the burstable pods ask for with it, or without it.
-    fn tell_class_weight(&self, uid: &PodUid, job: Job, work: Option<&Work>) {
+    /// Updates the CPU weight of the burstable QoS cgroup before a job that creates, resizes or removes a pod's cgroup.
+    fn set_class_weight(&self, uid: &PodUid, job: Job, work: Option<&Work>) {
         let changes = match (job, work) {
             (Job::Act, Some(Work::Act(plan))) => plan.makes_sandbox() || !plan.resizes.is_empty(),
             (Job::CleanUp | Job::Remove, _) => true,
@@ -406,16 +408,16 @@ impl<R: Runtime + 'static> Pods<R> {
         let counts = |(of, record): &(&PodUid, &Record)| !goes(of, record) && !self.statuses.has_ended(of);
         let pods = self.records.iter().filter(counts);
         let milli_cpu = pods.filter_map(|(_, record)| Some(burstable_milli_cpu(record.worker.pod()?)));
-        self.cgroups.tell(milli_cpu.fold(0, i64::saturating_add));
+        self.cgroups.set_burstable_milli_cpu(milli_cpu.fold(0, i64::saturating_add));
     }
 
-    /// Containers whose failure to start can still be kept.
+    /// Number of further start failures that can be stored.
     pub(in crate::node) fn start_failures_room(&self) -> usize {
         let kept: usize = self.records.values().map(|record| record.failures.len()).sum();
         START_FAILURES_MAX.saturating_sub(kept)
     }
 
-    /// Counts the starts of a sync, but for those that wait out a back-off (`kubelet_started_containers_total`).
+    /// Counts the container starts of a sync, except those in back-off (`kubelet_started_containers_total`).
     fn count_starts(&self, pod: &DesiredPod, outcome: &Outcome) {
         for (name, failure) in outcome.starts() {
             if failure.is_some_and(|failure| failure.error == SyncError::CrashLoopBackOff) {
@@ -432,6 +434,7 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
+    /// Applies the result of the pod's job, unless another job was started since.
     pub(in crate::node) fn job_ended(
         &mut self,
         uid: &PodUid,
@@ -440,67 +443,21 @@ impl<R: Runtime + 'static> Pods<R> {
         out: &mut Effects,
     ) {
         let now = self.ctx.manager.clock.now();
-        let room = self.start_failures_room();
         let Some(record) = self.records.get_mut(uid).filter(|record| record.job == job) else { return };
         let Some(kind) = record.worker.in_flight() else { return };
         record.task = None;
         (record.give_up, record.ends) = (None, None);
         let _handling = poison::handling(Some(record.mark.clone()));
         match result {
-            JobResult::Read(Ok(mut observed)) => {
-                out.push(Effect::RuntimeAnswered);
-                pleg::fix_times(&mut observed, record.worker.observed().map(|old| &**old), now);
-                if record.worker.observed().is_none()
-                    && let Some(oldest) = record.found_running(&observed, now)
-                    && let Some(mut status) = self.statuses.status(uid)
-                {
-                    status.start_time = time(oldest);
-                    self.statuses.put(uid, status);
-                }
-                if record.worker.observed().is_none() {
-                    record.probers.found(&observed);
-                }
-                record.agreement.at = record.job_began;
-                self.retry_resizes |= record.note_sizes(&self.ctx.node, &mut observed);
-                record.worker.read(Rc::new(observed), now.mono);
-                self.tell_logs(uid);
-                self.reads += 1;
-                out.push(Effect::WasRead(uid.clone()));
-                out.push(Effect::RefreshStatus(uid.clone()));
-            }
+            JobResult::Read(Ok(observed)) => self.read_ended(uid, observed, now, out),
             JobResult::Read(Err(error)) => {
-                let key = record.worker.key();
                 if !matches!(error, RuntimeError::Unavailable(_)) {
+                    let key = record.worker.key();
                     self.ctx.note(key, EventKind::Warning, "FailedStatus", &error.to_string());
                 }
                 record.worker.read_failed(now.mono, RELIST_PERIOD);
             }
-            JobResult::Done(outcome) => {
-                for attempt in &outcome.attempts {
-                    self.backoff.next(attempt.crash.key, attempt.crash.finished, attempt.at);
-                }
-                record.failures.learn(&outcome, room);
-                if outcome.found_no_space() {
-                    out.push(Effect::NoSpace(uid.clone()));
-                }
-                if outcome.sandbox.is_some() || outcome.starts().any(|(_, failure)| failure.is_none()) {
-                    out.push(Effect::StartedSomething);
-                }
-                let (key, pod) = (record.worker.key().clone(), record.worker.pod().cloned());
-                record.worker.ended(retry(&outcome, now));
-                if let Some(pod) = pod {
-                    self.count_starts(&pod, &outcome);
-                }
-                self.resized(uid, &outcome, now);
-                self.reject_not_admitted(uid, &outcome);
-                if kind == Job::Kill {
-                    self.note_late_kill(uid, now);
-                }
-                if let Some(error) = outcome.error().filter(|_| kind == Job::Kill) {
-                    self.ctx.note(&key, EventKind::Warning, "FailedKillPod", &error);
-                }
-                self.refresh_status(uid, now);
-            }
+            JobResult::Done(outcome) => self.sync_ended(uid, kind, &outcome, now, out),
             JobResult::Refreshed(result) => {
                 if let Err(error) = &result {
                     record.volumes_stale = true;
@@ -519,7 +476,60 @@ impl<R: Runtime + 'static> Pods<R> {
         out.drive(uid);
     }
 
-    /// The kill of a pod that was evicted has ended later than its grace period allows (`killPodNow`).
+    /// A read ended: the observation replaces the last one.
+    fn read_ended(&mut self, uid: &PodUid, mut observed: ObservedPod, now: Now, out: &mut Effects) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        out.push(Effect::RuntimeAnswered);
+        pleg::fix_times(&mut observed, record.worker.observed().map(|old| &**old), now);
+        if record.worker.observed().is_none() {
+            if let Some(oldest) = record.found_running(&observed, now)
+                && let Some(mut status) = self.statuses.status(uid)
+            {
+                status.start_time = time(oldest);
+                self.statuses.put(uid, status);
+            }
+            record.probers.found(&observed);
+        }
+        record.agreement.at = record.job_began;
+        self.retry_resizes |= record.note_sizes(&self.ctx.node, &mut observed);
+        record.worker.read(Rc::new(observed), now.mono);
+        self.report_running_logs(uid);
+        self.reads += 1;
+        out.push(Effect::WasRead(uid.clone()));
+        out.push(Effect::RefreshStatus(uid.clone()));
+    }
+
+    /// A sync or a kill ended: records its failures and back-offs, and when the worker tries again.
+    fn sync_ended(&mut self, uid: &PodUid, kind: Job, outcome: &Outcome, now: Now, out: &mut Effects) {
+        let room = self.start_failures_room();
+        let Some(record) = self.records.get_mut(uid) else { return };
+        for attempt in &outcome.attempts {
+            self.backoff.next(attempt.crash.key, attempt.crash.finished, attempt.at);
+        }
+        record.failures.update(outcome, room);
+        if outcome.found_no_space() {
+            out.push(Effect::NoSpace(uid.clone()));
+        }
+        if outcome.sandbox.is_some() || outcome.starts().any(|(_, failure)| failure.is_none()) {
+            out.push(Effect::StartedSomething);
+        }
+        let (key, pod) = (record.worker.key().clone(), record.worker.pod().cloned());
+        record.worker.ended(retry(outcome, now));
+        if let Some(pod) = pod {
+            self.count_starts(&pod, outcome);
+        }
+        self.resized(uid, outcome, now);
+        self.reject_not_admitted(uid, outcome);
+        if kind == Job::Kill {
+            self.note_late_kill(uid, now);
+            if let Some(error) = outcome.error() {
+                self.ctx.note(&key, EventKind::Warning, "FailedKillPod", &error);
+            }
+        }
+        self.refresh_status(uid, now);
+    }
+
+    /// Records an event when the kill of an evicted pod took longer than its grace period allows (`killPodNow`).
     fn note_late_kill(&self, uid: &PodUid, now: Now) {
         let Some(record) = self.records.get(uid) else { return };
         let is_evicted =
@@ -532,8 +542,8 @@ impl<R: Runtime + 'static> Pods<R> {
         }
     }
 
-    /// A pod of the API server that this node's runtime cannot run fails for good, as the kubelet does not admit it: whoever owns
-    /// it makes another one, perhaps elsewhere. Alone it waits.
+    /// Rejects a pod of the API server that this node's runtime cannot run, since the kubelet would not admit it: its controller
+    /// creates another pod. A static pod is retried instead.
     fn reject_not_admitted(&mut self, uid: &PodUid, outcome: &Outcome) {
         let refusal = outcome.starts().find_map(|(_, failure)| match failure {
             Some(Failure { error: SyncError::Refused(reason), message, .. })
@@ -553,7 +563,7 @@ impl<R: Runtime + 'static> Pods<R> {
         self.reject_pod(uid, reason.to_owned(), message);
     }
 
-    /// Drops a record of which nothing is left; who waited for its name, or for its end, begins.
+    /// Drops the record of a pod of which nothing is left, and starts the pods that waited for its name or its place.
     fn forget(&mut self, uid: &PodUid, out: &mut Effects) {
         let Some(mut record) = self.records.remove(uid) else { return };
         let key = record.worker.key().clone();
@@ -562,16 +572,16 @@ impl<R: Runtime + 'static> Pods<R> {
         out.push(Effect::Forgotten(Box::new(Forgotten { uid: uid.clone(), revision, status })));
         self.queue_resize_retries();
         self.forget_status(uid);
-        self.tell_logs(uid);
+        self.report_running_logs(uid);
         if let Some(relist) = &mut self.relist {
             relist.pods.remove(uid);
         }
         out.push(Effect::LocalPods);
         self.identity_changed |= self.identity.release(uid);
-        self.told_held.remove(uid);
+        self.reported_held.remove(uid);
         let mut touched = SortedSet::new();
-        if let Some(pod) = record.worker.take_afresh() {
-            // The history went with the record; the waits go too.
+        if let Some(pod) = record.worker.take_readded() {
+            // A new pod with the same UID begins without back-offs.
             for container in pod.init_containers().iter().chain(pod.containers()) {
                 self.backoff.forget(BackoffKey::container(&pod, container));
             }
@@ -597,12 +607,12 @@ fn active_deadline(pod: &DesiredPod, since: Option<Mono>) -> Option<Mono> {
     Some(since? + Duration::from_secs(seconds))
 }
 
-/// The plan ends a pod in which nothing lives: that was done already.
+/// The plan ends a pod of which nothing runs: nothing is left to do.
 fn has_ended(plan: &Plan, observed: &ObservedPod) -> bool {
     matches!(&plan.action, PodAction::End { debuggers, .. } if debuggers.is_empty()) && !observed.is_alive()
 }
 
-/// Nothing is to do but to wait for back-offs.
+/// The plan only waits for back-offs.
 fn only_waits(plan: &Plan) -> bool {
     let PodAction::Keep { kills, starts, .. } = &plan.action else { return false };
     kills.is_empty()
@@ -612,14 +622,14 @@ fn only_waits(plan: &Plan) -> bool {
         && starts.iter().all(|start| matches!(start.when, StartWhen::Held { .. }))
 }
 
-/// When a sync that did not go well is tried again: at the end of its back-offs, else after the usual time.
+/// `Err`: when a failed sync is retried, at the end of its back-offs, else after [`SYNC_RETRY`].
 fn retry(outcome: &Outcome, now: Now) -> Result<(), Mono> {
     if outcome.is_ok() {
         return Ok(());
     }
     let failures = outcome.results.iter().filter_map(|result| result.failure.as_ref());
-    // containerd's words, after an agent or a connection was cut off in the middle of RunPodSandbox.
-    let usual = if failures.clone().any(|failure| failure.message.contains("is reserved for")) {
+    // containerd's error after RunPodSandbox was cut off by the end of the agent or of the connection.
+    let retry_at = if failures.clone().any(|failure| failure.message.contains("is reserved for")) {
         now.mono + NAME_RESERVED_RETRY
     } else {
         now.mono + SYNC_RETRY
@@ -630,12 +640,12 @@ fn retry(outcome: &Outcome, now: Now) -> Result<(), Mono> {
         _ => false,
     };
     Err(if outcome.only_waits() && failures.clone().any(pulled) {
-        // A sync in between, to show ImagePullBackOff.
+        // An earlier sync, so that the status shows ImagePullBackOff.
         let shown = now.mono + PULL_ERROR_SHOWN;
         wake_at.map_or(shown, |at| at.min(shown))
     } else if outcome.only_waits() {
-        wake_at.unwrap_or(usual)
+        wake_at.unwrap_or(retry_at)
     } else {
-        wake_at.map_or(usual, |at| at.min(usual))
+        wake_at.map_or(retry_at, |at| at.min(retry_at))
     })
 }

@@ -133,7 +133,7 @@ struct StoredTaint<'a> {
 
 #[derive(Encode, Decode)]
 #[cbor(map)]
-struct StoredMarks<'a> {
+struct StoredNode<'a> {
     #[b(0)]
     labels: Vec<(&'a str, &'a str)>,
     #[b(1)]
@@ -144,7 +144,7 @@ struct StoredMarks<'a> {
 
 /// Stored fields of the Node: those that admission needs, and the pods' address ranges.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Marks {
+pub struct OfflineNode {
     /// `metadata.labels`.
     pub labels: BTreeMap<String, String>,
     /// `spec.taints`.
@@ -380,14 +380,14 @@ fn volume(of: StoredVolume<'_>) -> Result<ClaimedVolume, DecodeError> {
 }
 
 /// Encodes the Node's fields.
-pub fn encode_marks(marks: &Marks) -> Vec<u8> {
+pub fn encode_node(node: &OfflineNode) -> Vec<u8> {
     fn taint(of: &Taint) -> StoredTaint<'_> {
         StoredTaint { key: &of.key, value: of.value.as_deref(), effect: &of.effect }
     }
-    to_vec(&StoredMarks {
-        labels: pairs(&marks.labels),
-        taints: marks.taints.iter().map(taint).collect(),
-        pod_cidrs: marks.pod_cidrs.iter().map(|cidr| &**cidr).collect(),
+    to_vec(&StoredNode {
+        labels: pairs(&node.labels),
+        taints: node.taints.iter().map(taint).collect(),
+        pod_cidrs: node.pod_cidrs.iter().map(|cidr| &**cidr).collect(),
     })
 }
 
@@ -395,8 +395,8 @@ pub fn encode_marks(marks: &Marks) -> Vec<u8> {
 ///
 /// # Errors
 /// The bytes are invalid, or exceed a Node's limits.
-pub fn decode_marks(bytes: &[u8]) -> Result<Marks, DecodeError> {
-    let StoredMarks { labels, taints, pod_cidrs } = whole(bytes)?;
+pub fn decode_node(bytes: &[u8]) -> Result<OfflineNode, DecodeError> {
+    let StoredNode { labels, taints, pod_cidrs } = whole(bytes)?;
     few(&labels, OFFLINE_LABELS_MAX)?;
     few(&taints, OFFLINE_LABELS_MAX)?;
     few(&pod_cidrs, POD_CIDRS_MAX)?;
@@ -406,7 +406,7 @@ pub fn decode_marks(bytes: &[u8]) -> Result<Marks, DecodeError> {
         effect: of.effect.to_owned(),
         time_added: None,
     };
-    Ok(Marks {
+    Ok(OfflineNode {
         labels: labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect(),
         taints: taints.into_iter().map(taint).collect(),
         pod_cidrs: pod_cidrs.into_iter().map(Box::from).collect(),

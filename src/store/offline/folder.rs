@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ring::digest::{SHA256, digest};
 
 use super::super::checkpoint::Unreadable;
-use super::content::{self, Marks};
+use super::content::{self, OfflineNode};
 use super::record::{DIGEST_BYTES, Digest, Kind, Name, Record, from_bytes, to_bytes};
 use super::seal::Key;
 use super::tree;
@@ -122,7 +122,7 @@ pub struct OfflineState {
     /// Objects that they reference; `None` = it does not exist.
     pub objects: SortedMap<ObjectKey, Option<Object>>,
     /// The Node's labels, taints and pod CIDRs.
-    pub marks: Option<Marks>,
+    pub node: Option<OfflineNode>,
 }
 
 /// The folder. Clones share it.
@@ -377,7 +377,7 @@ impl Reading {
                 self.kept.pods.push(content.to_vec());
             }
             (Kind::Node, _) | (_, None) => {
-                self.kept.marks = Some(content::decode_marks(content).map_err(damaged)?);
+                self.kept.node = Some(content::decode_node(content).map_err(damaged)?);
             }
             (_, Some(key)) => {
                 let object = content::decode(&key, content).map_err(damaged)?;

@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use serde_json::json;
 
 use super::super::checkpoint::Unreadable;
-use super::content::{self, Marks, decode, decode_marks, encode, encode_marks, key_of, name_of};
+use super::content::{self, OfflineNode, decode, decode_node, encode, encode_node, key_of, name_of};
 use super::folder::{Content, FileName, Folder, OfflineState, Owner, Put, Written};
 use super::record::{Kind, Name, Record, from_bytes, to_bytes};
 use super::tree;
@@ -132,11 +132,11 @@ fn pod() -> Node {
     Node::Map(vec![("spec".into(), spec)])
 }
 
-fn marks() -> Marks {
+fn offline_node() -> OfflineNode {
     let taints = serde_json::from_value(
         json!([{"key": "a", "value": "b", "effect": "NoSchedule"}, {"key": "c", "effect": "NoExecute"}]),
     );
-    Marks {
+    OfflineNode {
         labels: [("zone".to_owned(), "shed".to_owned())].into(),
         taints: taints.unwrap(),
         pod_cidrs: vec!["10.1.0.0/24".into()],
@@ -152,7 +152,7 @@ fn all() -> SortedMap<FileName, Put> {
     let node = Name { kind: Kind::Node, namespace: "".into(), name: "gw".into() };
     let fixed = [
         Put { name: of_pod("uid"), content: Content::Bytes(tree::encode(&pod())) },
-        Put { name: node, content: Content::Bytes(encode_marks(&marks())) },
+        Put { name: node, content: Content::Bytes(encode_node(&offline_node())) },
     ];
     let objects = KINDS.map(object).map(|object| Put {
         name: name_of(&object.key(Side::ApiServer)),
@@ -172,7 +172,7 @@ fn shown(kept: &OfflineState) -> String {
     let objects =
         kept.objects.iter().map(|(key, object)| format!("{key}{}", if object.is_some() { "" } else { " -" }));
     let objects: Vec<String> = objects.collect();
-    format!("{} pods, {} marks, {}", kept.pods.len(), u8::from(kept.marks.is_some()), objects.join(", "))
+    format!("{} pods, {} node, {}", kept.pods.len(), u8::from(kept.node.is_some()), objects.join(", "))
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn every_kind_of_object_reads_back_equal() {
         let nothing = encode(None).expect("kept");
         assert!(decode(&object.key(Side::ApiServer), &nothing).is_ok_and(|read| read.is_none()));
     }
-    assert_eq!(decode_marks(&encode_marks(&marks())).ok(), Some(marks()));
+    assert_eq!(decode_node(&encode_node(&offline_node())).ok(), Some(offline_node()));
     let export = NfsExport::new("fd00::7", "/data", ["hard", "nfsvers=4.1"].into_iter()).unwrap();
     let nfs =
         claim(ClaimedVolume { name: "pv".into(), source: VolumeSource::Nfs(export.clone()), nodes: None });
@@ -219,11 +219,11 @@ fn every_kind_of_object_reads_back_equal() {
 #[test]
 fn the_format_is_the_golden_files() {
     let map = encode(Some(&object(ObjectKind::ConfigMap))).expect("kept");
-    let marks = encode_marks(&marks());
+    let node = encode_node(&offline_node());
     let pod = tree::encode(&pod());
     for (golden, kind, name, content) in [
         (include_bytes!("../../../tests/golden/kept-pod-v1").as_slice(), Kind::Pod, "uid", &pod),
-        (include_bytes!("../../../tests/golden/kept-node-v1").as_slice(), Kind::Node, "gw", &marks),
+        (include_bytes!("../../../tests/golden/kept-node-v1").as_slice(), Kind::Node, "gw", &node),
         (include_bytes!("../../../tests/golden/kept-configmap-v1").as_slice(), Kind::ConfigMap, "web", &map),
     ] {
         let namespace = if kind == Kind::ConfigMap { "default" } else { "" };
@@ -260,13 +260,13 @@ fn a_file_truncated_or_with_a_flipped_bit_is_refused() {
 #[test]
 fn stored_objects_are_read_and_unchanged_ones_are_not_rewritten() {
     let (place, puts) = (Scratch::new(), all());
-    assert_eq!(shown(&place.folder().read(ours())), "0 pods, 0 marks, ", "nothing was stored");
+    assert_eq!(shown(&place.folder().read(ours())), "0 pods, 0 node, ", "nothing was stored");
     let written = place.folder().write(ours(), &names(&puts), &puts).expect("written");
     assert_eq!(written, Written { files: 9, ..Written::default() });
     let kept = place.folder().read(ours());
     assert_eq!(
         shown(&kept),
-        "1 pods, 1 marks, ConfigMap default/absent -, ConfigMap default/web, Secret default/web, Token default/uid/default/3607/, \
+        "1 pods, 1 node, ConfigMap default/absent -, ConfigMap default/web, Secret default/web, Token default/uid/default/3607/, \
          Services default/, RuntimeClass web, PersistentVolumeClaim default/data/uid"
     );
     for kind in KINDS {
@@ -297,7 +297,7 @@ fn stored_objects_are_read_and_unchanged_ones_are_not_rewritten() {
     // Files that are no longer wanted are removed.
     let pod = SortedSet::from([FileName::of(&of_pod("uid"))]);
     place.folder().write(ours(), &pod, &SortedMap::new()).expect("written");
-    assert_eq!(shown(&place.folder().read(ours())), "1 pods, 0 marks, ");
+    assert_eq!(shown(&place.folder().read(ours())), "1 pods, 0 node, ");
 }
 
 #[test]
@@ -305,13 +305,13 @@ fn another_owners_files_are_not_used() {
     let (place, puts) = (Scratch::new(), all());
     place.folder().write(ours(), &names(&puts), &puts).expect("written");
     for other in [Owner::new("gw", b"another authority"), Owner::new("gw2", b"the authority")] {
-        assert_eq!(shown(&place.folder().read(other)), "0 pods, 0 marks, ");
+        assert_eq!(shown(&place.folder().read(other)), "0 pods, 0 node, ");
     }
     assert!(shown(&place.folder().read(ours())).starts_with("1 pods"), "they stay");
     let theirs = Owner::new("gw", b"another authority");
     let written = place.folder().write(theirs, &names(&puts), &puts).expect("written");
     assert_eq!(written.files, 9, "its objects replace them");
-    assert_eq!(shown(&place.folder().read(ours())), "0 pods, 0 marks, ");
+    assert_eq!(shown(&place.folder().read(ours())), "0 pods, 0 node, ");
 }
 
 #[test]
@@ -323,10 +323,7 @@ fn an_unreadable_file_is_set_aside_and_the_others_are_read() {
     let whole = fs::read(&pod).unwrap();
     for end in 0..whole.len() {
         fs::write(&pod, &whole[..end]).unwrap();
-        assert!(
-            shown(&place.folder().read(ours())).starts_with("0 pods, 1 marks, ConfigMap"),
-            "cut at {end}"
-        );
+        assert!(shown(&place.folder().read(ours())).starts_with("0 pods, 1 node, ConfigMap"), "cut at {end}");
         assert_eq!(fs::read(place.path("damaged")).unwrap(), whole[..end]);
         assert!(!pod.exists());
     }
@@ -394,7 +391,7 @@ fn a_secret_is_decrypted_only_with_its_key_and_under_its_name() {
     let file = fs::read_dir(&path).unwrap().flatten().map(|entry| entry.path());
     let file = file.into_iter().find(|path| path.file_name().unwrap().len() == 32).expect("its file");
     fs::write(file, forged).unwrap();
-    assert_eq!(shown(&place.folder().read(ours())), "0 pods, 0 marks, ");
+    assert_eq!(shown(&place.folder().read(ours())), "0 pods, 0 node, ");
 }
 
 #[test]

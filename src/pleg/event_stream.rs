@@ -24,7 +24,7 @@ use crate::model::{Mono, PodUid};
 
 /// State of the runtime's event streams.
 #[derive(Debug)]
-pub struct Watch {
+pub struct EventStream {
     service: EventService,
     state: State,
     /// No event has arrived since the last miss.
@@ -70,7 +70,7 @@ pub enum StreamReport {
     MissedAgain(EventService, u64),
 }
 
-impl Watch {
+impl EventStream {
     /// The first stream is due at once.
     pub fn new(now: Mono) -> Self {
         Self {
@@ -259,162 +259,162 @@ mod tests {
         NOW + Duration::from_secs(seconds)
     }
 
-    fn waits(watch: &mut Watch, relists: usize) -> Vec<u64> {
-        (0..relists).map(|_| watch.relist_wait().as_secs()).collect()
+    fn waits(stream: &mut EventStream, relists: usize) -> Vec<u64> {
+        (0..relists).map(|_| stream.relist_wait().as_secs()).collect()
     }
 
     #[test]
     fn a_stream_is_trusted_from_its_first_event_on_and_the_relist_period_grows_until_then() {
-        let mut watch = Watch::new(NOW);
-        assert_eq!(watch.due(), Some(NOW));
-        assert_eq!(watch.open(NOW), Some(Cri));
-        assert_eq!((watch.open(NOW), watch.due()), (None, None));
-        assert_eq!(waits(&mut watch, 9), [1, 2, 4, 8, 16, 32, 60, 60, 60]);
-        assert_eq!(watch.delivered(), Some(StreamReport::Trusted(Cri)));
-        assert_eq!(watch.delivered(), None);
-        assert_eq!(waits(&mut watch, 2), [60, 60]);
+        let mut stream = EventStream::new(NOW);
+        assert_eq!(stream.due(), Some(NOW));
+        assert_eq!(stream.open(NOW), Some(Cri));
+        assert_eq!((stream.open(NOW), stream.due()), (None, None));
+        assert_eq!(waits(&mut stream, 9), [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        assert_eq!(stream.delivered(), Some(StreamReport::Trusted(Cri)));
+        assert_eq!(stream.delivered(), None);
+        assert_eq!(waits(&mut stream, 2), [60, 60]);
     }
 
     #[test]
     fn containerds_service_is_tried_after_the_cris_and_without_both_the_relist_period_is_a_second() {
-        let mut watch = Watch::new(NOW);
-        watch.open(NOW);
-        assert_eq!(watch.ended(true, NOW), None);
-        assert_eq!(watch.open(NOW), Some(Containerd));
-        assert_eq!(watch.ended(true, NOW), Some(StreamReport::Absent));
-        assert_eq!(waits(&mut watch, 2), [1, 1]);
+        let mut stream = EventStream::new(NOW);
+        stream.open(NOW);
+        assert_eq!(stream.ended(true, NOW), None);
+        assert_eq!(stream.open(NOW), Some(Containerd));
+        assert_eq!(stream.ended(true, NOW), Some(StreamReport::Absent));
+        assert_eq!(waits(&mut stream, 2), [1, 1]);
         let again = NOW + EVENTS_UNSUPPORTED_RETRY;
-        assert_eq!((watch.due(), watch.open(after(1))), (Some(again), None));
-        assert_eq!(watch.open(again), Some(Cri));
-        watch.ended(true, again);
-        watch.open(again);
-        assert_eq!(watch.ended(true, again), None, "reported once");
-        watch.runtime_is_back(after(500));
-        assert_eq!(watch.open(after(500)), Some(Cri), "it may be another version");
+        assert_eq!((stream.due(), stream.open(after(1))), (Some(again), None));
+        assert_eq!(stream.open(again), Some(Cri));
+        stream.ended(true, again);
+        stream.open(again);
+        assert_eq!(stream.ended(true, again), None, "reported once");
+        stream.runtime_is_back(after(500));
+        assert_eq!(stream.open(after(500)), Some(Cri), "it may be another version");
     }
 
     #[test]
     fn a_stream_that_ends_is_reopened_with_back_off_unless_it_delivered() {
-        let mut watch = Watch::new(NOW);
-        watch.open(NOW);
-        watch.delivered();
-        assert_eq!(watch.ended(false, after(9)), Some(StreamReport::Ended(Cri)));
-        assert_eq!(waits(&mut watch, 2), [1, 1]);
+        let mut stream = EventStream::new(NOW);
+        stream.open(NOW);
+        stream.delivered();
+        assert_eq!(stream.ended(false, after(9)), Some(StreamReport::Ended(Cri)));
+        assert_eq!(waits(&mut stream, 2), [1, 1]);
         let mut now = after(9);
         let mut gaps = Vec::new();
         for _ in 0..8 {
-            let at = watch.due().unwrap();
+            let at = stream.due().unwrap();
             gaps.push(at.since(now).as_secs());
             now = at;
-            assert_eq!(watch.open(now), Some(Cri));
-            assert_eq!(watch.ended(false, now), None);
+            assert_eq!(stream.open(now), Some(Cri));
+            assert_eq!(stream.ended(false, now), None);
         }
         assert_eq!(gaps, [0, 1, 2, 4, 8, 16, 32, 60]);
-        watch.runtime_is_back(now);
-        assert_eq!(watch.open(now), Some(Cri));
+        stream.runtime_is_back(now);
+        assert_eq!(stream.open(now), Some(Cri));
     }
 
     #[test]
     fn a_miss_is_counted_and_the_stream_is_doubted_until_it_delivers() {
         let pod = PodUid::from("u1");
-        let mut watch = Watch::new(NOW);
-        watch.open(NOW);
-        watch.delivered();
-        watch.suspect(&pod, after(0), after(60));
-        assert_eq!(watch.judge(after(60)), None, "the event may still arrive");
-        assert_eq!(watch.due(), Some(after(60) + EVENT_LATE_MAX));
-        assert_eq!(watch.judge(after(62)), Some(StreamReport::Missed(Cri, 1, 1)));
-        assert_eq!(waits(&mut watch, 2), [1, 1]);
-        assert_eq!(watch.open(watch.due().unwrap()), Some(Containerd), "another stream");
-        let doubted = waits(&mut watch, DOUBTED_RELISTS_MAX as usize + 2);
+        let mut stream = EventStream::new(NOW);
+        stream.open(NOW);
+        stream.delivered();
+        stream.suspect(&pod, after(0), after(60));
+        assert_eq!(stream.judge(after(60)), None, "the event may still arrive");
+        assert_eq!(stream.due(), Some(after(60) + EVENT_LATE_MAX));
+        assert_eq!(stream.judge(after(62)), Some(StreamReport::Missed(Cri, 1, 1)));
+        assert_eq!(waits(&mut stream, 2), [1, 1]);
+        assert_eq!(stream.open(stream.due().unwrap()), Some(Containerd), "another stream");
+        let doubted = waits(&mut stream, DOUBTED_RELISTS_MAX as usize + 2);
         assert_eq!(
             doubted.iter().filter(|wait| **wait == 1).count(),
             DOUBTED_RELISTS_MAX as usize,
             "{doubted:?}"
         );
         assert_eq!(doubted.last(), Some(&60), "nothing changes, and nothing was missed");
-        assert_eq!(watch.delivered(), Some(StreamReport::Trusted(Containerd)));
-        assert_eq!(waits(&mut watch, 1), [60]);
+        assert_eq!(stream.delivered(), Some(StreamReport::Trusted(Containerd)));
+        assert_eq!(waits(&mut stream, 1), [60]);
     }
 
     #[test]
     fn a_runtime_without_events_is_relisted_every_second() {
-        let mut watch = Watch::new(NOW);
+        let mut stream = EventStream::new(NOW);
         for miss in 1..=EVENT_MISSES_MAX {
-            let now = watch.due().unwrap();
-            watch.open(now);
-            assert_eq!(waits(&mut watch, 200).last(), Some(&60), "{miss}");
-            watch.started_something(now);
-            assert!(watch.judge(now + EVENT_LATE_MAX).is_some());
+            let now = stream.due().unwrap();
+            stream.open(now);
+            assert_eq!(waits(&mut stream, 200).last(), Some(&60), "{miss}");
+            stream.started_something(now);
+            assert!(stream.judge(now + EVENT_LATE_MAX).is_some());
         }
-        watch.open(watch.due().unwrap());
-        assert_eq!(waits(&mut watch, 200), [1; 200]);
-        watch.delivered();
-        assert_eq!(waits(&mut watch, 1), [60]);
+        stream.open(stream.due().unwrap());
+        assert_eq!(waits(&mut stream, 200), [1; 200]);
+        stream.delivered();
+        assert_eq!(waits(&mut stream, 1), [60]);
     }
 
     #[test]
     fn a_stream_that_ends_with_each_event_is_reopened_once_a_second() {
-        let mut watch = Watch::new(NOW);
+        let mut stream = EventStream::new(NOW);
         for _ in 0..3 {
-            let now = watch.due().unwrap();
-            watch.open(now);
-            watch.delivered();
-            watch.ended(false, now + Duration::from_millis(5));
-            assert!(watch.due().unwrap().since(now) >= RELIST_PERIOD);
+            let now = stream.due().unwrap();
+            stream.open(now);
+            stream.delivered();
+            stream.ended(false, now + Duration::from_millis(5));
+            assert!(stream.due().unwrap().since(now) >= RELIST_PERIOD);
         }
     }
 
     #[test]
     fn a_change_with_an_event_or_without_an_open_stream_is_no_miss() {
         let pod = PodUid::from("u1");
-        let mut watch = Watch::new(NOW);
-        watch.suspect(&pod, NOW, after(1));
-        assert_eq!(watch.due(), Some(NOW), "no stream was open");
-        watch.open(after(2));
-        watch.suspect(&pod, after(1), after(3));
-        assert_eq!(watch.due(), None, "it may have changed before the stream was opened");
-        watch.suspect(&pod, after(2), after(3));
-        watch.event_arrived(&pod);
-        assert_eq!(watch.judge(after(9)), None, "late, not missed");
-        watch.suspect(&pod, after(2), after(10));
-        watch.ended(false, after(10));
-        assert_eq!(watch.judge(after(19)), None, "the stream ended: a relist follows anyway");
+        let mut stream = EventStream::new(NOW);
+        stream.suspect(&pod, NOW, after(1));
+        assert_eq!(stream.due(), Some(NOW), "no stream was open");
+        stream.open(after(2));
+        stream.suspect(&pod, after(1), after(3));
+        assert_eq!(stream.due(), None, "it may have changed before the stream was opened");
+        stream.suspect(&pod, after(2), after(3));
+        stream.event_arrived(&pod);
+        assert_eq!(stream.judge(after(9)), None, "late, not missed");
+        stream.suspect(&pod, after(2), after(10));
+        stream.ended(false, after(10));
+        assert_eq!(stream.judge(after(19)), None, "the stream ended: a relist follows anyway");
     }
 
     #[test]
     fn a_stream_without_events_about_started_containers_is_detected() {
-        let mut watch = Watch::new(NOW);
-        watch.started_something(NOW);
-        watch.open(NOW);
-        assert_eq!(watch.due(), None, "no stream was open");
-        watch.started_something(after(5));
-        watch.started_something(after(6));
-        assert_eq!(watch.due(), Some(after(5) + EVENT_LATE_MAX));
-        assert_eq!(watch.judge(after(6)), Some(StreamReport::Missed(Cri, 1, 1)));
-        watch.open(after(9));
-        watch.started_something(after(9));
-        assert_eq!(watch.judge(after(10)), Some(StreamReport::MissedAgain(Containerd, 2)), "reported once");
-        watch.open(after(12));
-        watch.started_something(after(12));
-        watch.delivered();
-        assert_eq!(watch.judge(after(60)), None, "the event arrived");
-        watch.started_something(after(70));
-        assert_eq!(watch.due(), None, "events arrive");
+        let mut stream = EventStream::new(NOW);
+        stream.started_something(NOW);
+        stream.open(NOW);
+        assert_eq!(stream.due(), None, "no stream was open");
+        stream.started_something(after(5));
+        stream.started_something(after(6));
+        assert_eq!(stream.due(), Some(after(5) + EVENT_LATE_MAX));
+        assert_eq!(stream.judge(after(6)), Some(StreamReport::Missed(Cri, 1, 1)));
+        stream.open(after(9));
+        stream.started_something(after(9));
+        assert_eq!(stream.judge(after(10)), Some(StreamReport::MissedAgain(Containerd, 2)), "reported once");
+        stream.open(after(12));
+        stream.started_something(after(12));
+        stream.delivered();
+        assert_eq!(stream.judge(after(60)), None, "the event arrived");
+        stream.started_something(after(70));
+        assert_eq!(stream.due(), None, "events arrive");
     }
 
     #[test]
     fn attempts_back_off_when_one_service_misses_events_and_the_other_is_absent() {
         let pod = PodUid::from("u1");
-        let mut watch = Watch::new(NOW);
-        watch.open(NOW);
-        watch.suspect(&pod, NOW, NOW);
-        watch.judge(after(1));
+        let mut stream = EventStream::new(NOW);
+        stream.open(NOW);
+        stream.suspect(&pod, NOW, NOW);
+        stream.judge(after(1));
         let mut asked = Vec::new();
         for _ in 0..4 {
-            let now = watch.due().unwrap();
-            asked.push((watch.open(now).unwrap(), now.since(NOW).as_secs()));
-            watch.ended(true, now);
+            let now = stream.due().unwrap();
+            asked.push((stream.open(now).unwrap(), now.since(NOW).as_secs()));
+            stream.ended(true, now);
         }
         assert_eq!(asked, [(Containerd, 2), (Cri, 4), (Containerd, 4), (Cri, 8)]);
     }

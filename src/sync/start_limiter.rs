@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! |     take ─► call ─► done in time: its duration adjusts the limit
-//! |                └──► not within the call's patience: the turn passes to the next sync, and the call is awaited without one
+//! |                └──► not within the call's patience: the permit passes to the next sync, and the call is awaited without one
 //! ```
 //!
 //! The kubelet has no such limit: each pod worker calls as it likes. [`StartLimit`] is PURE.
@@ -87,62 +87,62 @@ impl StartLimit {
         }
     }
 
-    /// How long a call may take before it gives back its turn.
+    /// How long a call may take before it releases its permit.
     pub fn patience(&self, call: StartCall) -> Duration {
         let usual = Duration::from_micros(self.calls[call as usize].usual);
         usual.saturating_mul(START_PATIENCE_FACTOR).clamp(START_PATIENCE_MIN, START_PATIENCE_MAX)
     }
 }
 
-/// The turns of all syncs.
-pub struct StartTurns {
-    turns: Semaphore,
-    /// Calls that gave back their turn and have not returned. Full: a further one keeps its turn until one returns.
+/// Limits the concurrent starts of all syncs.
+pub struct StartLimiter {
+    permits: Semaphore,
+    /// Calls that released their permit and have not returned. Full: a further one keeps its permit until one returns.
     overdue: Semaphore,
     state: RefCell<State>,
 }
 
 struct State {
     limit: StartLimit,
-    /// Number of turns, held or free; adjusted to the limit as they are given back.
-    turns: usize,
+    /// Number of permits, held or free; adjusted to the limit as they are released.
+    permits: usize,
     held: usize,
 }
 
-impl StartTurns {
+impl StartLimiter {
     /// For a machine with that many processors.
     pub fn new(processors: usize) -> Self {
         let limit = StartLimit::new(processors);
-        let turns = limit.at_once();
+        let permits = limit.at_once();
         Self {
-            turns: Semaphore::new(turns),
+            permits: Semaphore::new(permits),
             overdue: Semaphore::new(STARTS_OVERDUE_MAX),
-            state: RefCell::new(State { limit, turns, held: 0 }),
+            state: RefCell::new(State { limit, permits, held: 0 }),
         }
     }
 
     fn ended(&self, call: StartCall, took: Duration, under_way: usize) {
         let mut state = self.state.borrow_mut();
         state.limit.ended(call, took, under_way);
-        let more = state.limit.at_once().saturating_sub(state.turns);
+        let more = state.limit.at_once().saturating_sub(state.permits);
         if more > 0 {
-            state.turns += more;
-            self.turns.add_permits(more);
+            state.permits += more;
+            self.permits.add_permits(more);
         }
     }
 }
 
-struct Permit<'a> {
-    of: &'a StartTurns,
+struct HeldPermit<'a> {
+    of: &'a StartLimiter,
     guard: Option<SemaphoreGuard<'a>>,
 }
 
-impl Drop for Permit<'_> {
+impl Drop for HeldPermit<'_> {
     fn drop(&mut self) {
         let mut state = self.of.state.borrow_mut();
         state.held -= 1;
-        if state.turns > state.limit.at_once() {
-            state.turns -= 1;
+        if state.permits > state.limit.at_once() {
+            state.permits -= 1;
             if let Some(guard) = self.guard.take() {
                 guard.forget();
             }
@@ -150,34 +150,35 @@ impl Drop for Permit<'_> {
     }
 }
 
-/// A sync's turn to make sandboxes and start containers. Operations that may hang (a pull, a foreign path) hold none.
-pub(super) struct StartTurn<'a> {
-    of: &'a StartTurns,
+/// A sync's permit to make sandboxes and start containers. Operations that may hang (a pull, a foreign path) hold none.
+pub(super) struct StartPermit<'a> {
+    of: &'a StartLimiter,
     key: &'a PodKey,
-    held: Option<Permit<'a>>,
+    held: Option<HeldPermit<'a>>,
 }
 
-impl<'a> StartTurn<'a> {
-    /// The turn of that pod's sync; not taken yet.
-    pub(super) fn new(of: &'a StartTurns, key: &'a PodKey) -> Self {
+impl<'a> StartPermit<'a> {
+    /// The permit of that pod's sync; not acquired yet.
+    pub(super) fn new(of: &'a StartLimiter, key: &'a PodKey) -> Self {
         Self { of, key, held: None }
     }
 
-    /// Waits for a turn, unless it is held already.
-    pub(super) async fn take(&mut self) {
+    /// Waits for a permit, unless it is held already.
+    pub(super) async fn acquire(&mut self) {
         if self.held.is_none() {
-            let guard = self.of.turns.acquire().await;
+            let guard = self.of.permits.acquire().await;
             self.of.state.borrow_mut().held += 1;
-            self.held = Some(Permit { of: self.of, guard: Some(guard) });
+            self.held = Some(HeldPermit { of: self.of, guard: Some(guard) });
         }
     }
 
-    /// Gives the turn to the next waiting sync.
-    pub(super) fn pause(&mut self) {
+    /// Releases the permit: the next waiting sync gets it.
+    pub(super) fn release(&mut self) {
         self.held = None;
     }
 
-    /// Awaits work on foreign paths, which normally completes at once. If it does not, the turn is given back until it does.
+    /// Awaits work on foreign paths, which normally completes at once. If it does not, the permit is released, and the next call
+    /// acquires one.
     pub(super) fn files<'s, T>(
         &'s mut self,
         clock: &'s SharedClock,
@@ -192,7 +193,7 @@ impl<'a> StartTurn<'a> {
         }))
     }
 
-    /// Makes a call in this turn. A call that hangs is still awaited, but gives back the turn: one pod's trouble does not
+    /// Makes a call with the permit. A call that hangs is still awaited, but releases the permit: one pod's trouble does not
     /// delay the others.
     pub(super) async fn call<T, E>(
         &mut self,
@@ -200,13 +201,13 @@ impl<'a> StartTurn<'a> {
         call: StartCall,
         answer: impl Future<Output = Result<T, E>>,
     ) -> Result<T, E> {
-        self.take().await;
+        self.acquire().await;
         let (begun, of) = (clock.now().mono, self.of);
         let (under_way, patience) = {
             let state = of.state.borrow();
             (state.held, state.limit.patience(call))
         };
-        let give_back = async {
+        let release = async {
             clock.sleep(patience).await;
             let _overdue = of.overdue.acquire().await;
             log::info!(
@@ -217,7 +218,7 @@ impl<'a> StartTurn<'a> {
             self.held = None;
             std::future::pending().await
         };
-        let answer = smol::future::or(answer, give_back).await;
+        let answer = smol::future::or(answer, release).await;
         if answer.is_ok() {
             of.ended(call, clock.now().mono.since(begun), under_way);
         }
