@@ -748,7 +748,7 @@ mod tests {
             ("FetchingServers", "servers", "StoringServers", ""),
             ("FetchingServers", "some servers", "StoringServers", ""),
             ("FetchingServers", "no servers yet", "Waiting", ""),
-            ("FetchingServers", "hostile servers", "Waiting", "skipped 1 entries"),
+            ("FetchingServers", "hostile servers", "Waiting", "entries skipped that are not HOST:PORT: 1"),
             ("FetchingServers", "no list of servers", "Waiting", "is no list"),
             ("FetchingServers", "servers unknown (404)", "Waiting", ""),
             ("FetchingServers", "servers refused (403)", "Waiting", "why"),
@@ -915,7 +915,10 @@ mod tests {
         assert_eq!(waits[..3], [KUBE_RETRY_MIN, 2 * KUBE_RETRY_MIN, 4 * KUBE_RETRY_MIN]);
         assert_eq!(waits.last(), Some(&K3S_LIST_PERIOD));
         // It is known: what is wrong with a part of it is logged once.
-        for line in ["warn: joining: the servers at /v1-k3s/apiservers: skipped 1 entries", ""] {
+        for line in [
+            "warn: joining: the servers at /v1-k3s/apiservers: entries skipped that are not HOST:PORT: 1",
+            "",
+        ] {
             node.pass(KUBE_RETRY_MIN);
             let next = node.take_all(&["some servers", "servers stored"]);
             assert!(said(&next).starts_with(line) && said(&next).is_empty() == line.is_empty());

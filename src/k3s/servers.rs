@@ -51,7 +51,7 @@ impl List {
         let skipped = match wrong {
             Some(first) => {
                 let first = first.text().map_or_else(|| first.to_string(), quoted);
-                Some(format!("skipped {count} entries that are not HOST:PORT, such as {first}"))
+                Some(format!("entries skipped that are not HOST:PORT: {count}, such as {first}"))
             }
             None if servers.len() > K3S_SERVERS_MAX => {
                 Some(format!("{} entries; only the first {K3S_SERVERS_MAX} are used", servers.len()))
@@ -169,7 +169,7 @@ mod tests {
             let list = List::parse(format!("[\"10.0.0.1:6443\",{wrong}]").as_bytes()).unwrap();
             assert_eq!(texts(&list.servers), ["10.0.0.1:6443"], "{wrong}");
             let why = list.skipped.unwrap();
-            assert!(why.starts_with("skipped 1 entries that are not HOST:PORT"), "{why}");
+            assert!(why.starts_with("entries skipped that are not HOST:PORT: 1"), "{why}");
             assert!(why.len() < 300 && !why.contains('\n'), "{why}");
         }
     }

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_the_servers_is_notified_once_and_begin_with_another_for_each_node() {
+    fn a_change_of_the_servers_is_notified_once_and_each_node_begins_with_another_one() {
         let (changed, changes) = smol::channel::bounded(1);
         let named = ServerUrl::parse("https://vip:6443").unwrap();
         let others = Others::default();

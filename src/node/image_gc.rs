@@ -87,7 +87,7 @@ pub(super) struct ListedImages {
     images: Vec<ListedImage>,
     used: Named,
     /// Images that are never removed: imported ones, and the sandbox image.
-    pinned: Named,
+    protected: Named,
     mountpoint: Rc<str>,
     disk: DiskSpace,
 }
@@ -194,7 +194,7 @@ impl ImageGc {
             Ok(listed) => *listed,
             Err(why) => return self.list_failed(&why, out),
         };
-        let ListedImages { images, used, pinned, mountpoint, disk } = listed;
+        let ListedImages { images, used, protected, mountpoint, disk } = listed;
         self.seen.observe(&images, |image| used.holds(image), now);
         if disk.capacity == 0 {
             let why = "invalid capacity 0 on image filesystem";
@@ -209,7 +209,7 @@ impl ImageGc {
         } else {
             Goal::OldOnes
         };
-        let kept = |image: &ListedImage| used.holds(image) || pinned.holds(image);
+        let kept = |image: &ListedImage| used.holds(image) || protected.holds(image);
         let found = candidates(&policy, images, kept, |id| self.seen.age(id, now));
         let wanted = policy.missing(disk);
         if goal == Goal::Room {
@@ -387,13 +387,13 @@ async fn list<R: Runtime>(ctx: &ActContext<R>, store: Option<&ImageStore>) -> Re
             shown_size(IMAGES_USED_BYTES_MAX as u64)
         ));
     }
-    let mut pinned = Named::default();
+    let mut protected = Named::default();
     if let Some(image) = ctx.manager.runtime.sandbox_image().await.map_err(text)? {
-        pinned.add(&image);
+        protected.add(&image);
     }
     if let Some(store) = store {
         match store.labelled(ARCHIVE_LABEL).await {
-            Ok(records) => records.iter().for_each(|(name, _)| pinned.add(name)),
+            Ok(records) => records.iter().for_each(|(name, _)| protected.add(name)),
             // Nothing can be imported into this runtime.
             Err(RuntimeError::Unimplemented(_)) => {}
             Err(error) => return Err(error.to_string()),
@@ -403,7 +403,7 @@ async fn list<R: Runtime>(ctx: &ActContext<R>, store: Option<&ImageStore>) -> Re
     let mountpoint = filesystems.first().map(|filesystem| &*filesystem.mountpoint);
     let mountpoint: Rc<str> = mountpoint.ok_or("the runtime reports no image filesystem")?.into();
     let disk = disk_at(ctx, &mountpoint).await?;
-    Ok(ListedImages { images, used, pinned, mountpoint, disk })
+    Ok(ListedImages { images, used, protected, mountpoint, disk })
 }
 
 async fn disk_at<R>(ctx: &ActContext<R>, mountpoint: &str) -> Result<DiskSpace, String> {

@@ -94,7 +94,7 @@ impl Admission {
         self.doubted = doubted;
         for (uid, why) in &waiting {
             if let Some(Rejection { reason, message, .. }) = why {
-                log::debug!("pod {uid}: admission is tried again: {reason}: {message}");
+                log::debug!("pod {uid}: not admitted yet: {reason}: {message}; retrying");
             }
         }
         for (uid, rejection) in refused {

@@ -376,7 +376,8 @@ struct Named {
     is_left_out: bool,
 }
 
-/// The objects to watch, within the limit of their number, and the requests of those that are tokens. Marks the pods whose objects have no room.
+/// The objects to watch, within the limit of their number, and the requests of those that are tokens. Marks the pods whose
+/// objects have no room.
 fn choose_objects(named: &mut [Named], update: &SourceUpdate) -> (SortedSet<ObjectKey>, TokenRequests) {
     let mut requests = TokenRequests::new();
     let mut needed: SortedSet<ObjectKey> = SortedSet::new();

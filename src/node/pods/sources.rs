@@ -326,7 +326,7 @@ impl<R: Runtime + 'static> Pods<R> {
         let now = self.now();
         for key in ours {
             if self.desired.may_terminate(&key) || self.is_deleted(&key.uid) {
-                log::info!("pod {key}: no source has it; terminating it");
+                log::info!("pod {key}: orphaned, as no source has it; terminating it");
                 let mut record = Record::new(Worker::orphan(key.clone()), None);
                 record.unwanted_at = Some(now.wall);
                 // The grace period of the deletion; the one recorded with the container is the spec's.
