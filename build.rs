@@ -17,7 +17,7 @@ fn link_small() -> Result<(), Box<dyn Error>> {
         return Ok(());
     }
     let out = env::var("OUT_DIR")?;
-    let mut script = put_apart();
+    let mut script = put_in_its_own_segment() + &put_apart();
     if env::var("CARGO_CFG_TARGET_ARCH")? == "x86_64" {
         // A panic of the release binary ends it at once (`panic = "abort"`), so nobody reads `.eh_frame`, a seventh of the
         // binary. std comes compiled with it, and the compiler has no option that leaves it out.
@@ -61,9 +61,7 @@ const NEVER: &[&str] = &[
     "_ZN6smolet5admit8affinity*",
     "_ZN6smolet5admit8features*",
     "_ZN6smolet5admit6taints*",
-    "_ZN6smolet5admit7preempt*",
     "_ZN6smolet10allocation7pending*",
-    "_ZN6smolet10allocation8resizing*",
     "_ZN6smolet8iptables*",
     "_ZN6smolet15kernel_tunables*",
     "_ZN6smolet6source14api_local_pods*",
@@ -94,48 +92,26 @@ const NEVER: &[&str] = &[
     "*rustls..conn..*",
     "_ZN16rustls_pki_types*",
     "_ZN14futures_rustls*",
-    "_ZN5rcgen*",
-    "_ZN*_$LT$rcgen..*",
-    "_ZN5yasna*",
     "_ZN4time*",
-    "_ZN6smolet6doctor*",
     "_ZN6smolet3net*",
     "_ZN6smolet5probe4http*",
     "_ZN6smolet5probe3run*",
     "_ZN6smolet5probe7handler*",
     "_ZN6smolet4hook*",
-    "_ZN6smolet9streaming*",
-    "_ZN6smolet3cli7session*",
-    "_ZN6smolet3cli6client*",
-    "_ZN6smolet3cli4logs*",
-    "_ZN6smolet3cli4exec*",
-    "_ZN6smolet8printers4yaml*",
     "_ZN6smolet4logs4read*",
     "_ZN6smolet4logs4line*",
-    "_ZN6smolet5image6import4read*",
-    "_ZN6smolet5image7archive*",
-    "_ZN6smolet3cri5store6*",
     "_ZN6smolet5store3cut*",
     "_ZN6smolet5store7offline*",
     "*smolet..store..offline*",
     "_ZN6smolet6source11api_offline*",
-    "_ZN6smolet7systemd6logind*",
     "_ZN6smolet7systemd7Systemd*",
     "_ZN6smolet7systemd4wire*",
     "_ZN6smolet6render6labels16pre_stop*",
     "_ZN6base64*",
     "_ZN*_$LT$base64..*",
-    "_ZN12clap_builder5error*",
-    "*help_template*",
     "*minicbor..decode..Decode*",
-    "_ZN11miniz_oxide*",
-    "_ZN6flate2*",
-    "*$LT$flate2..*",
-    "_ZN9crc32fast*",
-    "_ZN9libunwind*",
     "printf_core*",
     "_ZN6memchr*",
-    "_ZN9jiff_core2tz*",
     "*ClientSessionMemoryCache*",
     "_ZN61_$LT$jiff..error..ErrorKind*",
     "__res_msend*",
@@ -183,6 +159,72 @@ const NEVER: &[&str] = &[
     "_ZN42_$LT$$RF$T$u20$as$u20$core..fmt..*",
 ];
 
+/// What is in that segment, by the names of its functions.
+const EMBEDDED: &[&str] = &[
+    // Commands, and what a node does once in a while at most.
+    "_ZN6smolet6doctor*",
+    "_ZN6smolet3cli7session*",
+    "_ZN6smolet3cli6client*",
+    "_ZN6smolet3cli4logs*",
+    "_ZN6smolet3cli4exec*",
+    "_ZN6smolet5image6import4read*",
+    "_ZN6smolet5image7archive*",
+    "_ZN6smolet3cri5store6*",
+    "_ZN6smolet7systemd6logind*",
+    "_ZN12clap_builder5error*",
+    "*help_template*",
+    "_ZN11miniz_oxide*",
+    "_ZN6flate2*",
+    "*$LT$flate2..*",
+    "_ZN9crc32fast*",
+    "_ZN9libunwind*",
+    "_ZN9jiff_core2tz*",
+    "_ZN6smolet8printers4yaml*",
+    "_ZN6smolet5admit7preempt*",
+    "_ZN6smolet10allocation8resizing*",
+    "_ZN5rcgen*",
+    "_ZN*_$LT$rcgen..*",
+    "_ZN5yasna*",
+    "_ZN6smolet3cli5check*",
+    "_ZN6smolet3cli5debug*",
+    "_ZN6smolet3cli6attach*",
+    "_ZN6smolet3cli12port_forward*",
+    "_ZN6smolet3cli8describe*",
+    "_ZN6smolet3cli8terminal*",
+    "_ZN6smolet3cli5stdio*",
+    "_ZN6smolet9streaming*",
+    "_ZN6smolet5volume3nfs*",
+    "_ZN6smolet9eviction4rank*",
+    "_ZN2h26server*",
+    "_ZN5hyper5proto2h26server*",
+    "_ZN5hyper6server4conn5http2*",
+    // The embedded runtime.
+    "_ZN6smolet7runtime*",
+    "_ZN6smolet7monitor*",
+    "_ZN6smolet3oci*",
+    "_ZN6smolet11image_store*",
+    "_ZN6smolet8registry*",
+    "_ZN6smolet10cri_server*",
+    "_ZN6smolet4grpc6server*",
+    "_ZN6smolet9streaming6server*",
+    "_ZN6smolet3cli5image*",
+    "*smolet..runtime..*",
+    "*smolet..monitor..*",
+    "*smolet..oci..*",
+    "*smolet..image_store..*",
+    "*smolet..registry..*",
+    "*smolet..cri_server..*",
+    "*smolet..grpc..server..*",
+    "*smolet..streaming..server..*",
+    "*ruzstd*",
+    "*basic_toml*",
+    "*regex_lite*",
+    // What only a server of the CRI does with its messages.
+    "*Request$u20$as$u20$prost..message..Message$GT$11merge_field*",
+    "*Response$u20$as$u20$prost..message..Message$GT$10encode_raw*",
+    "*Response$u20$as$u20$prost..message..Message$GT$11encoded_len*",
+];
+
 /// What never runs stands by itself: the kernel maps a program in pieces of 64 KiB round what is run of it, and between other
 /// code nearly all of this was resident, a fifth of the program.
 fn put_apart() -> String {
@@ -191,6 +233,20 @@ fn put_apart() -> String {
         NEVER.iter().map(|name| format!("*(.text.{name} .text.unlikely.{name})")).collect();
     format!(
         "SECTIONS {{ .text.never : {{ *libring-*:*(.text .text.*) *libunwind*:*(.text .text.*) {} }} }} INSERT BEFORE .text;\n",
+        sections.join(" ")
+    )
+}
+
+/// What runs only where smolet is the container runtime itself, and what an agent runs once in a while at most, in a segment of its own:
+/// the kernel maps of it what is run, whatever pieces of the file it keeps in memory.
+///
+/// The load address that differs from the address makes both linkers begin a segment, and the hole before it keeps the kernel from
+/// mapping the two as one. It is the last of the executable ones, as what follows would have that load address too.
+fn put_in_its_own_segment() -> String {
+    let sections: Vec<String> =
+        EMBEDDED.iter().map(|name| format!("*(.text.{name} .text.unlikely.{name})")).collect();
+    format!(
+        "SECTIONS {{ .text.embedded ALIGN(0x10000) + 0x10000 : AT(ADDR(.text.embedded) + 0x10000000) {{ {} }} }} INSERT AFTER .text;\n",
         sections.join(" ")
     )
 }

@@ -166,6 +166,16 @@ pub(crate) fn replace_only(path: &Path, beside: &Path, bytes: &[u8]) -> io::Resu
     std::fs::rename(beside, path)
 }
 
+/// The same without a wait for the disk: for state whose loss in a power cut is harmless. A torn file has to be recognised.
+pub(crate) fn replace_unsynced(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()> {
+    match std::fs::remove_file(beside) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    File::options().create_new(true).write(true).mode(0o600).open(beside)?.write_all(bytes)?;
+    std::fs::rename(beside, path)
+}
+
 /// Reads the beginning of a file that the node's owner configures or the kernel provides; the rest is left out.
 ///
 /// # Errors

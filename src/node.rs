@@ -13,6 +13,7 @@ mod cluster;
 mod cluster;
 mod container_gc;
 mod debug;
+mod drain;
 mod effects;
 mod event_ring;
 mod eviction;
@@ -29,6 +30,7 @@ mod node_api;
 #[cfg(not(feature = "tls"))]
 #[path = "node/no_node_api.rs"]
 mod node_api;
+mod node_runtime;
 mod node_stats;
 mod pods;
 mod prober;
@@ -52,12 +54,13 @@ use crate::blocking::Blocking;
 use crate::cgroup::Cgroups;
 use crate::clock::SharedClock;
 use crate::config::Config;
-use crate::cri::{GrpcRuntime, ImageStore, Runtime, RuntimeHandler};
+use crate::cri::{ImageStore, Runtime, RuntimeHandler};
 use crate::events::{About, EventKind};
 use crate::executor::Executor;
 use crate::facts;
 use crate::filesystem::read_start;
 use crate::hook::HookRunner;
+use crate::image::archive_store::ArchiveStore;
 use crate::image::import::{self, Importer};
 use crate::image::pull::ImagePuller;
 use crate::image::pulled::PullManager;
@@ -89,9 +92,10 @@ pub use cluster::Joined;
 use cluster::{join, remember};
 use effects::{Effects, Tasks};
 use event_ring::Ring;
-use find_runtime::{FoundRuntime, wait_for_runtime};
+use find_runtime::{FoundRuntime, Wait, wait_for_runtime};
 #[cfg(feature = "tls")]
 use join::{join, remember};
+use node_runtime::NodeRuntime;
 use pods::{NodeRoom, Pods};
 
 /// How the agent ended.
@@ -187,10 +191,14 @@ pub async fn run_until(
     let notify = Rc::new(Notify::new(config.supervisor.as_ref(), clock.now().mono));
     notify.ready();
 
-    let found = wait_for_runtime(config, once, executor, &clock, &asked, &stopped, &notify).await;
+    let blocking = Rc::new(Blocking::on_threads(clock.clone(), &config.root_dir));
+    let node_name = identity.node_name();
+    let wait = Wait { config, node_name, executor, clock: &clock, blocking: &blocking, once };
+    let found = wait_for_runtime(&wait, &asked, &stopped, &notify).await;
     let ended = match found {
         Ok(Some(found)) => {
-            let start = Start { config, identity, node, addresses, executor, clock, once, metrics, notify };
+            let start =
+                Start { config, identity, node, addresses, executor, clock, blocking, once, metrics, notify };
             Ok(start.run(found, listening, (queries, asked), stopped).await)
         }
         Ok(None) => Ok(Ending::Stopped),
@@ -209,6 +217,7 @@ struct Start<'a> {
     addresses: NodeAddresses,
     executor: &'a Rc<Executor>,
     clock: SharedClock,
+    blocking: Rc<Blocking>,
     once: bool,
     metrics: Rc<Metrics>,
     notify: Rc<Notify>,
@@ -232,7 +241,7 @@ impl Start<'_> {
         };
         let set_aside = Arc::new(SetAside::read(&config.root_dir));
         let source = self.start_sources(&set_aside);
-        let blocking = Rc::new(Blocking::on_threads(self.clock.clone(), &config.root_dir));
+        let blocking = self.blocking.clone();
         let runtime = runtime.counted_by(self.metrics.operations.clone()).reading_in(blocking.clone());
         let (images, image_store) = self.start_import(&runtime);
         let logs = self.start_rotation(&runtime, &blocking);
@@ -255,7 +264,7 @@ impl Start<'_> {
             blocking,
             source,
             images,
-            image_store: Some(image_store),
+            image_store,
             logs,
             set_aside,
             once: self.once,
@@ -288,17 +297,24 @@ impl Start<'_> {
     }
 
     /// Starts the import of image archives from a directory. Returns the channel of imported image names, and the image store.
-    fn start_import(&self, runtime: &GrpcRuntime) -> (Receiver<Vec<String>>, ImageStore) {
+    fn start_import(&self, runtime: &NodeRuntime) -> (Receiver<Vec<String>>, Option<ImageStore>) {
         let (dir, of) = (&self.config.images_dir, self.identity.node_name());
         let (imported, images) = smol::channel::bounded(1);
-        let store = runtime.image_store(&import::lease(of));
-        let importer = Importer::new(dir, runtime.clone(), of, self.clock.clone(), imported);
+        let (target, store) = match runtime {
+            NodeRuntime::Cri(runtime) => {
+                let store = || runtime.image_store(&import::lease(of));
+                (ArchiveStore::Containerd(store(), runtime.clone()), Some(store()))
+            }
+            // Its images tell by themselves that they are pinned.
+            NodeRuntime::Embedded(node) => (ArchiveStore::Embedded(Rc::new(node.images.clone())), None),
+        };
+        let importer = Importer::new(dir, target, self.clock.clone(), imported);
         self.executor.spawn("image import", importer.run()).detach();
         (images, store)
     }
 
     /// Starts the rotation of container logs. Returns the channel on which running containers are reported to it.
-    fn start_rotation(&self, runtime: &GrpcRuntime, blocking: &Rc<Blocking>) -> LogReports {
+    fn start_rotation(&self, runtime: &NodeRuntime, blocking: &Rc<Blocking>) -> LogReports {
         let (logs, woken) = LogReports::new();
         if let Some(rotation) = self.config.log_rotation {
             let told = (logs.clone(), woken);

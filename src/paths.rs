@@ -6,6 +6,8 @@ pub const MANIFESTS: &str = "/etc/smolet/manifests";
 pub const ROOT_DIR: &str = "/var/lib/smolet";
 /// The local socket.
 pub const SOCKET: &str = "/run/smolet/smolet.sock";
+/// The CRI socket of the embedded runtime.
+pub const CRI_SOCKET: &str = "/run/smolet/cri.sock";
 /// Container logs by pod (kubelet `podLogsDir`).
 pub const POD_LOGS: &str = "/var/log/pods";
 /// Symlinks to them by container, for log collectors.
@@ -18,6 +20,12 @@ pub const SYSTEMD: &str = "/run/systemd/private";
 pub const MEMINFO: &str = "/proc/meminfo";
 /// CNI configurations.
 pub const CNI: &str = "/etc/cni/net.d";
+/// CNI plugins: those of the CNI project's archive, and of Debian.
+pub const CNI_PLUGINS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
+/// Directories with a `HOST/hosts.toml` for registries.
+pub const REGISTRY_HOSTS: [&str; 2] = ["/etc/smolet/certs.d", "/etc/containerd/certs.d"];
+/// Mirrors and credentials of registries (k3s).
+pub const REGISTRIES: &str = "/etc/rancher/k3s/registries.yaml";
 /// The system bus.
 pub const SYSTEM_BUS: &str = "/run/dbus/system_bus_socket";
 /// The node's resolver configuration.

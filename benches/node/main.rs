@@ -4,7 +4,7 @@
 //! `make bench` runs it: root, a private containerd (tests/env/runtime.sh), the release binary in `SMOLET_BIN`. Beside
 //! smolet stands the floor: the same CRI calls with the same configurations, made directly one after another, in turn
 //! with smolet's, so that a machine that is slow for a while is slow for both. With a kubelet's path in `KUBELET` the
-//! same is measured of that kubelet, on the same containerd with the same pods. `PICTURE` names a file for the chart.
+//! same is measured of that kubelet, on the same containerd with the same pods; then of smolet with the embedded runtime. `PICTURE` names a file for the chart.
 //! The argument `quick` watches and repeats less, to try things out.
 //!
 //! Times end at the CRI's `started_at` and begin with the clock it is taken from.
@@ -77,27 +77,36 @@ fn main() -> ExitCode {
     let floor = Floor::new(&runtime);
     let (smolet, raw) = {
         let subject = Subject::start(&runtime, Kind::Smolet(binary.clone()));
-        let idle = idle(&subject, &effort);
+        let (idle, node_pss_kib) = idle(&subject, &effort);
         let (start, raw_start) = starts(&subject, Some(&floor), &effort);
         let (restart, raw_restart) = restarts(&runtime, &subject, Some(&floor), &effort);
         let (burst, raw_burst) = bursts(&subject, Some(&floor), &effort);
         (
-            Figures { idle, start, restart, burst },
+            Figures { idle, node_pss_kib, start, restart, burst },
             Floored { start: raw_start, restart: raw_restart, burst: raw_burst },
         )
     };
     let kubelet = kubelet.map(|kubelet| {
         let subject = Subject::start(&runtime, Kind::Kubelet(kubelet));
-        let idle = idle(&subject, &effort);
+        let (idle, node_pss_kib) = idle(&subject, &effort);
         let (start, _) = starts(&subject, None, &effort);
         let (restart, _) = restarts(&runtime, &subject, None, &effort);
         let (burst, _) = bursts(&subject, None, &effort);
-        Figures { idle, start, restart, burst }
+        Figures { idle, node_pss_kib, start, restart, burst }
     });
     drop(runtime);
+    let embedded = {
+        let runtime = Runtime::up_as("bench-embedded", true);
+        let subject = Subject::start(&runtime, Kind::Embedded(binary.clone()));
+        let (idle, node_pss_kib) = idle(&subject, &effort);
+        let (start, _) = starts(&subject, None, &effort);
+        let (restart, _) = restarts(&runtime, &subject, None, &effort);
+        let (burst, _) = bursts(&subject, None, &effort);
+        Figures { idle, node_pss_kib, start, restart, burst }
+    };
 
     let binary_bytes = fs::metadata(&binary).expect("the binary is there").len();
-    let report = Report { smolet, raw, kubelet, binary_bytes, plan_us: plan_us() };
+    let report = Report { smolet, raw, kubelet, embedded, binary_bytes, plan_us: plan_us() };
     println!("{}", report.table());
     if let Some(path) = std::env::var_os("PICTURE") {
         fs::write(&path, picture::svg(&report)).expect("the picture can be written");
@@ -155,7 +164,8 @@ fn say(what: &str) {
     eprintln!("{what} ...");
 }
 
-fn idle(subject: &Subject<'_>, effort: &Effort) -> Vec<Idle> {
+/// The idle agent, and the KiB of the whole node, for each number of pods.
+fn idle(subject: &Subject<'_>, effort: &Effort) -> (Vec<Idle>, Vec<u64>) {
     let mut had = 0;
     let watched = PODS.iter().map(|&pods| {
         say(&format!("{pods} idle pods"));
@@ -164,9 +174,9 @@ fn idle(subject: &Subject<'_>, effort: &Effort) -> Vec<Idle> {
         subject.apply(&manifests);
         subject.running(&names);
         std::thread::sleep(effort.settle);
-        Idle::watch(subject.pid(), effort.idle)
+        (Idle::watch(subject.pid(), effort.idle), subject.node_pss_kib())
     });
-    let watched = watched.collect();
+    let watched = watched.unzip();
     subject.end_pods();
     watched
 }
@@ -187,7 +197,7 @@ fn starts(subject: &Subject<'_>, floor: Option<&Floor<'_>>, effort: &Effort) -> 
         std::thread::sleep(Duration::from_millis(400));
         let started = subject.running(&names)[0];
         figures.total.add(ms(at, started));
-        if floor.is_some() {
+        if subject.is_smolet() {
             let seen = subject.seen(&names)[0];
             figures.source.add(ms(at, seen));
             figures.agent.add(ms(seen, started));
@@ -275,7 +285,7 @@ fn bursts(
         std::thread::sleep(Duration::from_secs(1));
         let last = subject.running(&names).into_iter().max().expect("a pod");
         figures.total.add(ms(at, last));
-        if floor.is_some() {
+        if subject.is_smolet() {
             let first = subject.seen(&names).into_iter().min().expect("a pod");
             figures.agent.add(ms(first, last));
         }

@@ -65,6 +65,8 @@ pub struct Bursts {
 /// What was measured of one agent.
 pub struct Figures {
     pub idle: Vec<Idle>,
+    /// The whole node but for the containers' processes, by number of pods.
+    pub node_pss_kib: Vec<u64>,
     pub start: Starts,
     pub restart: Restarts,
     pub burst: Bursts,
@@ -91,6 +93,8 @@ pub struct Report {
     pub smolet: Figures,
     pub raw: Floored,
     pub kubelet: Option<Figures>,
+    /// smolet with the embedded runtime.
+    pub embedded: Figures,
     pub binary_bytes: u64,
     pub plan_us: f64,
 }
@@ -106,7 +110,36 @@ impl Report {
         self.table_at_rest(&mut out);
         out.push('\n');
         self.table_of_times(&mut out);
+        out.push('\n');
+        self.table_of_the_node(&mut out);
         out
+    }
+
+    /// smolet with its own runtime beside smolet with containerd.
+    fn table_of_the_node(&self, out: &mut String) {
+        let (embedded, raw) = (&self.embedded, &self.raw);
+        out.push_str("| the whole node | embedded | containerd |\n|---|--:|--:|\n");
+        let mut row = |what: &str, embedded: &str, beside: &str| {
+            let _ = writeln!(out, "| {what} | {embedded} | {beside} |");
+        };
+        for (at, pods) in PODS.iter().enumerate() {
+            let of = |figures: &Figures| format!("{:.1}", mib(figures.node_pss_kib[at]));
+            row(&format!("PSS with {pods} pods, MiB"), &of(embedded), &of(&self.smolet));
+            let idle = |figures: &Figures| {
+                let idle = &figures.idle[at];
+                format!("{:.1}; {:.0}", mib(idle.end.resident_kib), idle.cpu_ms_per_minute)
+            };
+            row("– of it the agent, resident MiB; CPU ms/min", &idle(embedded), &idle(&self.smolet));
+        }
+        row("seen → running, ms (beside: raw calls)", &both(&embedded.start.agent), &both(&raw.start));
+        row(
+            "exit shown → restarted, ms (beside: raw calls)",
+            &both(&embedded.restart.agent),
+            &both(&raw.restart),
+        );
+        let (at_once, best) = raw.best_burst();
+        let best = format!("{best:.0} ({at_once} at once)");
+        row("30 pods at once, ms (beside: raw calls)", &both(&embedded.burst.agent), &best);
     }
 
     fn table_at_rest(&self, out: &mut String) {
@@ -190,6 +223,10 @@ impl Report {
             let at = PODS.iter().position(|known| *known == pods).expect("a number of pods that is watched");
             &smolet.idle[at]
         };
+        let node = |pods| {
+            let at = PODS.iter().position(|known| *known == pods).expect("a number of pods that is watched");
+            mib(self.embedded.node_pss_kib[at])
+        };
         let most = |of: fn(&Idle) -> f64| smolet.idle.iter().map(of).fold(0.0, f64::max);
         let promise = |what, unit, measured, limit| Promise { what, unit, measured, limit };
         vec![
@@ -220,7 +257,27 @@ impl Report {
                 1.1,
             ),
             promise("plan of an unchanged pod", "µs", self.plan_us, 2.0),
-            promise("release binary", "MiB", self.binary_bytes as f64 / 1_048_576.0, 5.0),
+            promise("release binary", "MiB", self.binary_bytes as f64 / 1_048_576.0, 6.5),
+            promise("embedded: PSS of the node, 10 pods", "MiB", node(10), 12.0),
+            promise("embedded: PSS of the node, 110 pods", "MiB", node(110), 70.0),
+            promise(
+                "embedded: a pod's start, as a multiple of containerd's raw calls",
+                "",
+                self.embedded.start.agent.median() / raw.start.median(),
+                0.6,
+            ),
+            promise(
+                "embedded: a restart, as a multiple of containerd's raw calls",
+                "",
+                self.embedded.restart.agent.median() / raw.restart.median(),
+                0.6,
+            ),
+            promise(
+                "embedded: 30 pods at once, as a multiple of containerd's raw calls at their best",
+                "",
+                self.embedded.burst.agent.median() / raw.best_burst().1,
+                0.6,
+            ),
         ]
     }
 }

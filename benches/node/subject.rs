@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use smolet::model::{ContainerState, SandboxItem, SandboxState, Wall};
 
+use crate::finding;
 use crate::kubelet::{self, Settings};
 use crate::runtime::{Runtime, wait_for};
 
@@ -18,6 +19,8 @@ pub const PATIENCE: u64 = 300;
 pub enum Kind {
     /// The binary of `SMOLET_BIN`.
     Smolet(PathBuf),
+    /// The same as the whole node: the agent that is the runtime of `tests/env/runtime.sh`.
+    Embedded(PathBuf),
     /// A kubelet without an API server.
     Kubelet(PathBuf),
 }
@@ -27,46 +30,62 @@ pub struct Subject<'r> {
     runtime: &'r Runtime,
     kind: Kind,
     dir: PathBuf,
-    child: Child,
+    /// None is ours where the runtime is the agent.
+    child: Option<Child>,
     /// Of the machine, which a kubelet changes; smolet changes nothing.
     settings: Option<Settings>,
 }
 
 impl<'r> Subject<'r> {
     pub fn start(runtime: &'r Runtime, kind: Kind) -> Self {
-        let node = match kind {
-            Kind::Smolet(_) => "smolet",
-            Kind::Kubelet(_) => "kubelet",
+        let dir = match kind {
+            Kind::Smolet(_) => runtime.dir().join("agents/smolet"),
+            Kind::Kubelet(_) => runtime.dir().join("agents/kubelet"),
+            Kind::Embedded(_) => runtime.dir().to_owned(),
         };
-        let dir = runtime.dir().join("agents").join(node);
         for part in ["manifests", "new", "out", "logs/pods", "logs/containers"] {
             fs::create_dir_all(dir.join(part)).expect("the agent's directories can be made");
         }
-        let settings = matches!(kind, Kind::Kubelet(_)).then(|| Settings::kept(node));
-        let log = File::create(dir.join("agent.log")).expect("a log file");
-        let mut command = match &kind {
-            Kind::Smolet(binary) => smolet(runtime, binary, &dir, node),
+        let settings = matches!(kind, Kind::Kubelet(_)).then(|| Settings::kept("kubelet"));
+        let command = match &kind {
+            Kind::Smolet(binary) => Some(smolet(runtime, binary, &dir)),
             Kind::Kubelet(binary) => {
-                kubelet::command(&runtime.endpoint(), &runtime.cgroup_root, binary, &dir, node)
+                Some(kubelet::command(&runtime.endpoint(), &runtime.cgroup_root, binary, &dir, "kubelet"))
             }
+            Kind::Embedded(_) => None,
         };
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().expect("a second handle"))
-            .stderr(log)
-            .spawn()
-            .unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+        let child = command.map(|mut command| {
+            let log = File::create(dir.join("agent.log")).expect("a log file");
+            let second = log.try_clone().expect("a second handle");
+            let child = command.stdin(Stdio::null()).stdout(second).stderr(log).spawn();
+            child.unwrap_or_else(|error| panic!("{kind:?}: {error}"))
+        });
         Self { runtime, kind, dir, child, settings }
     }
 
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.child.as_ref().map_or_else(|| self.runtime.pid(), Child::id)
     }
 
-    fn node(&self) -> &'static str {
+    pub fn is_smolet(&self) -> bool {
+        !matches!(self.kind, Kind::Kubelet(_))
+    }
+
+    /// KiB of the whole node but for the containers' own processes, shared pages counted once (proportional set size): the agent, the
+    /// runtime, and what the runtime has for each pod or container.
+    pub fn node_pss_kib(&self) -> u64 {
+        let mut pids = self.runtime.processes();
+        pids.push(self.pid());
+        pids.sort_unstable();
+        pids.dedup();
+        pids.into_iter().map(finding::pss_kib).sum()
+    }
+
+    fn node(&self) -> &str {
         match self.kind {
             Kind::Smolet(_) => "smolet",
             Kind::Kubelet(_) => "kubelet",
+            Kind::Embedded(_) => self.runtime.cgroup_root.trim_start_matches('/'),
         }
     }
 
@@ -96,10 +115,14 @@ impl<'r> Subject<'r> {
 
     /// When smolet's source handed a pod over (`kubernetes.io/config.seen`).
     pub fn seen(&self, names: &[String]) -> Vec<Wall> {
-        let Kind::Smolet(binary) = &self.kind else { panic!("only smolet is asked") };
+        let (binary, socket) = match &self.kind {
+            Kind::Smolet(binary) => (binary, "s.sock"),
+            Kind::Embedded(binary) => (binary, "smolet.sock"),
+            Kind::Kubelet(_) => panic!("only smolet is asked"),
+        };
         let output = Command::new(binary)
             .args(["pods", "-o", "json", "--socket"])
-            .arg(self.dir.join("s.sock"))
+            .arg(self.dir.join(socket))
             .output()
             .expect("smolet can be run");
         let list: serde_json::Value = serde_json::from_slice(&output.stdout).expect("pods -o json is JSON");
@@ -141,7 +164,7 @@ impl<'r> Subject<'r> {
         }
         let suffix = format!("-{}", self.node());
         let counts = |sandbox: &SandboxItem| match self.kind {
-            Kind::Smolet(_) => true,
+            Kind::Smolet(_) | Kind::Embedded(_) => true,
             Kind::Kubelet(_) => sandbox.state == SandboxState::Ready,
         };
         wait_for("all pods are gone", PATIENCE, || {
@@ -154,10 +177,13 @@ impl<'r> Subject<'r> {
 
 impl Drop for Subject<'_> {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
         if std::thread::panicking() {
-            let log = fs::read_to_string(self.dir.join("agent.log")).unwrap_or_default();
+            let name = if self.child.is_some() { "agent.log" } else { "containerd.log" };
+            let log = fs::read_to_string(self.dir.join(name)).unwrap_or_default();
             let lines: Vec<&str> = log.lines().collect();
             lines.iter().skip(lines.len().saturating_sub(40)).for_each(|line| eprintln!("{line}"));
         }
@@ -173,10 +199,10 @@ pub fn now() -> Wall {
     smolet::clock::SystemClock.now().wall
 }
 
-fn smolet(runtime: &Runtime, binary: &Path, dir: &Path, node: &str) -> Command {
+fn smolet(runtime: &Runtime, binary: &Path, dir: &Path) -> Command {
     let mut command = Command::new(binary);
     command
-        .args(["run", "--node-name", node, "--runtime-endpoint", &runtime.endpoint()])
+        .args(["run", "--node-name", "smolet", "--runtime-endpoint", &runtime.endpoint()])
         .args(["--cgroup-root", &runtime.cgroup_root]);
     for (flag, part) in [
         ("--manifests", "manifests"),

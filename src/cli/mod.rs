@@ -8,6 +8,7 @@ mod describe;
 mod doctor;
 mod events;
 mod exec;
+mod image;
 mod kubelet_flags;
 mod logger;
 mod logs;
@@ -60,6 +61,8 @@ enum Command {
     Debug(debug::Args),
     /// Forward local ports to a pod
     PortForward(port_forward::Args),
+    /// List, pull, import and remove images of this node's runtime
+    Image(image::Args),
     /// Check this machine, and say how to fix what keeps pods from running
     Doctor(Box<doctor::Args>),
     /// Show CPU and memory of pods, or of the agent's own structures
@@ -78,6 +81,16 @@ struct SocketArg {
 
 /// Runs the command of the arguments.
 pub fn main() -> ExitCode {
+    // Before anything else is touched: there is one for each container.
+    if let Some(code) = crate::monitor::main().or_else(crate::runtime::pause_main) {
+        return code;
+    }
+    run_command()
+}
+
+/// Apart from [`main`]: the stack of all commands would be resident in every monitor.
+#[inline(never)]
+fn run_command() -> ExitCode {
     let (cli, kubelet) = parse_apart();
     match cli.command {
         Command::Run(mut args) => {
@@ -93,6 +106,7 @@ pub fn main() -> ExitCode {
         Command::Attach(args) => attach::run(&args),
         Command::Debug(args) => debug::run(&args),
         Command::PortForward(args) => port_forward::run(&args),
+        Command::Image(args) => image::run(&args),
         Command::Doctor(mut args) => {
             args.flags.kubelet = kubelet;
             doctor::run(&args)

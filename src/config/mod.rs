@@ -5,6 +5,7 @@
 mod cluster;
 #[cfg(feature = "tls")]
 mod configz;
+mod embedded;
 mod eviction;
 mod features;
 pub mod fields;
@@ -34,6 +35,7 @@ use crate::systemd::notify::Supervisor;
 use kubelet::GoDuration;
 
 pub use cluster::{K3s, Secret, TokenSource};
+pub use embedded::EmbeddedSettings;
 pub use eviction::EvictionPolicy;
 pub use kubelet::FileSettings;
 pub(crate) use kubelet::parse_go_duration;
@@ -52,9 +54,13 @@ pub struct Flags {
     /// State, and the pods' directories [default: /var/lib/smolet]
     #[arg(long, value_name = "DIR")]
     pub root_dir: Option<PathBuf>,
-    /// The runtime's CRI socket, e.g. `unix:///run/containerd/containerd.sock` [default: the first that answers]
+    /// The runtime's CRI socket, e.g. `unix:///run/containerd/containerd.sock`, or embedded: smolet runs the containers [default:
+    /// the first socket that answers; embedded where no CRI runtime is installed]
     #[arg(long, value_name = "URI", visible_alias = "container-runtime-endpoint")]
     pub runtime_endpoint: Option<String>,
+    /// End this node's pods in the runtime at this socket before pods start in another: the runtime that the node leaves
+    #[arg(long, value_name = "URI")]
+    pub drain_runtime: Option<String>,
     /// The node's name, also the ending of every static pod's name [default: the host's name at first start]
     #[arg(long, value_name = "NAME", visible_alias = "hostname-override")]
     pub node_name: Option<String>,
@@ -162,6 +168,22 @@ pub struct Flags {
     /// [DIR without a value: /etc/cni/net.d]
     #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true, default_missing_value = paths::CNI)]
     pub cni_bridge: Option<PathBuf>,
+    /// OCI runtime of the embedded runtime; with NAME= that of the `RuntimeClass` handler NAME, once for each [default: crun, else runc]
+    #[arg(long, value_name = "[NAME=]PATH")]
+    pub oci_runtime: Vec<String>,
+    /// Directory of CNI configurations of the embedded runtime [default: /etc/cni/net.d]
+    #[arg(long, value_name = "DIR")]
+    pub cni_conf_dir: Option<PathBuf>,
+    /// Directory of CNI plugins of the embedded runtime, once for each [default: /opt/cni/bin, /usr/lib/cni]
+    #[arg(long, value_name = "DIR")]
+    pub cni_bin_dir: Vec<PathBuf>,
+    /// Directory with HOST/hosts.toml for registries, as containerd's `config_path` [default: /etc/smolet/certs.d, then
+    /// /etc/containerd/certs.d]
+    #[arg(long, value_name = "DIR")]
+    pub registry_config_dir: Option<PathBuf>,
+    /// Mirrors and credentials of registries in k3s' format [default: /etc/rancher/k3s/registries.yaml]
+    #[arg(long, value_name = "FILE")]
+    pub registries: Option<PathBuf>,
     /// A KubeletConfiguration file (kubelet.config.k8s.io/v1beta1)
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -181,8 +203,12 @@ pub struct Config {
     pub images_dir: PathBuf,
     /// The local socket.
     pub socket: PathBuf,
-    /// The runtime's socket, if given.
+    /// The runtime's socket, or `embedded`, if given.
     pub runtime_endpoint: Option<String>,
+    /// The socket of the runtime that the node leaves, if given.
+    pub drain_runtime: Option<String>,
+    /// Settings of the embedded runtime.
+    pub embedded: EmbeddedSettings,
     /// The node's name, if given.
     pub node_name: Option<String>,
     /// Container logs by pod.
@@ -347,6 +373,8 @@ impl Config {
             root_dir,
             socket: socket.map_or_else(|| PathBuf::from(paths::SOCKET), Path::to_path_buf),
             runtime_endpoint: runtime_endpoint(flags, &file),
+            embedded: EmbeddedSettings::of(flags).map_err(ConfigError)?,
+            drain_runtime: flags.drain_runtime.clone().filter(|endpoint| !endpoint.is_empty()),
             node_name: flags.node_name.clone(),
             pod_logs_dir: path(&flags.pod_logs_dir, file.path("podLogsDir"), paths::POD_LOGS),
             container_logs_dir: path(&flags.container_logs_dir, None, paths::CONTAINER_LOGS),
@@ -405,6 +433,16 @@ impl Config {
             given: file.shown(),
         };
         config.check().map(|()| config)
+    }
+
+    /// The CRI socket of the embedded runtime: beside the local socket.
+    pub fn cri_socket(&self) -> PathBuf {
+        self.socket.with_file_name("cri.sock")
+    }
+
+    /// State of the embedded runtime that is of this boot only: beside the local socket.
+    pub fn runtime_run_dir(&self) -> PathBuf {
+        self.socket.with_file_name("runtime")
     }
 
     fn check(&self) -> Result<(), ConfigError> {

@@ -37,6 +37,8 @@ pub enum Origin {
     Crictl,
     /// Not configured: one of [`USUAL_SOCKETS`].
     Usual,
+    /// `--drain-runtime`: the runtime that the node leaves.
+    Drain,
 }
 
 impl fmt::Display for Origin {
@@ -46,6 +48,7 @@ impl fmt::Display for Origin {
             Self::Environment => ENDPOINT_VARIABLE,
             Self::Crictl => CRICTL_CONFIG,
             Self::Usual => "the usual sockets",
+            Self::Drain => "--drain-runtime",
         })
     }
 }
@@ -232,32 +235,43 @@ impl EndpointError {
     }
 }
 
-/// The sockets to try: the flag's, else the environment's, else crictl's, else the usual ones. PURE; the arguments are the
-/// configured values. An empty value counts as not set.
-pub fn candidates(
+impl Candidates {
+    /// The socket that is named.
+    ///
+    /// # Errors
+    /// It is no Unix socket's path.
+    pub fn one(origin: Origin, given: &str) -> Result<Self, EndpointError> {
+        let invalid = |why| EndpointError::Invalid { origin, given: given.to_owned(), why };
+        Ok(Self { origin, sockets: vec![socket_path(given).map_err(invalid)?] })
+    }
+
+    /// The sockets of known runtimes.
+    pub fn usual() -> Self {
+        Self { origin: Origin::Usual, sockets: USUAL_SOCKETS.map(PathBuf::from).into() }
+    }
+}
+
+/// The endpoint that is named: the flag's, else the environment's, else crictl's. PURE; the arguments are the configured values.
+/// An empty value counts as not set.
+fn first_named(
     flag: Option<&str>,
     environment: Option<&str>,
     crictl: Option<&str>,
-) -> Result<Candidates, EndpointError> {
+) -> Option<(Origin, String)> {
     let crictl = crictl.and_then(runtime_endpoint);
     let named =
         [(Origin::Flag, flag), (Origin::Environment, environment), (Origin::Crictl, crictl.as_deref())];
-    for (origin, given) in named {
-        if let Some(given) = given.map(str::trim).filter(|given| !given.is_empty()) {
-            let invalid = |why| EndpointError::Invalid { origin, given: given.to_owned(), why };
-            return Ok(Candidates { origin, sockets: vec![socket_path(given).map_err(invalid)?] });
-        }
-    }
-    Ok(Candidates { origin: Origin::Usual, sockets: USUAL_SOCKETS.map(PathBuf::from).into() })
+    let given = |given: &str| Some(given.trim().to_owned()).filter(|given| !given.is_empty());
+    named.into_iter().find_map(|(origin, text)| Some((origin, text.and_then(given)?)))
 }
 
-/// [`candidates`] with the process' environment and [`CRICTL_CONFIG`].
-pub fn candidates_here(flag: Option<&str>) -> Result<Candidates, EndpointError> {
+/// [`first_named`] with the process' environment and [`CRICTL_CONFIG`]. I/O, blocking: a small local file.
+pub(super) fn named(flag: Option<&str>) -> Option<(Origin, String)> {
     let environment = std::env::var(ENDPOINT_VARIABLE).ok();
     // A missing or invalid file counts as not configured.
     let crictl = read_start(Path::new(CRICTL_CONFIG), CRICTL_CONFIG_BYTES_MAX).ok();
     let crictl = crictl.and_then(|bytes| String::from_utf8(bytes).ok());
-    candidates(flag, environment.as_deref(), crictl.as_deref())
+    first_named(flag, environment.as_deref(), crictl.as_deref())
 }
 
 /// The first candidate where a CRI v1 runtime answers, with `limits::ENDPOINT_CHECK_TIMEOUT` for each.
@@ -275,7 +289,7 @@ pub async fn find(
         }
     }
     match (candidates.origin, errors.pop()) {
-        (Origin::Flag | Origin::Environment | Origin::Crictl, Some(error)) => Err(error),
+        (Origin::Flag | Origin::Environment | Origin::Crictl | Origin::Drain, Some(error)) => Err(error),
         (_, last) => {
             errors.extend(last);
             Err(EndpointError::NoneAnswers(errors))
@@ -420,11 +434,14 @@ mod tests {
             (Some(""), Some(" "), crictl, Origin::Crictl, "/run/crictl.sock"),
             (None, None, Some("debug: true"), Origin::Usual, USUAL_SOCKETS[0]),
         ] {
-            let candidates = candidates(flag, environment, crictl).unwrap();
+            let candidates = match first_named(flag, environment, crictl) {
+                Some((origin, given)) => Candidates::one(origin, &given).unwrap(),
+                None => Candidates::usual(),
+            };
             assert_eq!((candidates.origin, &*candidates.sockets[0]), (origin, Path::new(socket)));
             assert_eq!(candidates.sockets.len(), if origin == Origin::Usual { 3 } else { 1 });
         }
-        let error = candidates(None, Some("tcp://host:1"), None).unwrap_err().to_string();
+        let error = Candidates::one(Origin::Environment, "tcp://host:1").unwrap_err().to_string();
         assert_eq!(
             error,
             "runtime endpoint \"tcp://host:1\" from CONTAINER_RUNTIME_ENDPOINT is no Unix socket: use \

@@ -211,6 +211,7 @@ mod tests {
                 container_event_type: kind,
                 pod_sandbox_status: metadata
                     .map(|of| cri::PodSandboxStatus { metadata: Some(of), ..Default::default() }),
+                ..Default::default()
             };
             of_cri(&event.encode_to_vec()).map(|event| (event.kind, event.pod))
         };

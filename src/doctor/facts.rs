@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use crate::clock::{Clock as _, SharedClock, SystemClock};
 use crate::cni::{self, RuntimeSettings};
 use crate::config::{Config, Flags};
+use crate::cri::choice::{RuntimeChoice, choose_here};
+use crate::cri::endpoint::{Candidates, Origin};
 use crate::cri::{GrpcRuntime, Image, Runtime as _, RuntimeCondition, convert, endpoint};
 use crate::eviction::{Amount, Signal};
 use crate::executor::Executor;
@@ -151,7 +153,7 @@ pub struct InotifyFacts {
 /// Collects all facts, with the settings that the agent has or would have.
 pub fn collect(config: &Config, bad_settings: Option<String>) -> Facts {
     let executor = Rc::new(Executor::new());
-    let of_runtime = Box::pin(runtime(config.runtime_endpoint.as_deref(), &executor));
+    let of_runtime = Box::pin(runtime(config, &executor));
     let (runtime, settings, images) = async_io::block_on(executor.run(of_runtime));
     let evicted_for = |bytes, inodes| {
         let hard = |signal| {
@@ -207,17 +209,22 @@ fn number(path: &str) -> Option<u64> {
 
 /// The runtime, its configuration, and the file system of its images.
 async fn runtime(
-    endpoint: Option<&str>,
+    config: &Config,
     executor: &Rc<Executor>,
 ) -> (Result<RuntimeFacts, String>, RuntimeSettings, Option<String>) {
     let clock: SharedClock = Rc::new(SystemClock);
-    let found = match endpoint::candidates_here(endpoint) {
-        Ok(candidates) => endpoint::find(&candidates, executor, &clock).await,
-        Err(error) => Err(error),
+    let none = |error: String| (Err(error), RuntimeSettings::parse(None), None);
+    let candidates = match choose_here(config.runtime_endpoint.as_deref(), &config.root_dir) {
+        Ok(RuntimeChoice::Sockets(candidates)) => candidates,
+        // While the agent runs it answers on its own socket.
+        Ok(RuntimeChoice::Embedded) => {
+            Candidates { origin: Origin::Flag, sockets: vec![config.cri_socket()] }
+        }
+        Err(error) => return none(error),
     };
-    let found = match found {
+    let found = match endpoint::find(&candidates, executor, &clock).await {
         Ok(found) => found,
-        Err(error) => return (Err(error.to_string()), RuntimeSettings::parse(None), None),
+        Err(error) => return none(error.to_string()),
     };
     let version = format!("{} {}", found.version.runtime_name, found.version.runtime_version);
     let runtime = found.runtime.with_timeout(ENDPOINT_CHECK_TIMEOUT);

@@ -10,7 +10,7 @@ use super::status::GrpcError;
 use crate::limits::{GRPC_ANSWER_BYTES_MAX, GRPC_REQUEST_BYTES_MAX};
 
 /// One compression byte and a big-endian length stand before every message.
-const PREFIX_BYTES: usize = 5;
+pub(super) const PREFIX_BYTES: usize = 5;
 
 /// A message with its prefix, ready to send.
 ///

@@ -14,12 +14,14 @@
 //! Every call may be dropped at any await: its HTTP/2 stream is then reset and the connection continues. Nothing is sent
 //! while no call runs: no keep-alive pings (containerd answers them with GOAWAY `too_many_pings`), no reconnecting.
 //!
-//! `message` and `status` are PURE; `link` and `channel` do the I/O.
+//! `message` and `status` are PURE; `link` and `channel` do the I/O. [`server`] is the other side, for the CRI that smolet serves
+//! itself.
 
 mod channel;
 mod link;
 mod message;
 mod once;
+pub mod server;
 mod status;
 mod streaming;
 

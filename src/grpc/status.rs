@@ -19,6 +19,8 @@ impl Code {
     pub const CANCELLED: Self = Self(1);
     /// The server gave no specific code.
     pub const UNKNOWN: Self = Self(2);
+    /// The request is malformed, or names what cannot be.
+    pub const INVALID_ARGUMENT: Self = Self(3);
     /// The server reached the call's deadline.
     pub const DEADLINE_EXCEEDED: Self = Self(4);
     /// The requested object does not exist.
@@ -29,6 +31,8 @@ impl Code {
     pub const PERMISSION_DENIED: Self = Self(7);
     /// A quota is exhausted.
     pub const RESOURCE_EXHAUSTED: Self = Self(8);
+    /// The object is not in the state that the call needs.
+    pub const FAILED_PRECONDITION: Self = Self(9);
     /// The server does not implement the method.
     pub const UNIMPLEMENTED: Self = Self(12);
     /// Broken invariants, also in HTTP/2.
@@ -129,6 +133,23 @@ fn percent_decoded(raw: &[u8]) -> String {
     text
 }
 
+/// Encodes a text for `grpc-message`: every byte but printable ASCII, and the percent sign, is escaped. It is cut to the limit.
+pub(super) fn percent_encoded(text: &str) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+    let mut text = text.to_owned();
+    crate::text::cut(&mut text, GRPC_STATUS_MESSAGE_BYTES_MAX);
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if matches!(byte, b' '..=b'~') && byte != b'%' {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push('%');
+            encoded.extend([byte >> 4, byte & 15].map(|digit| char::from(DIGITS[usize::from(digit)])));
+        }
+    }
+    encoded
+}
+
 fn hex(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
 }
@@ -149,6 +170,19 @@ mod tests {
         ] {
             assert_eq!(percent_decoded(raw.as_bytes()), text, "{raw}");
         }
+    }
+
+    #[test]
+    fn what_is_encoded_is_decoded_again() {
+        for (text, raw) in
+            [("plain words", "plain words"), ("100% gone", "100%25 gone"), ("café\nline", "caf%C3%A9%0Aline")]
+        {
+            assert_eq!(percent_encoded(text), raw);
+            assert_eq!(percent_decoded(raw.as_bytes()), text);
+        }
+        let long = percent_encoded(&"é".repeat(GRPC_STATUS_MESSAGE_BYTES_MAX));
+        assert!(long.len() <= 3 * GRPC_STATUS_MESSAGE_BYTES_MAX);
+        assert!(percent_decoded(long.as_bytes()).chars().all(|c| c == 'é'));
     }
 
     #[test]

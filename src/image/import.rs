@@ -27,10 +27,11 @@ use async_io::Async;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 
 use super::archive::{Blob, Data, Extent, Index, Plan, Platform, plan};
+use super::archive_store::ArchiveStore;
 use crate::blocking::unblock_apart;
 use crate::clock::SharedClock;
 use crate::cri::store::{Labels, Target};
-use crate::cri::{GrpcRuntime, ImageStore, Runtime as _, RuntimeError};
+use crate::cri::{ImageStore, Runtime as _, RuntimeError};
 use crate::filesystem::open_linked;
 use crate::limits::{
     IMAGE_ARCHIVE_QUIET, IMAGE_ARCHIVE_RETRY, IMAGE_ARCHIVES_MAX, IMAGE_CHUNK_BYTES, IMAGE_KNOWN_TIME,
@@ -41,7 +42,7 @@ use crate::model::backoff::GoDuration;
 /// Label on the record of an imported image: `SIZE MTIME IMAGES NAME` of its archive.
 pub const ARCHIVE_LABEL: &str = "smolet.io/archive";
 /// containerd's own label: the CRI reports the image as pinned (from 1.7.3 on).
-const PINNED_LABEL: &str = "io.cri-containerd.pinned";
+pub(super) const PINNED_LABEL: &str = "io.cri-containerd.pinned";
 
 /// Name of the lease that a node's imports hold.
 pub fn lease(node_name: &str) -> String {
@@ -80,7 +81,8 @@ fn archive_of(label: &str) -> &str {
 type Records = BTreeMap<String, String>;
 
 /// Why an archive was not imported.
-enum Failure {
+#[derive(Debug)]
+pub enum Failure {
     /// Not until it changes: the error, as a text that follows the archive's name.
     Refused(String),
     /// Not now: the runtime is unreachable.
@@ -114,8 +116,7 @@ struct ProcessedArchive {
 /// archive may be a link to an unreachable file server, and then only the other archives wait.
 pub struct Importer {
     dir: PathBuf,
-    runtime: GrpcRuntime,
-    store: ImageStore,
+    store: ArchiveStore,
     platform: Platform,
     clock: SharedClock,
     /// Receives the full names of imported images.
@@ -130,30 +131,16 @@ pub struct Importer {
 }
 
 impl Importer {
-    /// An importer for the archives in `dir`, which is created when missing. The node's name distinguishes this agent's
-    /// lease from those of others.
+    /// An importer for the archives in `dir`, which is created when missing.
     pub fn new(
         dir: &Path,
-        runtime: GrpcRuntime,
-        node_name: &str,
+        store: ArchiveStore,
         clock: SharedClock,
         imported: smol::channel::Sender<Vec<String>>,
     ) -> Self {
-        let store = runtime.image_store(&lease(node_name));
         let platform = Platform::here(&rustix::system::uname().machine().to_string_lossy());
         let (settled, lease_ended, watch, said) = Default::default();
-        Self {
-            dir: dir.to_owned(),
-            runtime,
-            store,
-            platform,
-            clock,
-            imported,
-            settled,
-            lease_ended,
-            watch,
-            said,
-        }
+        Self { dir: dir.to_owned(), store, platform, clock, imported, settled, lease_ended, watch, said }
     }
 
     /// Scans now, and after every change, for the agent's lifetime.
@@ -228,7 +215,7 @@ impl Importer {
         let archives = found.archives;
         self.settled.retain(|settled| archives.contains(&settled.archive));
         let of_runtime = |failure: Failure| format!("{shown}: {}", failure.of_runtime());
-        let mut records: Records = match self.store.labelled(ARCHIVE_LABEL).await.map_err(Failure::from) {
+        let mut records: Records = match self.store.labelled().await {
             Ok(records) => records.into_iter().collect(),
             Err(failure @ Failure::Unsupported) => {
                 if archives.len() != self.settled.len() {
@@ -242,7 +229,7 @@ impl Importer {
         };
         if !self.lease_ended {
             // The lease of an interrupted import: the blobs that it protects are imported again, or not at all.
-            self.store.end_lease().await.map_err(|error| of_runtime(error.into()))?;
+            self.store.end_lease().await.map_err(of_runtime)?;
             self.lease_ended = true;
         }
         let is_gone = |label: &str| !archives.iter().any(|(name, _)| name == archive_of(label));
@@ -290,7 +277,7 @@ impl Importer {
         let left: Vec<String> =
             records.iter().filter(|(_, label)| is_left(label)).map(|(image, _)| image.clone()).collect();
         for image in left {
-            self.store.unlabel(&image, &[ARCHIVE_LABEL, PINNED_LABEL]).await?;
+            self.store.unlabel(&image).await?;
             let label = records.remove(&image).unwrap_or_default();
             let archive = self.dir.join(archive_of(&label));
             log::info!("{}: image {image} is no longer pinned", archive.display());
@@ -323,7 +310,15 @@ impl Importer {
         self.lease_ended = false;
         self.store.take_lease().await?;
         let mut named = Vec::new();
-        let stored = self.put(&Arc::new(file), &plan, &label, &mut named).await;
+        let stored = match &self.store {
+            ArchiveStore::Containerd(store, _) => {
+                put(store, &Arc::new(file), &plan, &label, &mut named).await
+            }
+            ArchiveStore::Embedded(store) => {
+                let wanted: Vec<&str> = plan.images.iter().map(|image| &*image.name).collect();
+                store.import(&self.dir.join(name), &label, &wanted, &mut named).await
+            }
+        };
         let ended = self.store.end_lease().await;
         self.lease_ended = ended.is_ok();
         if !named.is_empty() {
@@ -341,70 +336,70 @@ impl Importer {
         Ok(stamp)
     }
 
-    /// Stores the blobs, then creates the image names, which are added to `named`.
-    async fn put(
-        &self,
-        file: &Arc<File>,
-        plan: &Plan,
-        label: &str,
-        named: &mut Vec<String>,
-    ) -> Result<(), Failure> {
-        for blob in &plan.blobs {
-            self.put_blob(file, blob).await?;
-        }
-        let labels = [(ARCHIVE_LABEL, label), (PINNED_LABEL, "pinned")];
-        let labels: Labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-        for image in &plan.images {
-            let target = Target {
-                media_type: &image.target.media_type,
-                digest: &image.target.digest,
-                size: image.target.size,
-            };
-            self.store.name(&image.name, &target, &labels).await?;
-            named.push(image.name.clone());
-        }
-        Ok(())
-    }
-
-    async fn put_blob(&self, file: &Arc<File>, blob: &Blob) -> Result<(), Failure> {
-        let Some(mut upload) = self.store.write(&blob.digest, blob.size).await? else {
-            // A blob stored by somebody else may lack the labels.
-            if !blob.labels.is_empty() {
-                self.store.label(&blob.digest, &blob.labels).await?;
-            }
-            return Ok(());
-        };
-        match &blob.data {
-            Data::Made(bytes) => {
-                for piece in bytes.chunks(IMAGE_CHUNK_BYTES) {
-                    upload.put(piece.to_vec()).await?;
-                }
-            }
-            Data::InArchive(at) => {
-                let mut done = 0;
-                while done < at.size {
-                    let size = (at.size - done).min(IMAGE_CHUNK_BYTES as u64);
-                    let (file, piece) = (file.clone(), Extent { offset: at.offset + done, size });
-                    let piece =
-                        unblock_apart(move || read_at(&file, piece)).await.map_err(Failure::NoThread)?;
-                    upload.put(piece.map_err(Failure::Refused)?).await?;
-                    done += size;
-                }
-            }
-        }
-        upload.commit(&blob.labels).await?;
-        Ok(())
-    }
-
-    /// Waits until the CRI has the image, which it learns by an event.
+    /// Waits until the CRI has the image, which containerd's learns by an event.
     async fn known(&self, name: &str) {
+        let ArchiveStore::Containerd(_, runtime) = &self.store else { return };
         let until = self.clock.now().mono + IMAGE_KNOWN_TIME;
         let mut wait = Duration::from_millis(5);
-        while self.clock.now().mono < until && !matches!(self.runtime.image_status(name).await, Ok(Some(_))) {
+        while self.clock.now().mono < until && !matches!(runtime.image_status(name).await, Ok(Some(_))) {
             self.clock.sleep(wait).await;
             wait *= 2;
         }
     }
+}
+
+/// Stores the blobs in containerd's store, then creates the image names, which are added to `named`.
+async fn put(
+    store: &ImageStore,
+    file: &Arc<File>,
+    plan: &Plan,
+    label: &str,
+    named: &mut Vec<String>,
+) -> Result<(), Failure> {
+    for blob in &plan.blobs {
+        put_blob(store, file, blob).await?;
+    }
+    let labels = [(ARCHIVE_LABEL, label), (PINNED_LABEL, "pinned")];
+    let labels: Labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    for image in &plan.images {
+        let target = Target {
+            media_type: &image.target.media_type,
+            digest: &image.target.digest,
+            size: image.target.size,
+        };
+        store.name(&image.name, &target, &labels).await?;
+        named.push(image.name.clone());
+    }
+    Ok(())
+}
+
+async fn put_blob(store: &ImageStore, file: &Arc<File>, blob: &Blob) -> Result<(), Failure> {
+    let Some(mut upload) = store.write(&blob.digest, blob.size).await? else {
+        // A blob stored by somebody else may lack the labels.
+        if !blob.labels.is_empty() {
+            store.label(&blob.digest, &blob.labels).await?;
+        }
+        return Ok(());
+    };
+    match &blob.data {
+        Data::Made(bytes) => {
+            for piece in bytes.chunks(IMAGE_CHUNK_BYTES) {
+                upload.put(piece.to_vec()).await?;
+            }
+        }
+        Data::InArchive(at) => {
+            let mut done = 0;
+            while done < at.size {
+                let size = (at.size - done).min(IMAGE_CHUNK_BYTES as u64);
+                let (file, piece) = (file.clone(), Extent { offset: at.offset + done, size });
+                let piece = unblock_apart(move || read_at(&file, piece)).await.map_err(Failure::NoThread)?;
+                upload.put(piece.map_err(Failure::Refused)?).await?;
+                done += size;
+            }
+        }
+    }
+    upload.commit(&blob.labels).await?;
+    Ok(())
 }
 
 impl Failure {

@@ -2,6 +2,7 @@
 //! [`gc`], [`seen`]). Which pods may use an image that is present is in [`pulled`].
 
 pub mod archive;
+pub mod archive_store;
 pub mod credentials;
 pub mod gc;
 pub mod import;

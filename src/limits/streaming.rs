@@ -31,6 +31,39 @@ pub const STREAM_QUEUE_MAX: usize = 4;
 /// Bytes of the error stream's status of an ended command. Longer: the rest is dropped, and the status is shown as unclear.
 pub const STREAM_STATUS_BYTES_MAX: usize = 64 * KIB;
 
+/// URLs of the streaming server that nobody has used yet. Full: a further `Exec`, `Attach` or `PortForward` is refused.
+pub const STREAM_TOKENS_MAX: usize = 256;
+/// How long such a URL is good (the kubelet's `cacheTTL`). Longer: it is refused.
+pub const STREAM_TOKEN_TIME: Duration = Duration::from_mins(1);
+/// Connections to the streaming server without a token. Full: a further one waits in the kernel's queue.
+pub const STREAM_HEADS_MAX: usize = 16;
+/// How long one of them may take to send its request. Longer: it is closed.
+pub const STREAM_HEAD_TIME: Duration = Duration::from_secs(5);
+/// Bytes of the head of such a request; the node API passes on a client's headers. Longer: refused.
+pub const SERVED_HEAD_BYTES_MAX: usize = 16 * KIB;
+/// Connections with a token. Full: refused (503).
+pub const SERVED_STREAMS_MAX: usize = 128;
+/// Bytes of a control frame of a client. Longer: the connection is closed.
+pub const SERVED_CONTROL_BYTES_MAX: usize = 16 * KIB;
+/// Bytes of the headers of one stream, decompressed. More: the connection is closed.
+pub const SERVED_HEADER_BYTES_MAX: usize = 8 * KIB;
+/// Number of these headers. More: the connection is closed.
+pub const SERVED_HEADERS_MAX: usize = 32;
+/// Streams of a connection that were opened. More: reset.
+pub const SERVED_CHANNELS_MAX: usize = 16;
+/// Answers to a client's control frames that are queued for sending. Full: the client is read no further.
+pub const SERVED_ANSWERS_MAX: usize = 16;
+/// Bytes of one size of a terminal, as JSON. Longer: it is dropped.
+pub const SERVED_SIZE_BYTES_MAX: usize = 256;
+/// How long the OCI runtime of a command whose client is gone may take to write the command's process ID. Longer: it is killed.
+pub const EXEC_PID_TIME: Duration = Duration::from_secs(5);
+/// Time between two looks for it.
+pub const EXEC_PID_PERIOD: Duration = Duration::from_millis(5);
+/// How long a port of a pod may take to accept a connection. Longer: it is refused.
+pub const PORT_CONNECT_TIME: Duration = Duration::from_secs(10);
+/// How long a client may take to close a connection that has ended. Longer: it is closed here.
+pub const STREAM_CLOSE_TIME: Duration = Duration::from_secs(5);
+
 const _: () = assert!(STREAM_COMMAND_BYTES_MAX < GRPC_REQUEST_BYTES_MAX);
 const _: () = assert!(STREAM_URL_BYTES_MAX < SERVER_ANSWER_BYTES);
 // The length of a frame has 24 bits.

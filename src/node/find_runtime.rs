@@ -1,34 +1,51 @@
 //! Waits for the container runtime; meanwhile the local socket says why there are no pods yet.
 
 use std::cell::RefCell;
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
 use smol::channel::Receiver;
 
 use super::Stop;
+use super::drain::drain;
+use super::node_runtime::{EmbeddedNode, NodeRuntime};
+use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::config::Config;
-use crate::cri::endpoint::EndpointError;
-use crate::cri::{GrpcRuntime, Runtime as _, RuntimeHandler, RuntimeVersion, endpoint};
+use crate::cri::choice::{RuntimeChoice, choose_here};
+use crate::cri::endpoint::{self, Candidates, EndpointError};
+use crate::cri::{Runtime as _, RuntimeHandler, RuntimeVersion};
+use crate::cri_server::CriServer;
 use crate::executor::Executor;
+use crate::image_store::ImageStore;
 use crate::limits::RELIST_RETRY_MAX;
+use crate::registry::{Environment, Hosts, Platform, Registries};
 use crate::render::CgroupDriver;
+use crate::runtime::{Embedded, Settings, StoredImages};
 use crate::server::{Answer, Query, Question};
 use crate::systemd::notify::Notify;
 
+/// What the search for the runtime needs.
+pub(super) struct Wait<'a> {
+    pub(super) config: &'a Config,
+    pub(super) node_name: &'a str,
+    pub(super) executor: &'a Rc<Executor>,
+    pub(super) clock: &'a SharedClock,
+    pub(super) blocking: &'a Rc<Blocking>,
+    /// The first failure ends it.
+    pub(super) once: bool,
+}
+
 /// The runtime once it is ready; `None` if the agent is stopped before. Meanwhile requests on the local socket are answered.
 pub(super) async fn wait_for_runtime(
-    config: &Config,
-    once: bool,
-    executor: &Rc<Executor>,
-    clock: &SharedClock,
+    wait: &Wait<'_>,
     asked: &Receiver<Query>,
     stopped: &Receiver<Stop>,
     notify: &Notify,
 ) -> Result<Option<FoundRuntime>, String> {
     let why = RefCell::new("the agent looks for its container runtime".to_owned());
-    let found = async { find_runtime(config, once, executor, clock, &why, notify).await.map(Some) };
+    let found = async { find_runtime(wait, &why, notify).await.map(Some) };
     let stop = async {
         loop {
             match stopped.recv().await {
@@ -40,7 +57,7 @@ pub(super) async fn wait_for_runtime(
         notify.stopping();
         Ok(None)
     };
-    let meanwhile = smol::future::or(answer_meanwhile(asked, &why), notify.keep(clock));
+    let meanwhile = smol::future::or(answer_meanwhile(asked, &why), notify.keep(wait.clock));
     smol::future::or(stop, smol::future::or(found, meanwhile)).await
 }
 
@@ -71,77 +88,150 @@ async fn answer_meanwhile<T>(asked: &Receiver<Query>, why: &RefCell<String>) -> 
 
 /// A runtime that is ready.
 pub(super) struct FoundRuntime {
-    pub(super) runtime: GrpcRuntime,
+    pub(super) runtime: NodeRuntime,
     pub(super) version: RuntimeVersion,
     pub(super) handlers: Vec<RuntimeHandler>,
     /// The cgroup driver that it uses.
     pub(super) cgroup_driver: CgroupDriver,
 }
 
-/// Waits until the runtime answers and is ready; logs each reason once. With `once` the first failure ends the wait.
+/// Waits until the runtime answers and is ready; logs each reason once. With `Wait::once` the first failure ends the wait.
 ///
-/// The cgroup driver is the runtime's (KEP-4033, `getCgroupDriverFromCRI`); the configured one is used if the runtime does not
-/// have that call.
+/// The kind of runtime is chosen anew at each try, until it is recorded: a runtime may be installed meanwhile.
 async fn find_runtime(
-    config: &Config,
-    once: bool,
-    executor: &Rc<Executor>,
-    clock: &SharedClock,
+    wait: &Wait<'_>,
     said: &RefCell<String>,
     notify: &Notify,
 ) -> Result<FoundRuntime, String> {
-    let candidates =
-        endpoint::candidates_here(config.runtime_endpoint.as_deref()).map_err(|error| error.to_string())?;
-    let mut wait = Duration::from_secs(1);
+    let mut pause = Duration::from_secs(1);
     loop {
-        let tried = async {
-            let found = endpoint::find(&candidates, executor, clock).await?;
-            match endpoint::ready(&found.runtime).await {
-                // As in the kubelet: pods with hostNetwork run without it, the others show the reason in their status.
-                Err(error) if error.is_network() => {
-                    log::warn!("{error}; pods with hostNetwork still run");
-                }
-                other => other?,
-            }
-            let driver = found.runtime.cgroup_driver().await;
-            let driver = driver.map_err(|error| {
-                EndpointError::Failed(found.runtime.socket().to_path_buf(), error.to_string())
-            })?;
-            Ok::<_, EndpointError>((found, driver))
-        };
-        match tried.await {
-            Ok((found, driver)) => {
-                let cgroup_driver = driver.unwrap_or(config.cgroup_driver);
-                if cgroup_driver != config.cgroup_driver {
-                    log::warn!(
-                        "using cgroup driver {} of the runtime; the configured {} is ignored",
-                        cgroup_driver.as_str(),
-                        config.cgroup_driver.as_str()
-                    );
-                }
-                log::info!(
-                    "runtime {} {} at {}",
-                    found.version.runtime_name,
-                    found.version.runtime_version,
-                    found.runtime.socket().display()
-                );
-                // A failed call counts as unsupported: the runtime was ready a moment ago.
-                let handlers = found.runtime.status().await.map(|status| status.handlers).unwrap_or_default();
+        let error = match try_runtime(wait).await {
+            Ok(found) => {
                 notify.status("");
-                let runtime = found.runtime.with_timeout(config.runtime_request_timeout);
-                return Ok(FoundRuntime { runtime, version: found.version, handlers, cgroup_driver });
+                return Ok(found);
             }
-            Err(error) if once => return Err(error.to_string()),
-            Err(error) => {
-                let why = error.to_string();
-                if *said.borrow() != why {
-                    log::warn!("{why}; retrying");
-                    notify.status(&why);
-                    said.replace(why);
-                }
-            }
+            Err(error) if wait.once => return Err(error),
+            Err(error) => error,
+        };
+        if *said.borrow() != error {
+            log::warn!("{error}; retrying");
+            notify.status(&error);
+            said.replace(error);
         }
-        clock.sleep(wait).await;
-        wait = (wait * 2).min(RELIST_RETRY_MAX);
+        wait.clock.sleep(pause).await;
+        pause = (pause * 2).min(RELIST_RETRY_MAX);
     }
+}
+
+/// One try: the runtime that is named, recorded or installed.
+async fn try_runtime(wait: &Wait<'_>) -> Result<FoundRuntime, String> {
+    let (config, executor, clock) = (wait.config, wait.executor, wait.clock);
+    let choice = choose_here(config.runtime_endpoint.as_deref(), &config.root_dir)?;
+    if let Some(endpoint) = &config.drain_runtime {
+        drain(endpoint, wait.node_name, executor, clock).await?;
+    }
+    let kind = choice.kind();
+    let found = match choice {
+        RuntimeChoice::Sockets(candidates) => {
+            connect(config, &candidates, executor, clock).await.map_err(|error| error.to_string())?
+        }
+        RuntimeChoice::Embedded => embedded(wait).await?,
+    };
+    if let Err(error) = kind.record(&config.root_dir) {
+        log::warn!("{error}; the kind of runtime is chosen anew at the next start");
+    }
+    Ok(found)
+}
+
+/// A CRI runtime.
+///
+/// The cgroup driver is the runtime's (KEP-4033, `getCgroupDriverFromCRI`); the configured one is used if the runtime does not
+/// have that call.
+async fn connect(
+    config: &Config,
+    candidates: &Candidates,
+    executor: &Rc<Executor>,
+    clock: &SharedClock,
+) -> Result<FoundRuntime, EndpointError> {
+    let found = endpoint::find(candidates, executor, clock).await?;
+    match endpoint::ready(&found.runtime).await {
+        // As in the kubelet: pods with hostNetwork run without it, the others show the reason in their status.
+        Err(error) if error.is_network() => log::warn!("{error}; pods with hostNetwork still run"),
+        other => other?,
+    }
+    let driver = found.runtime.cgroup_driver().await;
+    let driver = driver
+        .map_err(|error| EndpointError::Failed(found.runtime.socket().to_path_buf(), error.to_string()))?;
+    let cgroup_driver = driver.unwrap_or(config.cgroup_driver);
+    if cgroup_driver != config.cgroup_driver {
+        log::warn!(
+            "using cgroup driver {} of the runtime; the configured {} is ignored",
+            cgroup_driver.as_str(),
+            config.cgroup_driver.as_str()
+        );
+    }
+    log::info!(
+        "runtime {} {} at {}",
+        found.version.runtime_name,
+        found.version.runtime_version,
+        found.runtime.socket().display()
+    );
+    // A failed call counts as unsupported: the runtime was ready a moment ago.
+    let handlers = found.runtime.status().await.map(|status| status.handlers).unwrap_or_default();
+    let runtime = NodeRuntime::Cri(found.runtime.with_timeout(config.runtime_request_timeout));
+    Ok(FoundRuntime { runtime, version: found.version, handlers, cgroup_driver })
+}
+
+/// The embedded runtime.
+async fn embedded(wait: &Wait<'_>) -> Result<FoundRuntime, String> {
+    let config = wait.config;
+    let (clock, blocking) = (wait.clock.clone(), wait.blocking.clone());
+    let (given, root_dir, run_dir) =
+        (config.embedded.clone(), config.root_dir.join("runtime"), config.runtime_run_dir());
+    let (cgroup_driver, cgroup_mounts) = (config.cgroup_driver, config.cgroup_mounts.clone());
+    let settings = blocking.run(move || {
+        // The program of this process, be its file replaced by an upgrade.
+        let program = Path::new("/proc/self/exe");
+        let mut settings = Settings::of_machine(&root_dir, &run_dir, program, &cgroup_mounts);
+        settings.handlers.extend(given.oci_runtimes);
+        settings.cni_conf_dir = given.cni_conf_dir;
+        settings.cni_bin_dirs = given.cni_bin_dirs;
+        settings.cgroup_driver = cgroup_driver;
+        settings
+    });
+    let settings = settings.await;
+    let store = ImageStore::open(&settings.root_dir.join("images"), blocking.clone()).await;
+    let store = store.map_err(|error| format!("the embedded runtime's images: {error}"))?;
+    let hosts = Hosts {
+        directories: config.embedded.registry_dirs.clone(),
+        registries: config.embedded.registries.clone(),
+        environment: Environment::of_process(),
+    };
+    let registries =
+        Registries::new(hosts, Platform::of_this_machine(), clock.clone(), wait.blocking.clone());
+    let images = StoredImages::new(store.clone(), registries, clock.clone());
+    let opened = Embedded::open(settings, images, blocking, clock.clone(), wait.executor.clone());
+    let runtime = Box::pin(opened).await.map_err(|error| format!("the embedded runtime: {error}"))?;
+    let status = runtime.status().await.map_err(|error| error.to_string())?;
+    for condition in status.conditions.iter().filter(|condition| !condition.status) {
+        let why = format!("the embedded runtime is not ready: {}", condition.message);
+        match &*condition.kind {
+            "NetworkReady" => log::warn!("{why}; pods with hostNetwork still run"),
+            _ => return Err(why),
+        }
+    }
+    let streams = runtime.serve_streams(wait.executor);
+    let streams = streams.map_err(|error| format!("the embedded runtime's streaming server: {error}"))?;
+    wait.executor.spawn("streaming server", streams).detach();
+    let server = CriServer::bind(&config.cri_socket())?;
+    let serving = server.run(Rc::new(runtime.clone()), wait.executor.clone(), clock.clone());
+    wait.executor.spawn("CRI server", serving).detach();
+    let version = runtime.version().await.map_err(|error| error.to_string())?;
+    log::info!("runtime {} {}, embedded", version.runtime_name, version.runtime_version);
+    Ok(FoundRuntime {
+        runtime: NodeRuntime::Embedded(EmbeddedNode::new(runtime, store, &clock)),
+        version,
+        handlers: status.handlers,
+        cgroup_driver: config.cgroup_driver,
+    })
 }

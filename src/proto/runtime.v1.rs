@@ -958,8 +958,12 @@ pub struct ListContainerStatsRequest {
 pub struct ContainerAttributes {
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub metadata: ::core::option::Option<ContainerMetadata>,
     #[prost(btree_map = "string, string", tag = "3")]
     pub labels: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
+    #[prost(btree_map = "string, string", tag = "4")]
+    pub annotations: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CpuUsage {
@@ -976,8 +980,25 @@ pub struct MemoryUsage {
     pub timestamp: i64,
     #[prost(message, optional, tag = "2")]
     pub working_set_bytes: ::core::option::Option<UInt64Value>,
+    #[prost(message, optional, tag = "3")]
+    pub available_bytes: ::core::option::Option<UInt64Value>,
     #[prost(message, optional, tag = "4")]
     pub usage_bytes: ::core::option::Option<UInt64Value>,
+    #[prost(message, optional, tag = "5")]
+    pub rss_bytes: ::core::option::Option<UInt64Value>,
+    #[prost(message, optional, tag = "6")]
+    pub page_faults: ::core::option::Option<UInt64Value>,
+    #[prost(message, optional, tag = "7")]
+    pub major_page_faults: ::core::option::Option<UInt64Value>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SwapUsage {
+    #[prost(int64, tag = "1")]
+    pub timestamp: i64,
+    #[prost(message, optional, tag = "2")]
+    pub swap_available_bytes: ::core::option::Option<UInt64Value>,
+    #[prost(message, optional, tag = "3")]
+    pub swap_usage_bytes: ::core::option::Option<UInt64Value>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ContainerStats {
@@ -989,11 +1010,119 @@ pub struct ContainerStats {
     pub memory: ::core::option::Option<MemoryUsage>,
     #[prost(message, optional, tag = "4")]
     pub writable_layer: ::core::option::Option<FilesystemUsage>,
+    #[prost(message, optional, tag = "5")]
+    pub swap: ::core::option::Option<SwapUsage>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListContainerStatsResponse {
     #[prost(message, repeated, tag = "1")]
     pub stats: ::prost::alloc::vec::Vec<ContainerStats>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ContainerStatsRequest {
+    #[prost(string, tag = "1")]
+    pub container_id: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ContainerStatsResponse {
+    #[prost(message, optional, tag = "1")]
+    pub stats: ::core::option::Option<ContainerStats>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PodSandboxAttributes {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub metadata: ::core::option::Option<PodSandboxMetadata>,
+    #[prost(btree_map = "string, string", tag = "3")]
+    pub labels: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
+    #[prost(btree_map = "string, string", tag = "4")]
+    pub annotations: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NetworkInterfaceUsage {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub rx_bytes: ::core::option::Option<UInt64Value>,
+    #[prost(message, optional, tag = "3")]
+    pub rx_errors: ::core::option::Option<UInt64Value>,
+    #[prost(message, optional, tag = "4")]
+    pub tx_bytes: ::core::option::Option<UInt64Value>,
+    #[prost(message, optional, tag = "5")]
+    pub tx_errors: ::core::option::Option<UInt64Value>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct NetworkUsage {
+    #[prost(int64, tag = "1")]
+    pub timestamp: i64,
+    #[prost(message, optional, tag = "2")]
+    pub default_interface: ::core::option::Option<NetworkInterfaceUsage>,
+    #[prost(message, repeated, tag = "3")]
+    pub interfaces: ::prost::alloc::vec::Vec<NetworkInterfaceUsage>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ProcessUsage {
+    #[prost(int64, tag = "1")]
+    pub timestamp: i64,
+    #[prost(message, optional, tag = "2")]
+    pub process_count: ::core::option::Option<UInt64Value>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LinuxPodSandboxStats {
+    #[prost(message, optional, tag = "1")]
+    pub cpu: ::core::option::Option<CpuUsage>,
+    #[prost(message, optional, tag = "2")]
+    pub memory: ::core::option::Option<MemoryUsage>,
+    #[prost(message, optional, tag = "3")]
+    pub network: ::core::option::Option<NetworkUsage>,
+    #[prost(message, optional, tag = "4")]
+    pub process: ::core::option::Option<ProcessUsage>,
+    #[prost(message, repeated, tag = "5")]
+    pub containers: ::prost::alloc::vec::Vec<ContainerStats>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PodSandboxStats {
+    #[prost(message, optional, tag = "1")]
+    pub attributes: ::core::option::Option<PodSandboxAttributes>,
+    #[prost(message, optional, tag = "2")]
+    pub linux: ::core::option::Option<LinuxPodSandboxStats>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PodSandboxStatsRequest {
+    #[prost(string, tag = "1")]
+    pub pod_sandbox_id: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PodSandboxStatsResponse {
+    #[prost(message, optional, tag = "1")]
+    pub stats: ::core::option::Option<PodSandboxStats>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PodSandboxStatsFilter {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    #[prost(btree_map = "string, string", tag = "2")]
+    pub label_selector: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListPodSandboxStatsRequest {
+    #[prost(message, optional, tag = "1")]
+    pub filter: ::core::option::Option<PodSandboxStatsFilter>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListPodSandboxStatsResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub stats: ::prost::alloc::vec::Vec<PodSandboxStats>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CheckpointContainerRequest {
+    #[prost(string, tag = "1")]
+    pub container_id: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub location: ::prost::alloc::string::String,
+    #[prost(int64, tag = "3")]
+    pub timeout: i64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetEventsRequest {
@@ -1004,8 +1133,12 @@ pub struct ContainerEventResponse {
     pub container_id: ::prost::alloc::string::String,
     #[prost(enumeration = "ContainerEventType", tag = "2")]
     pub container_event_type: i32,
+    #[prost(int64, tag = "3")]
+    pub created_at: i64,
     #[prost(message, optional, tag = "4")]
     pub pod_sandbox_status: ::core::option::Option<PodSandboxStatus>,
+    #[prost(message, repeated, tag = "5")]
+    pub containers_statuses: ::prost::alloc::vec::Vec<ContainerStatus>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct UpdatePodSandboxResourcesRequest {

@@ -21,7 +21,7 @@ use std::fmt;
 use std::future::Future;
 use std::io;
 use std::os::unix::fs::FileTypeExt as _;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -230,6 +230,11 @@ impl Server {
         let listener = listen(path).map_err(|e| fail("cannot be bound", e.into()))?;
         let listener = Async::new(listener).map_err(|e| fail("cannot be served", e))?;
         Ok(Server { listener, path: path.to_path_buf() })
+    }
+
+    /// The next connection, for a server that speaks something else on such a socket.
+    pub(crate) async fn accept(&self) -> io::Result<Socket<UnixStream>> {
+        Ok(self.listener.accept().await?.0.into())
     }
 
     /// Serves until dropped. At most `SERVER_CONNECTIONS_MAX` connections at once, further ones wait in the

@@ -57,7 +57,7 @@ pub enum Frame<'b> {
 
 /// The input is not SPDY/3.1.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FrameError(&'static str);
+pub struct FrameError(pub(super) &'static str);
 
 impl fmt::Display for FrameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -196,7 +196,7 @@ fn head(bytes: [u8; HEAD_BYTES]) -> Result<State, FrameError> {
     Ok(State::Fixed { kind, fin, bytes: [0; HEAD_BYTES], filled: 0, wanted, rest })
 }
 
-/// Opens streams. The header blocks of one connection are one zlib stream, so each connection has one of these.
+/// Opens and accepts streams. The header blocks of one connection are one zlib stream, so each connection has one of these.
 #[derive(Debug, Default)]
 pub struct Opener {
     begun: bool,
@@ -205,6 +205,23 @@ pub struct Opener {
 impl Opener {
     /// Appends a `SYN_STREAM` to `out`. Names of headers are in lower case; Go's server accepts any case.
     pub fn open(&mut self, out: &mut Vec<u8>, stream: StreamId, headers: &[(&str, &str)]) {
+        // No associated stream, the highest priority, no credential slot.
+        self.put(out, SYN_STREAM, stream, &[0; 6], headers);
+    }
+
+    /// Appends a `SYN_REPLY` without headers to `out`: the stream is accepted.
+    pub fn reply(&mut self, out: &mut Vec<u8>, stream: StreamId) {
+        self.put(out, SYN_REPLY, stream, &[], &[]);
+    }
+
+    fn put(
+        &mut self,
+        out: &mut Vec<u8>,
+        kind: u16,
+        stream: StreamId,
+        fixed: &[u8],
+        headers: &[(&str, &str)],
+    ) {
         let mut block = Vec::with_capacity(128);
         put_number(&mut block, headers.len());
         for (name, value) in headers {
@@ -216,8 +233,7 @@ impl Opener {
         let at = out.len();
         out.extend_from_slice(&[0; HEAD_BYTES]);
         out.extend_from_slice(&stream.0.to_be_bytes());
-        // No associated stream, the highest priority, no credential slot.
-        out.extend_from_slice(&[0; 6]);
+        out.extend_from_slice(fixed);
         if !std::mem::replace(&mut self.begun, true) {
             out.extend_from_slice(&ZLIB_HEAD);
         }
@@ -228,7 +244,7 @@ impl Opener {
             out.extend_from_slice(part);
         }
         out.extend_from_slice(&ZLIB_FLUSH);
-        let head = control_head(SYN_STREAM, out.len() - at - HEAD_BYTES);
+        let head = control_head(kind, out.len() - at - HEAD_BYTES);
         out[at..at + HEAD_BYTES].copy_from_slice(&head);
     }
 }
@@ -252,6 +268,13 @@ pub fn put_reset(out: &mut Vec<u8>, stream: StreamId) {
     out.extend_from_slice(&control_head(RST_STREAM, 8));
     out.extend_from_slice(&stream.0.to_be_bytes());
     out.extend_from_slice(&CANCEL.to_be_bytes());
+}
+
+/// Appends a `GOAWAY` to `out`: the connection ends as agreed, after all streams up to that one.
+pub fn put_go_away(out: &mut Vec<u8>, last: StreamId) {
+    out.extend_from_slice(&control_head(GOAWAY, 8));
+    out.extend_from_slice(&last.0.to_be_bytes());
+    out.extend_from_slice(&[0; 4]);
 }
 
 fn control_head(kind: u16, length: usize) -> [u8; HEAD_BYTES] {

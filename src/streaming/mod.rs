@@ -12,6 +12,8 @@
 //! SPDY and not WebSocket, as kubectl before 1.31: the WebSocket protocol of containerd 1.6 cannot signal the end of standard
 //! input.
 //!
+//! [`server`] is the other end, for the containers that smolet runs itself.
+//!
 //! There is no flow control but TCP's: spdystream ignores `WINDOW_UPDATE` and sends none, so neither side may wait for it. Unread
 //! bytes here hold up the server, and so the container. That is why each forwarded connection has a SPDY connection of its own: a
 //! stalled one holds up no other.
@@ -20,6 +22,7 @@ pub mod command;
 pub mod connection;
 pub mod forward;
 pub mod frame;
+pub mod server;
 pub mod status;
 pub mod upgrade;
 

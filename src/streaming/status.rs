@@ -1,6 +1,6 @@
-//! PURE: how a command ended, from the status on the server's error stream (client-go `remotecommand/v4.go`).
+//! PURE: how a command ended, from and to the status on the server's error stream (client-go `remotecommand/v4.go`).
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// The command's exit code.
 ///
@@ -25,9 +25,38 @@ pub fn exit_code(status: &[u8]) -> Result<u8, String> {
     }
 }
 
+/// The status of a command that ended with that code, or did not run (`remotecommand`'s `writeStatus`).
+pub fn of_ending(ending: &Result<i32, String>) -> Value {
+    match ending {
+        Ok(0) => json!({"metadata": {}, "status": "Success"}),
+        Ok(code) => json!({
+            "metadata": {},
+            "status": "Failure",
+            "message": format!("command terminated with non-zero exit code: exit code {code}"),
+            "reason": "NonZeroExitCode",
+            "details": {"causes": [{"reason": "ExitCode", "message": code.to_string()}]},
+        }),
+        Err(why) => json!({
+            "metadata": {},
+            "status": "Failure",
+            "message": format!("Internal error occurred: {why}"),
+            "reason": "InternalError",
+            "details": {"causes": [{"message": why}]},
+            "code": 500,
+        }),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let read = |ending| exit_code(of_ending(&ending).to_string().as_bytes());
+        assert_eq!((read(Ok(0)), read(Ok(42))), (Ok(0), Ok(42)));
+        assert_eq!(read(Err("no sh".to_owned())), Err("Internal error occurred: no sh".to_owned()));
+    }
 
     #[test]
     fn the_exit_code_or_the_reason_is_found_in_the_status() {

@@ -145,18 +145,31 @@ impl Agent {
         });
     }
 
-    /// Anonymous memory, and with it all of the program: how much of that is resident is the kernel's decision. It maps whole
-    /// folios of the page cache, and those of a file that was just written are as large as they get.
+    /// Anonymous memory, and with it all of the program but for the embedded runtime: how much of that is resident is the kernel's
+    /// decision. It maps whole folios of the page cache, and those of a file that was just written are as large as they get.
+    ///
+    /// The embedded runtime is a segment of its own, of which the kernel maps what is used: that counts.
     pub fn memory_at_worst_kib(&self) -> (u64, u64) {
         let anonymous = self.memory_kib("RssAnon:");
-        let maps = fs::read_to_string(format!("/proc/{}/maps", self.child.id())).expect("it runs");
-        let program = maps.lines().filter_map(|line| {
-            let (range, rest) = line.split_once(' ')?;
-            let (from, to) = range.split_once('-')?;
-            let address = |text: &str| u64::from_str_radix(text, 16).expect("an address");
-            (rest.starts_with("r-") && rest.contains('/')).then(|| address(to) - address(from))
-        });
-        (anonymous, anonymous + program.sum::<u64>() / 1024)
+        let embedded =
+            embedded_segment(&fs::read(format!("/proc/{}/exe", self.child.id())).expect("it runs"));
+        let maps = fs::read_to_string(format!("/proc/{}/smaps", self.child.id())).expect("it runs");
+        let (mut program, mut apart, mut is_apart) = (0, None, false);
+        for line in maps.lines() {
+            let (first, rest) = line.split_once(' ').unwrap_or((line, ""));
+            if let Some((from, to)) = first.split_once('-') {
+                let address = |text: &str| u64::from_str_radix(text, 16).expect("an address");
+                let (size, is_program) =
+                    (address(to) - address(from), rest.starts_with("r-") && rest.contains('/'));
+                let offset = rest.split_whitespace().nth(1).expect("an offset");
+                is_apart = is_program && address(offset) == embedded;
+                program += if is_program && !is_apart { size } else { 0 };
+            } else if first == "Rss:" && is_apart {
+                apart = rest.trim().trim_end_matches(" kB").parse::<u64>().ok();
+            }
+        }
+        let apart = apart.expect("the embedded runtime is a mapping of its own");
+        (anonymous, anonymous + program / 1024 + apart)
     }
 
     fn memory_kib(&self, field: &str) -> u64 {
@@ -202,6 +215,23 @@ impl Drop for Agent {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Where the embedded runtime's segment begins in the file: that of the executable ones whose load address is not its address
+/// (build.rs), rounded to pages as the kernel maps it.
+fn embedded_segment(program: &[u8]) -> u64 {
+    let number = |at: usize, bytes: usize| {
+        program[at..at + bytes].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+    };
+    let (table, size, entries) = (number(32, 8) as usize, number(54, 2) as usize, number(56, 2) as usize);
+    let mut segments = (0..entries).map(|entry| table + entry * size);
+    const LOAD: u64 = 1;
+    const EXECUTABLE: u64 = 1;
+    let of_it = segments.find(|at| {
+        let (kind, flags) = (number(*at, 4), number(at + 4, 4));
+        kind == LOAD && flags & EXECUTABLE != 0 && number(at + 16, 8) != number(at + 24, 8)
+    });
+    number(of_it.expect("build.rs puts the embedded runtime apart") + 8, 8) & !4095
 }
 
 /// A pod with one container `app` that runs for ever; `more` goes into the container.

@@ -347,6 +347,7 @@ fn flood_of_events(service: EventService) {
         container_id: ours.clone(),
         container_event_type: cri::ContainerEventType::ContainerStoppedEvent.into(),
         pod_sandbox_status: Some(sandbox),
+        ..Default::default()
     };
     let large = large.encode_to_vec();
     assert!((990_000..limits::GRPC_ANSWER_BYTES_MAX).contains(&large.len()), "{}", large.len());

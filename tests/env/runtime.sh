@@ -1,7 +1,8 @@
 #!/bin/bash
 # A private containerd for the tests, the demo and developers; nothing of the machine's own runtime is touched.
 #
-#   runtime.sh up DIR          installs what is missing, starts containerd in DIR, imports the test images
+#   runtime.sh up DIR, up-embedded DIR
+#                              installs what is missing, starts a runtime in DIR, imports the test images
 #   runtime.sh env DIR         prints its shell variables: SOCKET, ENDPOINT, CGROUP_ROOT, BRIDGE, SUBNET, PID
 #   runtime.sh ctr DIR ARG...  `ctr` in the CRI's namespace of that containerd
 #   runtime.sh kill DIR        ends containerd with SIGKILL; pods run on
@@ -14,6 +15,9 @@
 # Each DIR is an instance with its own root, state, socket, bridge, subnet and cgroup: several run side by side.
 # `up` is idempotent and clears what a crashed run left in DIR. All names begin with smolet-test (the bridge with
 # smt), so that nothing else is ever taken for ours. Root only. One pod sandbox network: bridge + host-local + portmap.
+#
+# `up-embedded` starts no containerd but the smolet that $SMOLET names, without manifests, with the embedded runtime behind its CRI
+# socket: the same tests run on both. It has no `ctr`.
 #
 # With CONTAINERD=PATH in the environment another containerd than the machine's is started, with the shim beside it; with
 # SYSTEMD_CGROUP=true its containers are systemd's units.
@@ -52,6 +56,10 @@ names() {
     BRIDGE=smt$hash
     CGROUP_ROOT=/$ID
     SOCKET=$DIR/smolet-test.sock
+    # The smolet whose embedded runtime it is, in an instance of that kind.
+    EMBEDDED=$(cat "$DIR/embedded" 2>/dev/null) || EMBEDDED=
+    [ "$command" != up-embedded ] || EMBEDDED=${SMOLET:?names the binary}
+    [ -z "$EMBEDDED" ] || SOCKET=$DIR/cri.sock
     ENDPOINT=unix://$SOCKET
     CONFIG=$DIR/smolet-test.toml
     # A /24 of 10.192.0.0/11 for each instance; ten instances meet with a chance of 1 in 180.
@@ -68,13 +76,42 @@ ctr() { command ctr -a "$SOCKET" -n k8s.io "$@"; }
 containerd_pid() {
     local pid
     pid=$(cat "$DIR/containerd.pid" 2>/dev/null) || return 1
-    [ -n "$pid" ] && tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -qF -- "-c $CONFIG " || return 1
+    [ -n "$pid" ] && tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -qE -- "(-c|--config) $CONFIG " || return 1
     # A zombie answers nothing and waits for its parent only.
     ! grep -q '^State:.Z' "/proc/$pid/status" 2>/dev/null || return 1
     echo "$pid"
 }
 
 not_running() { ! containerd_pid; }
+
+# The configuration of the pods' network.
+cni_network() {
+    mkdir -p "$DIR"/cni/{conf,ipam}
+    cat >"$DIR/cni/conf/10-smolet-test.conflist" <<E
+{
+  "cniVersion": "0.4.0",
+  "name": "$ID",
+  "plugins": [
+    {
+      "type": "bridge", "bridge": "$BRIDGE", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+      "ipam": {
+        "type": "host-local", "dataDir": "$DIR/cni/ipam",
+        "ranges": [[{ "subnet": "$SUBNET" }]], "routes": [{ "dst": "0.0.0.0/0" }]
+      }
+    },
+    { "type": "portmap", "capabilities": { "portMappings": true } }
+  ]
+}
+E
+}
+
+# The embedded runtime: an agent that is given nothing to run.
+configure_embedded() {
+    mkdir -p "$DIR"/{root/images,manifests}
+    echo "$EMBEDDED" >"$DIR/embedded"
+    cp "$here/calm.yaml" "$CONFIG"
+    cni_network
+}
 
 snapshotter() {
     # overlayfs does not stack on overlayfs (a developer's container): plain copies do everywhere.
@@ -91,7 +128,7 @@ snapshotter() {
 configure() {
     local cni_bin=/usr/lib/cni
     [ -x $cni_bin/bridge ] || cni_bin=/opt/cni/bin
-    mkdir -p "$DIR"/{root,state,opt,cni/conf,cni/ipam}
+    mkdir -p "$DIR"/{root,state,opt}
     cat >"$CONFIG" <<E
 version = 2
 root = "$DIR/root"
@@ -132,22 +169,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.other.options]
   Root = "$DIR/runc-other"
 E
-    cat >"$DIR/cni/conf/10-smolet-test.conflist" <<E
-{
-  "cniVersion": "0.4.0",
-  "name": "$ID",
-  "plugins": [
-    {
-      "type": "bridge", "bridge": "$BRIDGE", "isGateway": true, "ipMasq": true, "hairpinMode": true,
-      "ipam": {
-        "type": "host-local", "dataDir": "$DIR/cni/ipam",
-        "ranges": [[{ "subnet": "$SUBNET" }]], "routes": [{ "dst": "0.0.0.0/0" }]
-      }
-    },
-    { "type": "portmap", "capabilities": { "portMappings": true } }
-  ]
-}
-E
+    cni_network
 }
 
 # The bridge plugin makes it too, but two sandboxes at once that both find none fall over each other ("could not set
@@ -170,6 +192,19 @@ start() {
         fd=${fd##*/}
         [ "$fd" -le 2 ] || fds="$fds $fd>&-"
     done
+    if [ -n "$EMBEDDED" ]; then
+        rm -f "$SOCKET"
+        eval "setsid '$EMBEDDED' run --config '$CONFIG' --runtime-endpoint embedded --node-name '$ID' --manifests '$DIR/manifests' \
+            --root-dir '$DIR/root' --socket '$DIR/smolet.sock' --pod-logs-dir '$DIR/logs/pods' --container-logs-dir '$DIR/logs/containers' \
+            --cgroup-root '$CGROUP_ROOT' --cni-conf-dir '$DIR/cni/conf' --oci-runtime other=$(command -v runc) \
+            </dev/null >>'$DIR/containerd.log' 2>&1 $fds &"
+        echo $! >"$DIR/containerd.pid"
+        within $START_SECONDS [ -S "$SOCKET" ] || {
+            tail -n 20 "$DIR/containerd.log" >&2
+            die "the embedded runtime does not listen on $SOCKET after $START_SECONDS s; the end of its log stands above"
+        }
+        return
+    fi
     # Its shim stands beside it.
     local containerd=${CONTAINERD:-containerd} path=$PATH
     [ -z "${CONTAINERD:-}" ] || path=$(dirname "$CONTAINERD"):$PATH
@@ -208,8 +243,17 @@ images_known() {
 
 # import_images FUNCTION NAME...: these images, of which the function makes an archive.
 import_images() {
-    local build=$1
+    local build=$1 archive
     shift
+    if [ -n "$EMBEDDED" ]; then
+        archive=$DIR/root/images/$build.tar
+        [ ! -e "$archive" ] || return 0
+        archive "$build" "$archive.part"
+        mv "$archive.part" "$archive"
+        within $START_SECONDS grep -qF "$archive: imported" "$DIR/containerd.log" ||
+            die "the embedded runtime does not import $archive: $(tail -n 5 "$DIR/containerd.log")"
+        return
+    fi
     ! images_known "$@" || return 0
     archive "$build" "$DIR/images.tar"
     ctr images import "$DIR/images.tar" >/dev/null
@@ -295,6 +339,12 @@ callers() {
     { grep -lzxF -e "$SOCKET" -e "$SOCKET.ttrpc" -e "$ENDPOINT" /proc/[0-9]*/cmdline 2>/dev/null || true; } | alive
 }
 
+# Monitors of the embedded runtime, and what it executes, by the paths in their arguments.
+monitors() {
+    [ -n "$EMBEDDED" ] || return 0
+    { grep -lzE "^$DIR/(root|run)" /proc/[0-9]*/cmdline 2>/dev/null || true; } | alive
+}
+
 # Agents alone.
 agents() {
     { grep -lzxF -e "$ENDPOINT" /proc/[0-9]*/cmdline 2>/dev/null || true; } | alive
@@ -346,6 +396,7 @@ down() {
     kill_all agents
     kill_all containers
     kill_all callers
+    kill_all monitors
     # A killed shim leaves its socket.
     for path in ${shims//unix:\/\// }; do
         rm -f "$path"
@@ -369,7 +420,7 @@ down() {
 # What is left of one instance, a line each.
 remains() {
     local pid
-    for pid in $(containers) $(callers); do echo "process $pid: $(tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null)"; done
+    for pid in $(containers) $(callers) $(monitors); do echo "process $pid: $(tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null)"; done
     mounts | sed 's/^/mount /'
     ip -o link show "$BRIDGE" 2>/dev/null | sed 's/^/bridge /' || true
     nat -S 2>/dev/null | grep -F "$ID" | sed 's/^/iptables rule /' || true
@@ -424,7 +475,7 @@ up() {
     register
     if [ ! -e "$CONFIG" ]; then
         mkdir -p "$DIR"
-        configure
+        if [ -n "$EMBEDDED" ]; then configure_embedded; else configure; fi
     fi
     start
     import_images test_images $TEST_IMAGES
@@ -432,7 +483,7 @@ up() {
 
 command=${1:-}
 case $command in
-up | env | ctr | kill | start | gateway | down)
+up | up-embedded | env | ctr | kill | start | gateway | down)
     [ $# -ge 2 ] || die "$command needs a directory"
     [ "$(id -u)" = 0 ] || die "containers need root"
     names "$2"
@@ -440,7 +491,7 @@ up | env | ctr | kill | start | gateway | down)
     ;;
 esac
 case $command in
-up) up ;;
+up | up-embedded) up ;;
 env)
     for name in SOCKET ENDPOINT CGROUP_ROOT BRIDGE SUBNET; do printf '%s=%q\n' "$name" "${!name}"; done
     echo "PID=$(containerd_pid || true)"

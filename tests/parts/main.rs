@@ -12,5 +12,6 @@ mod grpc;
 #[path = "../common/peer.rs"]
 mod peer;
 mod probe;
+mod registry;
 mod source;
 mod streaming;

@@ -342,7 +342,7 @@ pub fn waits_for<'p>(status: &'p PodStatus, name: &str) -> Option<&'p str> {
 pub fn id_of(pod: &Pod, name: &str) -> String {
     let status = container(pod.status.as_ref().expect("a status"), name).expect("a container status");
     let id = status.container_id.as_deref().expect("a container id");
-    id.strip_prefix("containerd://").expect("containerd's id").to_owned()
+    id.split_once("://").expect("the runtime's name before its id").1.to_owned()
 }
 
 /// The pod's address.

@@ -47,6 +47,13 @@ impl Finding {
     }
 }
 
+/// Memory of a process with a share of the pages that it shares with others; 0 when it has ended.
+#[allow(dead_code, reason = "the benchmark's")]
+pub fn pss_kib(pid: u32) -> u64 {
+    let memory = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+    if memory.contains("Pss:") { number(&memory, "Pss:") } else { 0 }
+}
+
 fn number(text: &str, key: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_else(|| panic!("no {key}"));
     line.split_whitespace().next().expect("a value").parse().expect("a number")

@@ -17,7 +17,8 @@ use smolet::model::{
     ContainerId, ContainerItem, ContainerState, ContainerStatus, PodUid, SandboxId, SandboxItem, SandboxState,
 };
 
-/// A containerd of this test run's own; taken down when dropped.
+/// A containerd of this test run's own, or with `SMOLET_TEST_RUNTIME=embedded` a smolet with the embedded runtime; taken down when
+/// dropped.
 pub struct Runtime {
     dir: PathBuf,
     /// As `--cgroup-root` wants it.
@@ -27,6 +28,11 @@ pub struct Runtime {
     pub cri: GrpcRuntime,
 }
 
+/// The tests run on the embedded runtime of the binary under test.
+pub fn is_embedded() -> bool {
+    std::env::var_os("SMOLET_TEST_RUNTIME").is_some_and(|runtime| runtime == "embedded")
+}
+
 fn script() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/env/runtime.sh")
 }
@@ -34,9 +40,14 @@ fn script() -> PathBuf {
 impl Runtime {
     /// In a directory of that name; whoever runs side by side has names of their own.
     pub fn up(name: &str) -> Self {
+        Self::up_as(name, is_embedded())
+    }
+
+    /// The same, on the embedded runtime or on containerd.
+    pub fn up_as(name: &str, embedded: bool) -> Self {
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         let variables = {
-            run(&dir, "up");
+            run(&dir, if embedded { "up-embedded" } else { "up" });
             run(&dir, "env")
         };
         let value = |name: &str| {
@@ -55,6 +66,28 @@ impl Runtime {
 
     pub fn endpoint(&self) -> String {
         format!("unix://{}", self.cri.socket().display())
+    }
+
+    /// The process of containerd, or of the agent with the embedded runtime.
+    pub fn pid(&self) -> u32 {
+        let pid = std::fs::read_to_string(self.dir.join("containerd.pid")).expect("the runtime runs");
+        pid.trim().parse().expect("a PID")
+    }
+
+    /// The runtime's own processes: the one above, and its shims or monitors.
+    #[allow(dead_code, reason = "the benchmark's")]
+    pub fn processes(&self) -> Vec<u32> {
+        let (socket, dir) = (self.cri.socket().display().to_string(), self.dir.display().to_string());
+        let is_ours = |pid: u32| {
+            let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let mut words = line.split('\0');
+            let program = words.next().unwrap_or_default().to_owned();
+            program.contains("containerd-shim") && words.any(|word| word == socket)
+                || line.contains("\0monitor\0") && line.contains(&dir)
+        };
+        let all = std::fs::read_dir("/proc").expect("/proc").flatten();
+        let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        pids.filter(|pid| is_ours(*pid)).chain([self.pid()]).collect()
     }
 
     /// Stand-ins for the images of examples/gateway.
@@ -104,8 +137,7 @@ impl Runtime {
 
     /// SIGSTOP for containerd: it takes connections and does not answer; or SIGCONT.
     pub fn freeze(&self, frozen: bool) {
-        let pid = std::fs::read_to_string(self.dir.join("containerd.pid")).expect("containerd runs");
-        let pid = Pid::from_raw(pid.trim().parse().expect("a PID")).expect("a PID");
+        let pid = Pid::from_raw(self.pid().try_into().expect("a PID")).expect("a PID");
         kill_process(pid, if frozen { Signal::STOP } else { Signal::CONT }).expect("our own containerd");
     }
 
@@ -230,7 +262,9 @@ impl Drop for Runtime {
 
 /// Runs runtime.sh; its words go to ours when it fails.
 fn run(dir: &Path, command: &str) -> String {
+    let default = || env!("CARGO_BIN_EXE_smolet").into();
     let output = Command::new(script())
+        .env("SMOLET", std::env::var_os("SMOLET_BIN").unwrap_or_else(default))
         .arg(command)
         .arg(dir)
         .stdin(Stdio::null())

@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::agent::{Agent, PATIENCE, smolet};
-use crate::runtime::{Runtime, wait_for};
+use crate::runtime::{Runtime, is_embedded, wait_for};
 
 /// Beside an agent and without one; what it finds of the machine itself is printed.
 pub fn doctor_judges_the_machine_and_its_runtime(runtime: &Runtime) {
@@ -33,7 +33,10 @@ pub fn doctor_judges_the_machine_and_its_runtime(runtime: &Runtime) {
     let ok = |message: &str| ("ok".to_owned(), message.to_owned());
     let alone = findings();
     let (level, message) = of(&alone, "runtime");
-    assert!(level == "ok" && message.starts_with("containerd "), "{message}");
+    assert!(
+        level == "ok" && message.starts_with(if is_embedded() { "smolet " } else { "containerd " }),
+        "{message}"
+    );
     assert_eq!(of(&alone, "other agents"), ok("none on this runtime"));
     assert_eq!(of(&alone, "pause image"), ok("smolet.test/pause:1"));
     assert_eq!(of(&alone, "cni"), ok("10-smolet-test.conflist (bridge, host-local, portmap)"));

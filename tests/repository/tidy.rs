@@ -21,11 +21,14 @@ const LAYERS: [(&str, &str); 8] = [
     ),
     (
         "rendering, status, the machine's parts",
-        "blocking cgroup cni eviction gc grpc iptables net render resolv_conf shutdown status store systemd userns volume",
+        "blocking cgroup cni eviction gc grpc iptables monitor net oci render resolv_conf shutdown status store systemd userns volume",
     ),
-    ("the runtime and the API server", "cri image kube logs pleg printers"),
+    ("the runtime and the API server", "cri image image_store kube logs pleg printers registry runtime"),
     ("decisions about pods and the node", "admit allocation cluster config metrics probe process sync"),
-    ("sources, checks, servers", "addresses certificates doctor facts hook k3s node_api server source"),
+    (
+        "sources, checks, servers",
+        "addresses certificates cri_server doctor facts hook k3s node_api server source",
+    ),
     ("the loop", "node"),
     ("the command line", "cli"),
 ];

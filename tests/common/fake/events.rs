@@ -243,6 +243,7 @@ fn cri_event(kind: RuntimeEventKind, id: &str, uid: &str) -> Vec<u8> {
         container_id: id.to_owned(),
         container_event_type: kind.into(),
         pod_sandbox_status: (!uid.is_empty()).then_some(status),
+        ..Default::default()
     };
     event.encode_to_vec()
 }

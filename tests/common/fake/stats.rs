@@ -13,6 +13,7 @@ impl State {
             attributes: Some(cri::ContainerAttributes {
                 id: container.id.clone(),
                 labels: container.config.labels.clone(),
+                ..Default::default()
             }),
             cpu: Some(cri::CpuUsage {
                 timestamp: now.wall.0,
@@ -23,6 +24,7 @@ impl State {
                 timestamp: now.wall.0,
                 working_set_bytes: value(self.memory.get(container.name()).copied().unwrap_or(5 << 20)),
                 usage_bytes: value(self.memory.get(container.name()).copied().unwrap_or(6 << 20)),
+                ..Default::default()
             }),
             writable_layer: Some(cri::FilesystemUsage {
                 timestamp: now.wall.0,
@@ -30,6 +32,7 @@ impl State {
                 used_bytes: value(self.written.get(container.name()).copied().unwrap_or(1 << 20)),
                 inodes_used: value(10),
             }),
+            swap: None,
         };
         let running = self.containers.values().filter(|container| container.running());
         let twice = running.clone().filter(|_| self.repeats_stats);

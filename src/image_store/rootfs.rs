@@ -1,0 +1,376 @@
+//! Root file systems of containers, and views of images for image volumes.
+//!
+//! ```text
+//!     rootfs/ID/record     image and layers, written before anything is made: layers in use stay
+//!     rootfs/ID/upper      what the container writes (overlay)
+//!     rootfs/ID/work       overlayfs' own
+//!     rootfs/ID/merged     the root: mounted, or the copy
+//! ```
+//!
+//! A mount outlives the agent. After a restart the runtime says which containers it has ([`ImageStore::retain_rootfs`]); the others'
+//! leftovers are removed.
+
+use std::io;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, chownat, openat2};
+
+use super::ImageStore;
+use super::copy::{Shift, copy_layer, shift_owners};
+use super::digest::Digest;
+use super::disk::{Disk, make_directories};
+use super::error::{ImageStoreError, ImageStoreResult};
+use super::layer::directory;
+use super::overlay::{Overlay, detach};
+use super::record::{self, RootfsRecord, Snapshotter, StoredImage};
+use crate::filesystem::{read_whole, replace};
+use crate::limits::{
+    IMAGE_USERS_BYTES_MAX, REMOVAL_PIECE, ROOTFS_MAX, VOLUME_USAGE_PIECE, WRITABLE_LAYER_ENTRIES_MAX,
+};
+use crate::tree::{self, Walk, WalkResult};
+
+/// A range of users or groups of a user namespace (OCI `LinuxIDMapping`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IdMapping {
+    /// The first one in the container.
+    pub container_id: u32,
+    /// The first one on the node.
+    pub host_id: u32,
+    /// How many.
+    pub size: u32,
+}
+
+/// How a root file system is wanted.
+#[derive(Clone, Debug, Default)]
+pub struct RootfsOptions {
+    /// A view without a writable layer, for image volumes.
+    pub read_only: bool,
+    /// Users of the pod's user namespace; empty for the node's.
+    pub uids: Vec<IdMapping>,
+    /// Groups, likewise.
+    pub gids: Vec<IdMapping>,
+}
+
+/// A root file system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rootfs {
+    /// The directory, which is mounted.
+    pub path: PathBuf,
+    /// How it was made.
+    pub snapshotter: Snapshotter,
+}
+
+/// What something takes on the disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes.
+    pub bytes: u64,
+    /// Inodes.
+    pub inodes: u64,
+}
+
+impl ImageStore {
+    /// Makes a container's root file system. One that is there is mounted again if need be.
+    ///
+    /// # Errors
+    /// A bound is exceeded, the id is no file's name, or the file system's.
+    pub async fn rootfs(
+        &self,
+        id: &str,
+        image: &StoredImage,
+        options: &RootfsOptions,
+    ) -> ImageStoreResult<Rootfs> {
+        check_id(id)?;
+        // Whiteouts of a layer that was unpacked for copies mean nothing to overlayfs.
+        let is_of_copies = {
+            let state = self.inner.state.borrow();
+            let layers = image.layers.iter().filter_map(|layer| state.found.layers.get(layer));
+            layers.map(|layer| layer.form).any(|form| form == Snapshotter::Native)
+        };
+        let record = RootfsRecord {
+            image: image.id,
+            layers: image.layers.clone(),
+            snapshotter: if is_of_copies { Snapshotter::Native } else { self.inner.snapshotter },
+            read_only: options.read_only,
+        };
+        let known = {
+            // In use from now on: a removal of the image leaves the layers.
+            let rootfs = &mut self.inner.state.borrow_mut().found.rootfs;
+            if rootfs.len() >= ROOTFS_MAX && !rootfs.contains_key(id) {
+                let why =
+                    format!("the image store has {ROOTFS_MAX} root file systems; remove dead containers");
+                return Err(ImageStoreError::Full(why));
+            }
+            rootfs.insert(id.to_owned(), record.clone())
+        };
+        if known.as_ref().is_some_and(|known| *known != record) {
+            self.inner.state.borrow_mut().found.rootfs.extend(known.map(|known| (id.to_owned(), known)));
+            let error = io::Error::from(io::ErrorKind::AlreadyExists);
+            return Err(ImageStoreError::io(format!("root file system {id}"), error));
+        }
+        let shift = Shift { uids: options.uids.clone(), gids: options.gids.clone() };
+        let (disk, name) = (self.inner.disk.clone(), id.to_owned());
+        let is_new = known.is_none();
+        let made = self.inner.blocking.run(move || make(&disk, &name, &record, &shift, is_new)).await;
+        if made.is_err() && is_new {
+            let (disk, name) = (self.inner.disk.clone(), id.to_owned());
+            // A second error tells nothing new; what is left is removed at the next start.
+            let _ = self.inner.blocking.run(move || remove(&disk, &name, || true)).await;
+            self.inner.state.borrow_mut().found.rootfs.remove(id);
+        }
+        made
+    }
+
+    /// The ids of all root file systems.
+    pub fn rootfs_ids(&self) -> Vec<String> {
+        self.inner.state.borrow().found.rootfs.keys().cloned().collect()
+    }
+
+    /// Unmounts and removes a root file system, and layers that nothing uses any more. A missing one is no error.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub async fn remove_rootfs(&self, id: &str) -> ImageStoreResult<()> {
+        check_id(id)?;
+        // In pieces: a container may have made any number of files, and others wait for a turn.
+        loop {
+            let (disk, name) = (self.inner.disk.clone(), id.to_owned());
+            if self.inner.blocking.run(move || remove(&disk, &name, piece(REMOVAL_PIECE))).await? {
+                break;
+            }
+        }
+        if self.inner.state.borrow_mut().found.rootfs.remove(id).is_some() {
+            let _turn = self.inner.turn.lock().await;
+            self.collect().await;
+        }
+        Ok(())
+    }
+
+    /// Removes the root file systems that none of these ids has: leftovers of an agent that was killed.
+    ///
+    /// # Errors
+    /// The first that cannot be removed; the others are.
+    pub async fn retain_rootfs(&self, is_known: impl Fn(&str) -> bool) -> ImageStoreResult<()> {
+        let disk = self.inner.disk.clone();
+        let names = self.inner.blocking.run(move || disk.rootfs_names()).await?;
+        let mut first = Ok(());
+        for name in names.into_iter().filter(|name| !is_known(name)) {
+            let removed = self.remove_rootfs(&name).await;
+            first = first.and(removed);
+        }
+        first
+    }
+
+    /// What a container has written.
+    ///
+    /// # Errors
+    /// It does not exist.
+    pub async fn rootfs_usage(&self, id: &str) -> ImageStoreResult<Usage> {
+        let snapshotter = {
+            let state = self.inner.state.borrow();
+            state.found.rootfs.get(id).ok_or_else(|| no_rootfs(id))?.snapshotter
+        };
+        let path = self.inner.disk.path("rootfs", id).join(match snapshotter {
+            Snapshotter::Overlay => "upper",
+            Snapshotter::Native => "merged",
+        });
+        let failed =
+            |error: io::Error| ImageStoreError::io(format!("measuring root file system {id}"), error);
+        let begun = self.inner.blocking.run(move || Walk::new(&path, false)).await;
+        let (mut walk, mut sum) = (begun.map_err(failed)?, Usage::default());
+        loop {
+            let walked;
+            (walk, sum, walked) = self.inner.blocking.run(move || measure(walk, sum)).await;
+            if walked != WalkResult::Stopped || sum.inodes >= WRITABLE_LAYER_ENTRIES_MAX {
+                return Ok(sum);
+            }
+        }
+    }
+
+    /// `/etc/passwd` and `/etc/group` of a root file system; empty where there is none.
+    ///
+    /// # Errors
+    /// One is larger than `limits::IMAGE_USERS_BYTES_MAX`, or cannot be read.
+    pub async fn users(&self, id: &str) -> ImageStoreResult<(Vec<u8>, Vec<u8>)> {
+        let root = self.inner.disk.path("rootfs", id).join("merged");
+        self.inner
+            .blocking
+            .run(move || Ok((read_within(&root, "etc/passwd")?, read_within(&root, "etc/group")?)))
+            .await
+    }
+
+    /// Copies a directory of a container's root file system, before the container starts: the content of an anonymous volume that the
+    /// image declares. A path that is not there leaves the target as it is.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub async fn copy_out(&self, id: &str, directory: &str, to: &Path) -> ImageStoreResult<()> {
+        let root = self.inner.disk.path("rootfs", id).join("merged");
+        let (to, directory) = (to.to_owned(), directory.trim_start_matches('/').to_owned());
+        self.inner.blocking.run(move || copy_out(&root, &directory, &to)).await
+    }
+}
+
+fn check_id(id: &str) -> ImageStoreResult<()> {
+    let is_name = !id.is_empty()
+        && id.len() <= 128
+        && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
+    if is_name {
+        Ok(())
+    } else {
+        let reason = "an id has 1 to 128 letters, digits, - and _";
+        Err(ImageStoreError::invalid(format!("root file system {}", crate::text::quoted(id)), reason))
+    }
+}
+
+fn no_rootfs(id: &str) -> ImageStoreError {
+    ImageStoreError::io(format!("root file system {id}"), io::Error::from(io::ErrorKind::NotFound))
+}
+
+fn make(
+    disk: &Disk,
+    id: &str,
+    record: &RootfsRecord,
+    shift: &Shift,
+    is_new: bool,
+) -> ImageStoreResult<Rootfs> {
+    let dir = disk.path("rootfs", id);
+    let failed =
+        |error: io::Error| ImageStoreError::io(format!("making root file system {}", dir.display()), error);
+    let merged = dir.join("merged");
+    let rootfs = Rootfs { path: merged.clone(), snapshotter: record.snapshotter };
+    if is_new {
+        // Leftovers without a record.
+        remove(disk, id, || true)?;
+        make_directories(&merged, 0o755).map_err(failed)?;
+        restrict(&dir, shift).map_err(failed)?;
+        replace(&dir.join("record"), &dir.join("record.new"), &record::to_bytes(record)).map_err(failed)?;
+    } else if record.snapshotter == Snapshotter::Native
+        || crate::mounts::is_mounted(&merged).map_err(failed)?
+    {
+        return Ok(rootfs);
+    }
+    match record.snapshotter {
+        Snapshotter::Overlay => mount(disk, &dir, record, shift, is_new).map_err(failed)?,
+        Snapshotter::Native => {
+            for layer in &record.layers {
+                copy_layer(&disk.files(*layer), &merged, shift).map_err(failed)?;
+            }
+        }
+    }
+    Ok(rootfs)
+}
+
+/// Nobody but root enters the directory: layers have setuid programs. The root user of a user namespace passes through it.
+fn restrict(dir: &Path, shift: &Shift) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let (_, group) = shift.of(0, 0);
+    let mode = if shift.is_empty() { 0o700 } else { 0o710 };
+    chownat(CWD, dir, None, Some(group), rustix::fs::AtFlags::SYMLINK_NOFOLLOW)?;
+    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(mode))
+}
+
+fn mount(disk: &Disk, dir: &Path, record: &RootfsRecord, shift: &Shift, is_new: bool) -> io::Result<()> {
+    let merged = dir.join("merged");
+    // A layer that is there twice, mostly one without files, counts where it is highest: overlayfs takes none twice.
+    let mut layers: Vec<Digest> = Vec::with_capacity(record.layers.len());
+    for layer in record.layers.iter().rev() {
+        if !layers.contains(layer) {
+            layers.push(*layer);
+        }
+    }
+    let mut lower: Vec<PathBuf> = layers.into_iter().map(|layer| disk.files(layer)).collect();
+    // An image without layers; and an overlay without an upper directory needs two below.
+    while lower.len() < 1 + usize::from(record.read_only) {
+        lower.push(disk.empty());
+    }
+    if record.read_only && shift.is_empty() {
+        return Overlay { lower, upper: None, metacopy: false }.mount(&merged);
+    }
+    let (upper, work) = (dir.join("upper"), dir.join("work"));
+    if is_new {
+        make_directories(&upper, 0o755)?;
+        make_directories(&work, 0o700)?;
+        // The root's own attributes are those of the highest layer.
+        if let Some(highest) = record.layers.last() {
+            super::copy::copy_root(&disk.files(*highest), &upper)?;
+        }
+    }
+    let mut overlay = Overlay { lower, upper: Some((upper, work)), metacopy: !shift.is_empty() };
+    match overlay.mount(&merged) {
+        // A kernel before 4.19: data are copied with their owners.
+        Err(error) if overlay.metacopy && error.kind() == io::ErrorKind::InvalidInput => {
+            overlay.metacopy = false;
+            overlay.mount(&merged)?;
+        }
+        mounted => mounted?,
+    }
+    if is_new && !shift.is_empty() {
+        shift_owners(&merged, shift)?;
+    }
+    Ok(())
+}
+
+/// True when everything is removed; else another call goes on.
+fn remove(disk: &Disk, id: &str, mut goes_on: impl FnMut() -> bool) -> ImageStoreResult<bool> {
+    let dir = disk.path("rootfs", id);
+    let failed =
+        |error: io::Error| ImageStoreError::io(format!("removing root file system {}", dir.display()), error);
+    detach(&dir.join("merged")).map_err(failed)?;
+    // The record last: without it the rest would be nobody's.
+    for part in ["merged", "upper", "work", ""] {
+        match tree::remove(&if part.is_empty() { dir.clone() } else { dir.join(part) }, &mut goes_on) {
+            Ok(false) => return Ok(false),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+            Ok(true) | Err(_) => {}
+        }
+    }
+    Ok(true)
+}
+
+/// Counts on for a while.
+fn measure(mut walk: Walk, mut sum: Usage) -> (Walk, Usage, WalkResult) {
+    let mut goes_on = piece(VOLUME_USAGE_PIECE);
+    let walked = walk.go_on(|stat| {
+        sum.bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
+        sum.inodes += 1;
+        let is_time = !sum.inodes.is_multiple_of(256) || goes_on();
+        if sum.inodes < WRITABLE_LAYER_ENTRIES_MAX && is_time {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(())
+        }
+    });
+    (walk, sum, walked)
+}
+
+/// True until a piece of work has taken that long.
+fn piece(time: Duration) -> impl FnMut() -> bool {
+    let began = Instant::now();
+    move || began.elapsed() < time
+}
+
+/// A regular file below the root, whatever links lie on the way: they end within it.
+fn read_within(root: &Path, path: &str) -> ImageStoreResult<Vec<u8>> {
+    let failed =
+        |error: io::Error| ImageStoreError::io(format!("reading {path} of {}", root.display()), error);
+    let dir = directory(root).map_err(failed)?;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let Ok(handle) = openat2(&dir, path, flags, Mode::empty(), resolve) else { return Ok(Vec::new()) };
+    let stat = rustix::fs::fstat(&handle).map_err(|error| failed(error.into()))?;
+    if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile {
+        return Ok(Vec::new());
+    }
+    let file = crate::filesystem::reopened(&handle, OFlags::RDONLY).map_err(failed)?;
+    read_whole(&file, IMAGE_USERS_BYTES_MAX).map_err(failed)
+}
+
+fn copy_out(root: &Path, path: &str, to: &Path) -> ImageStoreResult<()> {
+    let failed = |error: io::Error| ImageStoreError::io(format!("copying {path} to {}", to.display()), error);
+    let dir = directory(root).map_err(failed)?;
+    let Ok(from) = super::unpack::beneath(&dir, path.as_bytes()) else { return Ok(()) };
+    super::copy::copy_tree(from, to).map_err(failed)
+}

@@ -1,0 +1,92 @@
+//! Bounds of the images on disk ([`image_store`](crate::image_store)).
+
+use std::time::Duration;
+
+use super::{IMAGE_CHUNK_BYTES, KIB, MIB};
+
+// ---- layers ----------------------------------------------------------------------------------------------
+
+/// Entries of a layer's archive. More: the layer is refused.
+pub const LAYER_ENTRIES_MAX: u64 = 1 << 20;
+/// Bytes of a layer's archive, uncompressed, and of one file's length. More: the layer is refused.
+pub const LAYER_BYTES_MAX: u64 = 16 << 30;
+/// Bytes of a path or a link's target in a layer (`PATH_MAX`). More: the layer is refused.
+pub const LAYER_PATH_BYTES_MAX: usize = 4 * KIB - 1;
+/// Bytes of one name in a path (`NAME_MAX`). More: the layer is refused.
+pub const LAYER_NAME_BYTES_MAX: usize = 255;
+/// Directories above one another in a layer. More: the layer is refused. A copy holds two descriptors for each.
+pub const LAYER_DEPTH_MAX: usize = 128;
+/// Bytes of an extended header: names, extended attributes. More: the layer is refused.
+pub const LAYER_HEADER_BYTES_MAX: usize = 256 * KIB;
+/// Extended attributes of an entry. More: the layer is refused.
+pub const LAYER_XATTRS_MAX: usize = 64;
+/// Bytes of one extended attribute (`XATTR_SIZE_MAX`). More: the layer is refused.
+pub const LAYER_XATTR_BYTES_MAX: usize = 64 * KIB;
+/// Pieces of a sparse file. More: the layer is refused.
+pub const LAYER_SPARSE_PIECES_MAX: usize = 16 * KIB;
+/// Directories that a layer's entries lie in and that the layer does not describe. More: the layer is refused.
+pub const LAYER_IMPLICIT_DIRS_MAX: usize = KIB;
+/// How many times larger than its compressed form a layer may be, beyond [`LAYER_RATIO_FREE_BYTES`]. More: the layer is refused. Text
+/// compresses to a twentieth.
+pub const LAYER_RATIO_MAX: u64 = 200;
+/// Bytes of a layer's archive for which [`LAYER_RATIO_MAX`] does not count.
+pub const LAYER_RATIO_FREE_BYTES: u64 = 64 << 20;
+/// Bytes that must stay free where layers are unpacked. Less: the unpacking fails, and is tried again with the next pull.
+pub const LAYER_DISK_FREE_MIN: u64 = 16 << 20;
+/// Bytes of a gzip member's header. More: the layer is refused.
+pub const GZIP_HEADER_BYTES_MAX: usize = 64 * KIB;
+/// Window of a gzip layer in memory: a power of two, of which the last 32 KiB are kept in a restart point.
+pub const INFLATE_WINDOW_BYTES: usize = 64 * KIB;
+/// Window of a zstd layer in memory. Larger: the layer is refused. zstd writes larger ones for `--ultra` and `--long` only.
+pub const ZSTD_WINDOW_BYTES_MAX: u64 = 8 << 20;
+/// Compressed bytes held until a zstd block is complete: the largest block, its header and the frame's.
+pub const ZSTD_BLOCK_BYTES_MAX: usize = 128 * KIB + 64;
+/// Bytes that a decoder returns at a time.
+pub const LAYER_STEP_BYTES: usize = 32 * KIB;
+/// Compressed bytes that are collected before a thread unpacks them.
+pub const LAYER_FEED_BYTES: usize = 2 * IMAGE_CHUNK_BYTES;
+/// Unpacked bytes between two restart points. A pull goes on at the last one after a restart of the agent; each costs 33 KiB and a
+/// sync of the file system.
+pub const LAYER_RESTART_BYTES: u64 = 16 << 20;
+/// The same after an entry replaced another one, for which the last point was dropped.
+pub const LAYER_RESTART_BYTES_AFTER_LOSS: u64 = 1 << 20;
+/// Bytes of a restart point. Longer: it is ignored, and the layer is read from its beginning.
+pub const LAYER_RESTART_FILE_BYTES_MAX: usize = MIB;
+const _: () = assert!(INFLATE_WINDOW_BYTES.is_power_of_two() && INFLATE_WINDOW_BYTES >= 32 * KIB);
+const _: () =
+    assert!(LAYER_HEADER_BYTES_MAX + LAYER_IMPLICIT_DIRS_MAX * 256 + 64 * KIB < LAYER_RESTART_FILE_BYTES_MAX);
+/// Bytes of what is kept of a layer besides its files.
+pub const LAYER_RECORD_BYTES_MAX: usize = MIB;
+
+// ---- images ----------------------------------------------------------------------------------------------
+
+/// Images in the store. Full: a further one is refused until one is removed.
+pub const STORED_IMAGES_MAX: usize = 1024;
+/// Names of one image, with tags and with digests. Full: the oldest one with a digest is dropped, a further tag is refused.
+pub const STORED_IMAGE_NAMES_MAX: usize = 64;
+/// Labels of one image, and bytes of a label's key and value. More: refused.
+pub const STORED_IMAGE_LABELS_MAX: usize = 32;
+/// Bytes of a label's key, and of its value. Longer: refused.
+pub const STORED_LABEL_BYTES_MAX: usize = KIB;
+/// Bytes of an image's record. Longer: it counts as damaged, and the image as absent.
+pub const STORED_IMAGE_BYTES_MAX: usize = 256 * KIB;
+/// Names read in a directory of the store. More: the rest is not read.
+pub const STORE_ENTRIES_MAX: usize = 64 * KIB;
+/// How long layers of an interrupted pull are kept after their last change, for a pull that goes on. Longer, or a change in the
+/// future (a clock without a battery was set): removed at the start.
+pub const INGEST_KEPT: Duration = Duration::from_hours(24);
+
+// ---- root file systems -----------------------------------------------------------------------------------
+
+/// Root file systems of containers, and mounted images. Full: a further one is refused.
+pub const ROOTFS_MAX: usize = 2048;
+/// Bytes of a root file system's record. Longer: it counts as damaged.
+pub const ROOTFS_RECORD_BYTES_MAX: usize = 64 * KIB;
+/// Bytes of overlay options (a page, with its end). Longer: the layers are named by descriptors.
+pub const OVERLAY_OPTIONS_BYTES_MAX: usize = 4095;
+/// Files with several names whose copies are linked again, for each layer. More: the further ones are copied for each name.
+pub const COPY_LINKS_MAX: usize = 16 * KIB;
+/// Bytes of `/etc/passwd` and `/etc/group` of an image. Longer: refused, users are numbers then.
+pub const IMAGE_USERS_BYTES_MAX: usize = MIB;
+/// Entries of a writable layer that are counted. More: the usage is that of the entries counted.
+pub const WRITABLE_LAYER_ENTRIES_MAX: u64 = 1 << 20;

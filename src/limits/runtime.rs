@@ -1,0 +1,59 @@
+//! Bounds of the embedded runtime: sandboxes, containers, the programs that it executes.
+
+use std::time::Duration;
+
+use super::{KIB, MIB, PODS_IN_HAND_MAX};
+
+/// Sandboxes that the embedded runtime keeps, ended ones included. Full: a further sandbox is refused until one is removed.
+pub const SANDBOXES_MAX: usize = 4 * PODS_IN_HAND_MAX;
+/// Containers that the embedded runtime keeps, ended ones included. Full: a further container is refused until one is removed.
+pub const RUNTIME_CONTAINERS_MAX: usize = 4096;
+/// Bytes of the record of a sandbox or container, its configuration included. Larger: the sandbox or container is refused.
+pub const RUNTIME_RECORD_BYTES_MAX: usize = 4 * MIB;
+/// Directories read in `sandboxes` and `containers` at the start. More: the rest is read at the next start.
+pub const RUNTIME_ENTRIES_READ_MAX: usize = 2 * (SANDBOXES_MAX + RUNTIME_CONTAINERS_MAX);
+
+/// Plugins of a CNI network. More: the configuration is refused.
+pub const CNI_PLUGINS_MAX: usize = 32;
+/// Bytes of a CNI configuration file. More: the configuration is refused.
+pub const CNI_CONFIGURATION_BYTES_MAX: usize = 64 * KIB;
+/// Bytes of a CNI plugin's result, of which a result has some hundred. More: the plugin counts as failed.
+pub const CNI_RESULT_BYTES_MAX: usize = 256 * KIB;
+/// Longest run of one CNI plugin. Later: it is killed, and counts as failed.
+pub const CNI_PLUGIN_TIME: Duration = Duration::from_mins(1);
+/// Port mappings of a sandbox. More: the sandbox is refused.
+pub const PORT_MAPPINGS_MAX: usize = 1024;
+
+/// Longest run of one call of the OCI runtime, except for `exec`. Later: it is killed, and the call counts as failed.
+pub const OCI_RUNTIME_TIME: Duration = Duration::from_mins(1);
+/// Bytes kept of what a program prints on standard error. More: the rest is read and dropped.
+pub const PROGRAM_ERROR_BYTES_MAX: usize = 8 * KIB;
+/// Bytes kept of each output of a command that the CRI's `ExecSync` runs (containerd, CRI-O: 16 MiB). More: the rest is read and
+/// dropped.
+pub const EXEC_SYNC_BYTES_MAX: usize = 16 * MIB;
+/// How long the outputs of a program that has exited are read while another process holds them open. Later: what came is used.
+pub const PROGRAM_DRAIN_TIME: Duration = Duration::from_millis(500);
+/// Bytes of outputs read before other tasks have a turn.
+pub const OUTPUT_TURN_BYTES: usize = 64 * KIB;
+
+/// Size of a pod's `/dev/shm` (containerd, CRI-O). Full: writes to it fail in the pod.
+pub const POD_SHM_BYTES: usize = 64 * MIB;
+
+/// Events that a subscriber has not taken yet. Full: its stream ends, and it lists everything again.
+pub const RUNTIME_EVENTS_MAX: usize = 1024;
+/// Subscribers of events: the agent, and clients of the CRI server. Full: a further one is refused.
+pub const RUNTIME_SUBSCRIBERS_MAX: usize = 16;
+/// How long a container's end is awaited after SIGKILL. Later: the stop counts as failed and is retried by the caller.
+pub const KILL_TIME: Duration = Duration::from_secs(30);
+/// How often SIGKILL is sent within that time: an OCI runtime may fail, and a monitor may have been killed.
+pub const KILL_TRIES: u32 = 30;
+/// Bytes of a cgroup's file.
+pub const CGROUP_STAT_BYTES_MAX: usize = 64 * KIB;
+/// Names read in a directory of CDI specifications. More: the rest is passed over.
+pub const CDI_FILES_MAX: usize = 256;
+/// Longest text of a command that `ExecSync` runs, its arguments included (Linux: a quarter of the stack's limit). More: it is refused.
+pub const EXEC_COMMAND_BYTES_MAX: usize = MIB;
+/// Commands that `ExecSync` runs at once, each of which is a process of the OCI runtime beside its own. Full: the next one waits.
+pub const EXEC_SYNC_AT_ONCE_MAX: usize = 32;
+/// How often the end of a half-made container's monitor is looked for at the start.
+pub const MONITOR_END_PERIOD: Duration = Duration::from_millis(20);

@@ -1,0 +1,119 @@
+//! Moving to another runtime (`--drain-runtime`): this node's pods are ended in the runtime that it leaves, before the first pod
+//! starts in the other.
+//!
+//! The pods are those that smolet has made there for this node, by their annotation; what another agent runs stays. Their containers
+//! get their grace periods, without preStop hooks: the pods' definitions are not known yet. Once nothing of them is left the drain
+//! costs two calls at each start, and the flag can be removed.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use crate::clock::SharedClock;
+use crate::cri::endpoint::{Candidates, Origin, find};
+use crate::cri::{Runtime, RuntimeResult};
+use crate::executor::Executor;
+use crate::model::{ContainerId, ContainerItem, ContainerState, PodUid, SandboxId, SandboxItem};
+use crate::sync::order::restored_grace_period;
+
+/// Ends and removes this node's pods in the runtime at `endpoint`.
+///
+/// # Errors
+/// One sentence that says how to fix it: the runtime does not answer, or a pod could not be ended. All were tried.
+pub(super) async fn drain(
+    endpoint: &str,
+    node: &str,
+    executor: &Rc<Executor>,
+    clock: &SharedClock,
+) -> Result<(), String> {
+    let candidates = Candidates::one(Origin::Drain, endpoint).map_err(|error| error.to_string())?;
+    // The runtime has been removed already, and its pods with it.
+    if let [socket] = candidates.sockets.as_slice()
+        && is_removed(socket)
+    {
+        log::info!(
+            "--drain-runtime {endpoint}: no such socket; there is nothing to drain, and the flag can be removed"
+        );
+        return Ok(());
+    }
+    let found = find(&candidates, executor, clock).await.map_err(|error| {
+        format!("--drain-runtime: {error}; pods start here once those in the old runtime are ended")
+    })?;
+    match drain_pods(&found.runtime, node, executor).await {
+        Ok(0) => log::info!("--drain-runtime {endpoint}: no pods of this node; the flag can be removed"),
+        Ok(pods) => log::info!("--drain-runtime {endpoint}: {pods} pods ended and removed"),
+        Err(error) => {
+            return Err(format!(
+                "--drain-runtime {endpoint}: a pod of this node could not be ended ({error}): end it with crictl, or see the \
+                 runtime's log"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the socket does not exist. I/O: a look at a local path.
+fn is_removed(socket: &Path) -> bool {
+    matches!(socket.try_exists(), Ok(false))
+}
+
+/// Ends and removes all pods of `node`, all at once; the client limits concurrent stops. Returns their number.
+async fn drain_pods<R: Runtime + Clone + 'static>(
+    runtime: &R,
+    node: &str,
+    executor: &Rc<Executor>,
+) -> RuntimeResult<usize> {
+    let mut sandboxes: Vec<SandboxItem> = Vec::new();
+    let mut ours = |sandbox: SandboxItem| {
+        if sandbox.node.as_deref() == Some(node) {
+            sandboxes.push(sandbox);
+        }
+    };
+    runtime.list_pod_sandboxes(None, &mut ours).await?;
+    let mut running: Vec<(SandboxId, ContainerId)> = Vec::new();
+    let mut each = |container: ContainerItem| {
+        if container.state != ContainerState::Exited {
+            running.push((container.sandbox_id, container.id));
+        }
+    };
+    runtime.list_containers(None, &mut each).await?;
+    let number = sandboxes.len();
+    let mut tasks = Vec::new();
+    for sandbox in sandboxes {
+        let (of_it, rest) = running.into_iter().partition(|(of, _)| *of == sandbox.id);
+        running = rest;
+        let containers: Vec<(SandboxId, ContainerId)> = of_it;
+        let containers = containers.into_iter().map(|(_, id)| id).collect();
+        let end = end_pod(runtime.clone(), sandbox.pod.uid.clone(), sandbox.id, containers, executor.clone());
+        tasks.push(executor.spawn("drain", end));
+    }
+    let mut first = Ok(number);
+    for task in tasks {
+        first = first.and(task.await.map(|()| number));
+    }
+    first
+}
+
+/// Stops the pod's containers at once, then its sandbox, and removes it.
+async fn end_pod<R: Runtime + Clone + 'static>(
+    runtime: R,
+    pod: PodUid,
+    sandbox: SandboxId,
+    containers: Vec<ContainerId>,
+    executor: Rc<Executor>,
+) -> RuntimeResult<()> {
+    let stops: Vec<_> = containers
+        .into_iter()
+        .map(|id| {
+            let (runtime, pod) = (runtime.clone(), pod.clone());
+            executor.spawn("drain", async move {
+                let grace = restored_grace_period(&runtime.container_status(&id).await?.meta);
+                runtime.stop_container(&pod, &id, grace).await
+            })
+        })
+        .collect();
+    for stop in stops {
+        stop.await?;
+    }
+    runtime.stop_pod_sandbox(&pod, &sandbox).await?;
+    runtime.remove_pod_sandbox(&sandbox).await
+}

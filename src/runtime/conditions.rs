@@ -1,0 +1,121 @@
+//! Whether the embedded runtime can run pods, with the reason why not and what mends it. I/O, blocking.
+
+use std::path::Path;
+
+use super::cni::{self, Asked, Plugins};
+use super::settings::Settings;
+use crate::proto::runtime::v1 as cri;
+
+/// The CRI's conditions.
+pub(super) fn conditions(settings: &Settings, pod_cidr: &str) -> Vec<cri::RuntimeCondition> {
+    vec![runtime_ready(settings), network_ready(settings, pod_cidr)]
+}
+
+fn condition(kind: &str, trouble: Option<(&str, String)>) -> cri::RuntimeCondition {
+    let status = trouble.is_none();
+    let (reason, message) = trouble.unwrap_or_default();
+    cri::RuntimeCondition { r#type: kind.to_owned(), status, reason: reason.to_owned(), message }
+}
+
+fn runtime_ready(settings: &Settings) -> cri::RuntimeCondition {
+    let trouble = match settings.handlers.get("") {
+        None => Some(("NoOCIRuntime", "no OCI runtime is installed; apt install crun, or runc".to_owned())),
+        Some(path) if !path.is_file() => {
+            let message =
+                format!("the OCI runtime {} is not there; apt install crun, or runc", path.display());
+            Some(("NoOCIRuntime", message))
+        }
+        Some(_) => cgroups(&settings.cgroup_mounts).map(|message| ("NoCgroups", message)),
+    };
+    condition("RuntimeReady", trouble)
+}
+
+/// What keeps containers from having cgroups.
+fn cgroups(mounts: &Path) -> Option<String> {
+    let has = |file: &str| mounts.join(file).exists();
+    if has("cgroup.controllers") {
+        let controllers = std::fs::read_to_string(mounts.join("cgroup.controllers")).unwrap_or_default();
+        let missing: Vec<&str> = ["cpu", "memory", "pids"]
+            .into_iter()
+            .filter(|of| !controllers.split_whitespace().any(|c| c == *of))
+            .collect();
+        return (!missing.is_empty()).then(|| {
+            format!(
+                "the kernel gives no cgroup controller {}; add cgroup_enable=memory cgroup_memory=1 to the kernel's \
+                 command line",
+                missing.join(", ")
+            )
+        });
+    }
+    let missing: Vec<&str> = ["cpu", "memory", "devices"].into_iter().filter(|of| !has(of)).collect();
+    (!missing.is_empty()).then(|| {
+        let (mounts, missing) = (mounts.display(), missing.join(", "));
+        format!("no cgroup hierarchy of {missing} is mounted below {mounts}; boot with systemd, or mount cgroup2 there")
+    })
+}
+
+fn network_ready(settings: &Settings, pod_cidr: &str) -> cri::RuntimeCondition {
+    // Ports are an everyday wish, limits of the bandwidth are not.
+    let asked = Asked { ports: true, bandwidth: false };
+    let trouble = match cni::load(settings, pod_cidr, asked).and_then(|text| cni::kept(&text)) {
+        Ok(network) => Plugins::missing(&settings.cni_bin_dirs, &network),
+        Err(error) => Some(error),
+    };
+    condition("NetworkReady", trouble.map(|error| ("NetworkPluginNotReady", error.to_string())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_named_with_its_mend() {
+        let root = std::env::temp_dir().join(format!("smolet-conditions-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&root);
+        let mut settings = Settings::of_machine(
+            &root,
+            &root,
+            Path::new("/bin/true"),
+            Path::new(crate::paths::CGROUP_MOUNTS),
+        );
+        settings.cgroup_mounts = root.join("cgroup");
+        settings.cni_conf_dir = root.join("net.d");
+        settings.cni_bin_dirs = vec![root.join("bin")];
+        let shown = |settings: &Settings| {
+            let all = conditions(settings, "")
+                .into_iter()
+                .map(|of| format!("{} {} {}", of.status, of.reason, of.message));
+            <[String; 2]>::try_from(all.collect::<Vec<_>>()).unwrap()
+        };
+        std::fs::create_dir_all(root.join("bin")).unwrap();
+        std::fs::create_dir_all(root.join("net.d")).unwrap();
+        settings.handlers.clear();
+        let [runtime, network] = shown(&settings);
+        assert_eq!(runtime, "false NoOCIRuntime no OCI runtime is installed; apt install crun, or runc");
+        assert!(
+            network.starts_with("false NetworkPluginNotReady CNI plugin bridge of network smolet0"),
+            "{network}"
+        );
+        settings.handlers.insert("".into(), "/bin/sh".into());
+        assert!(
+            shown(&settings)[0].starts_with("false NoCgroups no cgroup hierarchy of cpu, memory, devices")
+        );
+        std::fs::create_dir_all(&settings.cgroup_mounts).unwrap();
+        std::fs::write(settings.cgroup_mounts.join("cgroup.controllers"), "cpu io pids\n").unwrap();
+        assert!(
+            shown(&settings)[0].starts_with("false NoCgroups the kernel gives no cgroup controller memory;")
+        );
+        std::fs::write(settings.cgroup_mounts.join("cgroup.controllers"), "cpu io memory pids\n").unwrap();
+        for plugin in ["bridge", "host-local", "portmap"] {
+            std::fs::write(root.join("bin").join(plugin), "").unwrap();
+        }
+        assert_eq!(shown(&settings), ["true  ", "true  "]);
+        std::fs::write(root.join("net.d/10-a.conflist"), "{}").unwrap();
+        assert!(
+            shown(&settings)[1].contains("10-a.conflist: name \"\" is not valid"),
+            "{:?}",
+            shown(&settings)
+        );
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+}

@@ -1,0 +1,570 @@
+//! Containers: what is known of each, and the steps of its life that are the OCI runtime's.
+//!
+//! ```text
+//!     create:  record (Making) ─► root file system ─► bundle ─► record (Created)
+//!     start:   record (Starting) ─► monitor (OCI create) ─► OCI start ─► record (Running)
+//!     end:     the monitor's exit file ─► record (Exited) ─► OCI delete
+//!     remove:  record (Removing) ─► OCI delete ─► root file system, bundle, directory removed
+//! ```
+//!
+//! As with containerd the OCI runtime is called at the start: a container that was only created has no process.
+
+use std::cell::{Cell, RefCell};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use smol::channel::{Receiver, Sender, bounded};
+use smol::lock::Mutex;
+
+use super::cgroups;
+use super::context::{Context, failed, full, not_now};
+use super::images::Images;
+use super::namespaces;
+use super::oci_runtime::OciRuntime;
+use super::records::{ContainerPhase, ContainerRecord};
+use super::sandbox::Sandbox;
+use super::stats;
+use super::watch::{Change, Watch};
+use crate::cri::{RuntimeError, RuntimeEventKind, RuntimeResult};
+use crate::limits::{KILL_TIME, KILL_TRIES, RUNTIME_CONTAINERS_MAX};
+use crate::model::{ContainerId, SandboxId, SortedMap};
+use crate::monitor::{self, EXIT_CODE_UNKNOWN};
+use crate::proto::runtime::v1 as cri;
+
+/// Exit code and reason of a container that could not be started (containerd `StartContainer`).
+const START_ERROR_CODE: i32 = 128;
+const START_ERROR: &str = "StartError";
+
+/// One container.
+pub(super) struct Container {
+    id: ContainerId,
+    pub(super) record: RefCell<ContainerRecord>,
+    /// Held by its start, its removal, and what the OCI runtime does after its end.
+    turn: Mutex<()>,
+    /// Held while its end is looked for.
+    looking: Mutex<()>,
+    /// Held while its record is written.
+    writing: Mutex<()>,
+    /// Dropped when it has ended.
+    end: Cell<Option<Sender<()>>>,
+    /// Closed when it has ended.
+    ended: Receiver<()>,
+    /// The runtime handler of its sandbox.
+    handler: Box<str>,
+    /// The UID of its pod.
+    pod: Box<str>,
+}
+
+impl Container {
+    pub(super) fn new(
+        id: ContainerId,
+        record: ContainerRecord,
+        handler: Box<str>,
+        pod: Box<str>,
+    ) -> Rc<Self> {
+        let (end, ended) = bounded(1);
+        let is_over = matches!(record.phase, ContainerPhase::Exited | ContainerPhase::Removing);
+        let end = Cell::new((!is_over).then_some(end));
+        let (turn, looking, writing) = (Mutex::new(()), Mutex::new(()), Mutex::new(()));
+        Rc::new(Self { id, record: RefCell::new(record), turn, looking, writing, end, ended, handler, pod })
+    }
+
+    pub(super) fn id(&self) -> &ContainerId {
+        &self.id
+    }
+
+    pub(super) fn handler(&self) -> &str {
+        &self.handler
+    }
+
+    pub(super) fn phase(&self) -> ContainerPhase {
+        self.record.borrow().phase
+    }
+
+    pub(super) fn sandbox_id(&self) -> SandboxId {
+        SandboxId::from(&*self.record.borrow().sandbox)
+    }
+
+    /// The UID of its pod.
+    pub(super) fn pod(&self) -> &str {
+        &self.pod
+    }
+
+    /// Waits for its end.
+    async fn ended(&self) {
+        // Nothing is ever sent.
+        let _ = self.ended.recv().await;
+    }
+}
+
+/// All containers.
+pub(super) struct Containers {
+    pub(super) context: Rc<Context>,
+    pub(super) images: Rc<dyn Images>,
+    all: RefCell<SortedMap<ContainerId, Rc<Container>>>,
+    watch: Watch,
+}
+
+impl Containers {
+    pub(super) fn new(context: Rc<Context>, images: Rc<dyn Images>) -> std::io::Result<Rc<Self>> {
+        let watch = Watch::new(context.clone())?;
+        Ok(Rc::new(Self { context, images, all: RefCell::default(), watch }))
+    }
+
+    // ---- the table -------------------------------------------------------------------------------------
+
+    /// The container's directory on the disk.
+    pub(super) fn dir(&self, id: &ContainerId) -> PathBuf {
+        self.context.settings.containers().join(id.as_str())
+    }
+
+    /// Its bundle, with the files of its monitor.
+    pub(super) fn run_dir(&self, id: &ContainerId) -> PathBuf {
+        self.context.settings.containers_run().join(id.as_str())
+    }
+
+    pub(super) fn all(&self) -> Vec<Rc<Container>> {
+        self.all.borrow().values().cloned().collect()
+    }
+
+    pub(super) fn of_sandbox(&self, sandbox: &SandboxId) -> Vec<Rc<Container>> {
+        let is_its = |container: &&Rc<Container>| *container.record.borrow().sandbox == *sandbox.as_str();
+        self.all.borrow().values().filter(is_its).cloned().collect()
+    }
+
+    /// The container with that id, or the only one whose id begins so.
+    pub(super) fn find(&self, id: &str) -> Option<Rc<Container>> {
+        let all = self.all.borrow();
+        if let Some(found) = all.get(id) {
+            return Some(found.clone());
+        }
+        let mut begin = all.values().filter(|of| !id.is_empty() && of.id.as_str().starts_with(id));
+        let found = begin.next()?;
+        begin.next().is_none().then(|| found.clone())
+    }
+
+    /// The same of one that is known to exist.
+    ///
+    /// # Errors
+    /// It does not exist.
+    pub(super) fn existing(&self, id: &str) -> RuntimeResult<Rc<Container>> {
+        self.find(id).ok_or_else(|| RuntimeError::NotFound(format!("container {id:?} does not exist")))
+    }
+
+    /// Takes a place among the containers: one for each attempt of a container in its sandbox.
+    ///
+    /// # Errors
+    /// The place is taken, or there are too many.
+    pub(super) fn reserve(&self, container: &Rc<Container>) -> RuntimeResult<()> {
+        let metadata = container.record.borrow().config().metadata;
+        let of_sandbox = self.of_sandbox(&container.sandbox_id());
+        let same = of_sandbox.iter().find(|other| other.record.borrow().config().metadata == metadata);
+        if let Some(other) = same {
+            let metadata = metadata.unwrap_or_default();
+            return Err(not_now(format!(
+                "container {} is attempt {} of {} in this sandbox already; remove it first",
+                other.id, metadata.attempt, metadata.name
+            )));
+        }
+        let mut all = self.all.borrow_mut();
+        if all.len() >= RUNTIME_CONTAINERS_MAX {
+            return Err(full(format!("there are {RUNTIME_CONTAINERS_MAX} containers; remove ended ones")));
+        }
+        all.insert(container.id.clone(), container.clone());
+        Ok(())
+    }
+
+    /// Adds one that was found at the start.
+    pub(super) fn insert(&self, container: &Rc<Container>) {
+        self.all.borrow_mut().insert(container.id.clone(), container.clone());
+    }
+
+    pub(super) async fn write(&self, container: &Container) -> RuntimeResult<()> {
+        // The last writer writes the latest state.
+        let _writing = container.writing.lock().await;
+        let record = container.record.borrow().clone();
+        self.context.write(self.dir(&container.id), record).await
+    }
+
+    pub(super) fn publish(&self, kind: RuntimeEventKind, container: &Container) {
+        self.context.events.publish(kind, container.id.as_str(), &container.pod);
+    }
+
+    // ---- start -----------------------------------------------------------------------------------------
+
+    /// `StartContainer`.
+    ///
+    /// # Errors
+    /// It is not in the state `Created`, or the OCI runtime's: then it has exited with the reason `StartError`.
+    pub(super) async fn start(&self, container: &Rc<Container>) -> RuntimeResult<()> {
+        let _turn = container.turn.lock().await;
+        match container.phase() {
+            ContainerPhase::Created => {}
+            other => return Err(not_now(format!("container {} is not created but {other:?}", container.id))),
+        }
+        container.record.borrow_mut().phase = ContainerPhase::Starting;
+        self.write(container).await?;
+        let started = Box::pin(self.run_init(container)).await;
+        if let Err(error) = &started {
+            self.delete_oci(container).await;
+            let message = error.to_string();
+            self.set_exited(container, (START_ERROR_CODE, self.context.now()), START_ERROR, &message).await;
+        }
+        started
+    }
+
+    async fn run_init(&self, container: &Rc<Container>) -> RuntimeResult<()> {
+        let runtime = OciRuntime::of(&self.context, &container.handler)?;
+        let dir = self.run_dir(&container.id);
+        self.watch(container).await?;
+        let (program, spawned) = (self.context.settings.program.clone(), dir.clone());
+        let created = self.context.blocking(move || monitor::spawn(&program, &spawned)).await;
+        created.map_err(|error| failed(error.to_string()))?;
+        runtime.start(container.id.as_str()).await?;
+        {
+            let mut record = container.record.borrow_mut();
+            record.started_at = self.context.now();
+            record.phase = ContainerPhase::Running;
+        }
+        self.publish(RuntimeEventKind::Started, container);
+        let written = self.write(container).await;
+        // A quick one has ended already: its exit came while the turn was held.
+        self.look(container).await;
+        written
+    }
+
+    pub(super) async fn watch(&self, container: &Container) -> RuntimeResult<()> {
+        let dir = self.run_dir(&container.id);
+        let watched = self.watch.add(&container.id, dir).await;
+        watched.map_err(|error| failed(format!("container {}: inotify: {error}", container.id)))
+    }
+
+    // ---- end -------------------------------------------------------------------------------------------
+
+    /// Follows the ends of containers.
+    pub(super) async fn follow_ends(self: Rc<Self>) {
+        loop {
+            let changes = match self.watch.next().await {
+                Ok(changes) => changes,
+                Err(error) => {
+                    log::error!(
+                        "inotify of containers: {error}; their ends are not seen any more; restart the agent"
+                    );
+                    return;
+                }
+            };
+            for change in changes {
+                let looked_at = match change {
+                    Change::Look(id) => self.find(id.as_str()).into_iter().collect(),
+                    Change::LookEverywhere => self.all(),
+                };
+                for container in looked_at {
+                    self.look(&container).await;
+                    if container.phase() == ContainerPhase::Exited {
+                        let containers = self.clone();
+                        let clean_up = async move { containers.clean_up(&container).await };
+                        drop(self.context.to_the_end("ended container", clean_up));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads the exit of a running container, if there is one. A container whose monitor was killed gets a new one.
+    pub(super) async fn look(&self, container: &Rc<Container>) {
+        let _looking = container.looking.lock().await;
+        if container.phase() != ContainerPhase::Running {
+            return;
+        }
+        let dir = self.run_dir(&container.id);
+        let found = self.context.blocking(move || (monitor::exit_of(&dir), monitor::is_alive(&dir))).await;
+        match found {
+            (Ok(Some(exit)), _) => self.take_exit(container, exit).await,
+            (Ok(None), Ok(true)) => {}
+            (Ok(None), Ok(false)) => Box::pin(self.adopt(container)).await,
+            (Err(error), _) | (_, Err(error)) => log::warn!("container {}: {error}", container.id),
+        }
+    }
+
+    async fn take_exit(&self, container: &Rc<Container>, exit: monitor::Exit) {
+        let reason = match (exit.oom_killed, exit.code) {
+            (true, _) => "OOMKilled",
+            (false, 0) => "Completed",
+            (false, _) => "Error",
+        };
+        self.set_exited(container, (exit.code, exit.finished_at), reason, "").await;
+    }
+
+    /// A new monitor for a container whose monitor was killed; if there cannot be one, the container is ended.
+    async fn adopt(&self, container: &Rc<Container>) {
+        let (program, dir) = (self.context.settings.program.clone(), self.run_dir(&container.id));
+        let adopted = self.context.blocking(move || monitor::adopt(&program, &dir)).await;
+        let dir = self.run_dir(&container.id);
+        let exit = self.context.blocking(move || monitor::exit_of(&dir).ok().flatten()).await;
+        match (exit, adopted) {
+            (Some(exit), _) if container.phase() == ContainerPhase::Running => {
+                self.take_exit(container, exit).await;
+            }
+            (Some(_), _) => {}
+            (None, Ok(_)) => {
+                log::warn!("container {}: its monitor was killed; it has a new one", container.id);
+            }
+            (None, Err(error)) => {
+                log::warn!(
+                    "container {}: its monitor was killed: {error}; the container is ended",
+                    container.id
+                );
+                self.delete_oci(container).await;
+                let message = format!("its monitor was killed: {error}");
+                let end = (EXIT_CODE_UNKNOWN, self.context.now());
+                self.set_exited(container, end, "Unknown", &message).await;
+            }
+        }
+    }
+
+    /// Records the end, once.
+    pub(super) async fn set_exited(
+        &self,
+        container: &Rc<Container>,
+        (code, finished_at): (i32, i64),
+        reason: &str,
+        message: &str,
+    ) {
+        {
+            let mut record = container.record.borrow_mut();
+            if matches!(record.phase, ContainerPhase::Exited | ContainerPhase::Removing) {
+                return;
+            }
+            record.phase = ContainerPhase::Exited;
+            record.exit_code = code;
+            record.finished_at = finished_at;
+            record.reason = reason.into();
+            record.message = message.into();
+        }
+        container.end.take();
+        self.publish(RuntimeEventKind::Exited, container);
+        if let Err(error) = self.write(container).await {
+            log::warn!("container {}: {error}", container.id);
+        }
+    }
+
+    /// Lets the OCI runtime forget an ended container: processes that outlived the first one are killed, the cgroup is removed.
+    pub(super) async fn clean_up(&self, container: &Rc<Container>) {
+        let _turn = container.turn.lock().await;
+        if container.phase() == ContainerPhase::Exited {
+            self.delete_oci(container).await;
+        }
+    }
+
+    pub(super) async fn delete_oci(&self, container: &Container) {
+        let deleted = match OciRuntime::of(&self.context, &container.handler) {
+            Ok(runtime) => runtime.delete(container.id.as_str()).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = deleted {
+            log::warn!("container {}: {error}; retrying at its removal", container.id);
+        }
+    }
+
+    // ---- stop and remove -------------------------------------------------------------------------------
+
+    /// `StopContainer`; idempotent.
+    ///
+    /// # Errors
+    /// It runs on after SIGKILL.
+    pub(super) async fn stop(&self, container: &Rc<Container>, grace: Duration) -> RuntimeResult<()> {
+        if container.phase() == ContainerPhase::Starting {
+            drop(container.turn.lock().await);
+        }
+        if container.phase() != ContainerPhase::Running {
+            return Ok(());
+        }
+        let runtime = OciRuntime::of(&self.context, &container.handler)?;
+        if !grace.is_zero() {
+            let signal = container.record.borrow().stop_signal.to_string();
+            if let Err(error) = runtime.kill(container.id.as_str(), &signal).await {
+                log::debug!("container {}: signal {signal}: {error}", container.id);
+            }
+            if self.ends_within(container, grace).await {
+                return Ok(());
+            }
+        }
+        let mut why = String::new();
+        for _ in 0..KILL_TRIES {
+            if let Err(error) = runtime.kill(container.id.as_str(), "SIGKILL").await {
+                why = format!(": {error}");
+                self.kill_init(container).await;
+            }
+            if self.ends_within(container, KILL_TIME / KILL_TRIES).await {
+                return Ok(());
+            }
+            // Its monitor may have been killed, and the one after that.
+            self.look(container).await;
+            if container.phase() != ContainerPhase::Running {
+                return Ok(());
+            }
+        }
+        let seconds = KILL_TIME.as_secs();
+        Err(RuntimeError::DeadlineExceeded(format!(
+            "container {} still runs {seconds} s after SIGKILL{why}; a process of it may wait for a disk or a server",
+            container.id
+        )))
+    }
+
+    /// SIGKILL without the OCI runtime, which failed.
+    async fn kill_init(&self, container: &Container) {
+        let dir = self.run_dir(&container.id);
+        let kill = move || {
+            let init = monitor::init_of(&dir).ok().flatten()?;
+            let pid = Pid::from_raw(i32::try_from(init.pid).ok()?)?;
+            let handle = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+            // Looked at after it is held: the number may be another process's by now.
+            if init.is_there() { pidfd_send_signal(handle, Signal::KILL).ok() } else { None }
+        };
+        self.context.blocking(kill).await;
+    }
+
+    async fn ends_within(&self, container: &Container, time: Duration) -> bool {
+        let late = async {
+            self.context.clock.sleep(time).await;
+            false
+        };
+        let ended = async {
+            container.ended().await;
+            true
+        };
+        smol::future::or(ended, late).await
+    }
+
+    /// `RemoveContainer`; a running one is killed first.
+    ///
+    /// # Errors
+    /// It cannot be killed; its mounts or files cannot be removed. A further call goes on.
+    pub(super) async fn remove(&self, container: &Rc<Container>) -> RuntimeResult<()> {
+        self.stop(container, Duration::ZERO).await?;
+        let _turn = container.turn.lock().await;
+        if self.find(container.id.as_str()).is_none() {
+            return Ok(());
+        }
+        let was_made = container.phase() != ContainerPhase::Making;
+        container.record.borrow_mut().phase = ContainerPhase::Removing;
+        container.end.take();
+        if was_made {
+            self.write(container).await?;
+        }
+        Box::pin(self.dismantle(container)).await?;
+        self.all.borrow_mut().remove(&container.id);
+        if was_made {
+            self.publish(RuntimeEventKind::Deleted, container);
+        }
+        Ok(())
+    }
+
+    /// Removes everything of a container. Idempotent.
+    ///
+    /// # Errors
+    /// The OCI runtime's, the image store's, the file system's.
+    pub(super) async fn dismantle(&self, container: &Container) -> RuntimeResult<()> {
+        let id = container.id.as_str();
+        // A handler that is not configured any more leaves nothing of this boot.
+        if let Ok(runtime) = OciRuntime::of(&self.context, &container.handler) {
+            runtime.delete(id).await?;
+        }
+        let cgroup = stats::cgroup_dir(&container.record.borrow().cgroup);
+        // Its last part is the container's id: nothing else is removed.
+        if cgroup.contains(id) {
+            let mounts = self.context.settings.cgroup_mounts.clone();
+            let removed = self.context.blocking(move || cgroups::remove(&mounts, &cgroup)).await;
+            removed.map_err(|error| failed(format!("container {id}: {error}")))?;
+        }
+        let images = container.record.borrow().image_mounts;
+        for name in std::iter::once(id.to_owned()).chain((0..images).map(|index| image_mount_name(id, index)))
+        {
+            self.images.remove_rootfs(&name).await?;
+        }
+        let (dir, run_dir) = (self.dir(&container.id), self.run_dir(&container.id));
+        let removed = self.context.blocking(move || {
+            namespaces::remove_dir(&run_dir)?;
+            namespaces::remove_dir(&dir)
+        });
+        removed.await.map_err(|error| failed(format!("container {id}: its directory: {error}")))
+    }
+
+    // ---- others ----------------------------------------------------------------------------------------
+
+    /// `UpdateContainerResources`. What the container runs with from now on is in its status.
+    ///
+    /// # Errors
+    /// It has ended; the OCI runtime's.
+    pub(super) async fn update(
+        &self,
+        container: &Rc<Container>,
+        asked: cri::LinuxContainerResources,
+        resources: Vec<u8>,
+        merge: impl FnOnce(&mut cri::ContainerConfig, cri::LinuxContainerResources),
+    ) -> RuntimeResult<()> {
+        use prost::Message as _;
+        let _turn = container.turn.lock().await;
+        match container.phase() {
+            ContainerPhase::Running => {
+                OciRuntime::of(&self.context, &container.handler)?
+                    .update(container.id.as_str(), resources)
+                    .await?;
+            }
+            ContainerPhase::Created => {}
+            _ => return Err(not_now(format!("container {} does not run", container.id))),
+        }
+        {
+            let mut record = container.record.borrow_mut();
+            let mut config = record.config();
+            merge(&mut config, asked);
+            record.config = config.encode_to_vec();
+        }
+        self.write(container).await
+    }
+
+    /// `ReopenContainerLog`.
+    ///
+    /// # Errors
+    /// It does not run; the monitor's.
+    pub(super) async fn reopen_log(&self, container: &Container) -> RuntimeResult<()> {
+        if container.phase() != ContainerPhase::Running {
+            return Err(not_now(format!("container {} does not run", container.id)));
+        }
+        let dir = self.run_dir(&container.id);
+        let reopened = self.context.blocking(move || monitor::reopen_log(&dir)).await;
+        reopened.map_err(|error| failed(format!("container {}: {error}", container.id)))
+    }
+
+    /// The containers of a sandbox end with it: SIGKILL, as with containerd.
+    ///
+    /// # Errors
+    /// A container's, after all were tried.
+    pub(super) async fn stop_all(&self, sandbox: &Sandbox) -> RuntimeResult<()> {
+        let mut done = Ok(());
+        for container in self.of_sandbox(sandbox.id()) {
+            done = done.and(self.stop(&container, Duration::ZERO).await);
+            self.clean_up(&container).await;
+        }
+        done
+    }
+
+    /// Removes the containers of a sandbox.
+    ///
+    /// # Errors
+    /// A container's, after all were tried.
+    pub(super) async fn remove_all(&self, sandbox: &Sandbox) -> RuntimeResult<()> {
+        let mut done = Ok(());
+        for container in self.of_sandbox(sandbox.id()) {
+            done = done.and(self.remove(&container).await);
+        }
+        done
+    }
+}
+
+/// The name of the root file system that a mounted image of a container has in the store.
+pub(super) fn image_mount_name(id: &str, index: u32) -> String {
+    format!("{id}-{index}")
+}

@@ -1,0 +1,407 @@
+//! The CRI's calls about containers, their usage and the runtime's events.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::container::{Container, Containers};
+use super::context::{failed, invalid, not_now};
+use super::records::ContainerPhase;
+use super::sandbox::{Sandbox, Sandboxes};
+use super::{Embedded, create, namespaces, spec, stats, status};
+use crate::cri::{RuntimeEvent, RuntimeEventKind, RuntimeResult};
+use crate::limits::EXEC_SYNC_BYTES_MAX;
+use crate::proto::runtime::v1 as cri;
+
+#[allow(clippy::unused_async, reason = "every call of the CRI is awaited, whatever it does")]
+impl Embedded {
+    /// `CreateContainer`.
+    ///
+    /// # Errors
+    /// The configuration is refused, its image is not there, or the machine fails. Nothing is left.
+    pub async fn create_container_cri(
+        &self,
+        request: cri::CreateContainerRequest,
+    ) -> RuntimeResult<cri::CreateContainerResponse> {
+        let sandbox = self.sandboxes.existing(&request.pod_sandbox_id)?;
+        let runtime = self.clone();
+        let make = async move {
+            let Some(config) = request.config else { return Err(invalid("config is missing")) };
+            let _turn = sandbox.turn().read().await;
+            let container = create::create(&runtime.containers, &runtime.sandboxes, &sandbox, config).await?;
+            Ok(cri::CreateContainerResponse { container_id: container.id().to_string() })
+        };
+        self.context.to_the_end("create container", make).await
+    }
+
+    /// `StartContainer`.
+    ///
+    /// # Errors
+    /// It was started before, or the OCI runtime's: then it has exited with the reason `StartError`.
+    pub async fn start_container_cri(
+        &self,
+        request: cri::StartContainerRequest,
+    ) -> RuntimeResult<cri::StartContainerResponse> {
+        let container = self.containers.existing(&request.container_id)?;
+        let runtime = self.clone();
+        let start = async move {
+            let sandbox = runtime.sandboxes.existing(container.sandbox_id().as_str())?;
+            let _turn = sandbox.turn().read().await;
+            if !sandbox.is_ready() {
+                return Err(not_now(format!("container {}: its sandbox is not ready", container.id())));
+            }
+            let started = runtime.containers.start(&container).await;
+            runtime.clean_up_later(&container);
+            started
+        };
+        self.context.to_the_end("start container", start).await?;
+        Ok(cri::StartContainerResponse {})
+    }
+
+    /// What the OCI runtime has of a container that has ended goes, behind the caller's back.
+    fn clean_up_later(&self, container: &Rc<Container>) {
+        if container.phase() == ContainerPhase::Exited {
+            let (containers, container) = (self.containers.clone(), container.clone());
+            let clean_up = async move { containers.clean_up(&container).await };
+            drop(self.context.to_the_end("ended container", clean_up));
+        }
+    }
+
+    /// `StopContainer`; idempotent.
+    ///
+    /// # Errors
+    /// It runs on after SIGKILL.
+    pub async fn stop_container_cri(
+        &self,
+        request: cri::StopContainerRequest,
+    ) -> RuntimeResult<cri::StopContainerResponse> {
+        let Some(container) = self.containers.find(&request.container_id) else {
+            return Ok(cri::StopContainerResponse {});
+        };
+        let grace = Duration::from_secs(u64::try_from(request.timeout).unwrap_or_default());
+        let containers = self.containers.clone();
+        let stop = async move { containers.stop(&container, grace).await };
+        self.context.to_the_end("stop container", stop).await?;
+        Ok(cri::StopContainerResponse {})
+    }
+
+    /// `RemoveContainer`; idempotent. A running one is killed first.
+    ///
+    /// # Errors
+    /// It cannot be killed, or something of it cannot be removed; a further call goes on.
+    pub async fn remove_container_cri(
+        &self,
+        request: cri::RemoveContainerRequest,
+    ) -> RuntimeResult<cri::RemoveContainerResponse> {
+        let Some(container) = self.containers.find(&request.container_id) else {
+            return Ok(cri::RemoveContainerResponse {});
+        };
+        let containers = self.containers.clone();
+        let remove = async move { containers.remove(&container).await };
+        self.context.to_the_end("remove container", remove).await?;
+        Ok(cri::RemoveContainerResponse {})
+    }
+
+    /// `ListContainers`.
+    ///
+    /// # Errors
+    /// None.
+    pub async fn list_containers_cri(
+        &self,
+        request: cri::ListContainersRequest,
+    ) -> RuntimeResult<cri::ListContainersResponse> {
+        let mut containers = Vec::new();
+        for container in self.containers.all() {
+            if container.phase() != ContainerPhase::Making {
+                let item = status::item(container.id().as_str(), &container.record.borrow());
+                containers.extend(Some(item).filter(|item| status::passes(item, request.filter.as_ref())));
+            }
+        }
+        Ok(cri::ListContainersResponse { containers })
+    }
+
+    /// `ContainerStatus`.
+    ///
+    /// # Errors
+    /// It does not exist.
+    pub async fn container_status_cri(
+        &self,
+        request: cri::ContainerStatusRequest,
+    ) -> RuntimeResult<cri::ContainerStatusResponse> {
+        let container = self.containers.existing(&request.container_id)?;
+        let sandbox = self.sandboxes.find(container.sandbox_id().as_str());
+        let logs = sandbox.map(|sandbox| sandbox.config().log_directory).unwrap_or_default();
+        let status = status::status(container.id().as_str(), &container.record.borrow(), &logs);
+        let mut answer = cri::ContainerStatusResponse { status: Some(status), ..Default::default() };
+        if request.verbose {
+            let dir = self.containers.run_dir(container.id());
+            let init = self.context.blocking(move || crate::monitor::init_of(&dir)).await.ok().flatten();
+            let info = serde_json::json!({
+                "sandboxID": container.sandbox_id().as_str(),
+                "pid": init.map_or(0, |init| init.pid),
+            });
+            answer.info.insert("info".to_owned(), info.to_string());
+        }
+        Ok(answer)
+    }
+
+    /// `UpdateContainerResources`.
+    ///
+    /// # Errors
+    /// It has ended; a value is refused; the OCI runtime's.
+    pub async fn update_container_resources_cri(
+        &self,
+        request: cri::UpdateContainerResourcesRequest,
+    ) -> RuntimeResult<cri::UpdateContainerResourcesResponse> {
+        let container = self.containers.existing(&request.container_id)?;
+        let asked = request.linux.unwrap_or_default();
+        let json = spec::update(&asked, &self.context.node)?;
+        let containers = self.containers.clone();
+        let update = async move { containers.update(&container, asked, json, status::merge).await };
+        self.context.to_the_end("update container", update).await?;
+        Ok(cri::UpdateContainerResourcesResponse {})
+    }
+
+    /// `ReopenContainerLog`.
+    ///
+    /// # Errors
+    /// It does not run; the monitor's.
+    pub async fn reopen_container_log_cri(
+        &self,
+        request: cri::ReopenContainerLogRequest,
+    ) -> RuntimeResult<cri::ReopenContainerLogResponse> {
+        let container = self.containers.existing(&request.container_id)?;
+        self.containers.reopen_log(&container).await?;
+        Ok(cri::ReopenContainerLogResponse {})
+    }
+
+    /// `ExecSync`.
+    ///
+    /// # Errors
+    /// The container does not run, the command cannot be run, or takes too long: then it is killed.
+    pub async fn exec_sync_cri(&self, request: cri::ExecSyncRequest) -> RuntimeResult<cri::ExecSyncResponse> {
+        let container = self.containers.existing(&request.container_id)?;
+        let time = Duration::from_secs(u64::try_from(request.timeout).unwrap_or_default());
+        let ran =
+            self.execs.run(&self.containers, &container, &request.cmd, time, EXEC_SYNC_BYTES_MAX).await?;
+        Ok(cri::ExecSyncResponse { stdout: ran.stdout, stderr: ran.stderr, exit_code: ran.exit_code })
+    }
+
+    // ---- usage -----------------------------------------------------------------------------------------
+
+    /// `ContainerStats`.
+    ///
+    /// # Errors
+    /// It does not exist.
+    pub async fn container_stats_cri(
+        &self,
+        request: cri::ContainerStatsRequest,
+    ) -> RuntimeResult<cri::ContainerStatsResponse> {
+        let container = self.containers.existing(&request.container_id)?;
+        Ok(cri::ContainerStatsResponse { stats: Some(self.stats_of(&container).await) })
+    }
+
+    /// `ListContainerStats`, of running containers.
+    ///
+    /// # Errors
+    /// None.
+    pub async fn list_container_stats_cri(
+        &self,
+        request: cri::ListContainerStatsRequest,
+    ) -> RuntimeResult<cri::ListContainerStatsResponse> {
+        let filter = request.filter.map(|filter| cri::ContainerFilter {
+            id: filter.id,
+            pod_sandbox_id: filter.pod_sandbox_id,
+            label_selector: filter.label_selector,
+            state: None,
+        });
+        let mut stats = Vec::new();
+        for container in self.containers.all() {
+            let item = status::item(container.id().as_str(), &container.record.borrow());
+            if container.phase() == ContainerPhase::Running && status::passes(&item, filter.as_ref()) {
+                stats.push(self.stats_of(&container).await);
+            }
+        }
+        Ok(cri::ListContainerStatsResponse { stats })
+    }
+
+    async fn stats_of(&self, container: &Rc<Container>) -> cri::ContainerStats {
+        let (attributes, cgroup) = {
+            let record = container.record.borrow();
+            let config = record.config();
+            let attributes = cri::ContainerAttributes {
+                id: container.id().to_string(),
+                metadata: config.metadata,
+                labels: config.labels,
+                annotations: config.annotations,
+            };
+            (attributes, stats::cgroup_dir(&record.cgroup))
+        };
+        let mounts = self.context.settings.cgroup_mounts.clone();
+        let usage = self.context.blocking(move || stats::usage(&mounts, &cgroup)).await;
+        let timestamp = self.context.now();
+        let written = self.containers.images.written(container.id().as_str()).await;
+        let writable_layer = written.map(|(bytes, inodes)| cri::FilesystemUsage {
+            timestamp,
+            fs_id: Some(cri::FilesystemIdentifier {
+                mountpoint: self.context.settings.root_dir.display().to_string(),
+            }),
+            used_bytes: Some(cri::UInt64Value { value: bytes }),
+            inodes_used: Some(cri::UInt64Value { value: inodes }),
+        });
+        cri::ContainerStats {
+            attributes: Some(attributes),
+            cpu: usage.cpu(timestamp),
+            memory: usage.memory(timestamp),
+            writable_layer,
+            ..cri::ContainerStats::default()
+        }
+    }
+
+    /// `PodSandboxStats`.
+    ///
+    /// # Errors
+    /// It does not exist.
+    pub async fn pod_sandbox_stats_cri(
+        &self,
+        request: cri::PodSandboxStatsRequest,
+    ) -> RuntimeResult<cri::PodSandboxStatsResponse> {
+        let sandbox = self.sandboxes.existing(&request.pod_sandbox_id)?;
+        Ok(cri::PodSandboxStatsResponse { stats: Some(self.pod_stats_of(&sandbox).await) })
+    }
+
+    /// `ListPodSandboxStats`, of ready sandboxes.
+    ///
+    /// # Errors
+    /// None.
+    pub async fn list_pod_sandbox_stats_cri(
+        &self,
+        request: cri::ListPodSandboxStatsRequest,
+    ) -> RuntimeResult<cri::ListPodSandboxStatsResponse> {
+        let filter = request.filter.map(|filter| cri::PodSandboxFilter {
+            id: filter.id,
+            label_selector: filter.label_selector,
+            state: Some(cri::PodSandboxStateValue { state: cri::PodSandboxState::SandboxReady.into() }),
+        });
+        let mut stats = Vec::new();
+        for item in self.sandboxes.list(filter.as_ref()) {
+            if let Some(sandbox) = self.sandboxes.find(&item.id).filter(|sandbox| sandbox.is_ready()) {
+                stats.push(self.pod_stats_of(&sandbox).await);
+            }
+        }
+        Ok(cri::ListPodSandboxStatsResponse { stats })
+    }
+
+    async fn pod_stats_of(&self, sandbox: &Rc<Sandbox>) -> cri::PodSandboxStats {
+        let config = sandbox.config();
+        let parent = config.linux.as_ref().map_or("", |linux| &*linux.cgroup_parent);
+        let cgroup = stats::parent_dir(parent);
+        let (mounts, run_dir) =
+            (self.context.settings.cgroup_mounts.clone(), self.sandboxes.run_dir(sandbox.id()));
+        let timestamp = self.context.now();
+        let read = move || {
+            let usage =
+                if cgroup.is_empty() { stats::Usage::default() } else { stats::usage(&mounts, &cgroup) };
+            (usage, namespaces::pinned_net(&run_dir).and_then(|net| stats::network(&net, timestamp)))
+        };
+        let (usage, network) = self.context.blocking(read).await;
+        let mut containers = Vec::new();
+        for container in self.containers.of_sandbox(sandbox.id()) {
+            if container.phase() == ContainerPhase::Running {
+                containers.push(self.stats_of(&container).await);
+            }
+        }
+        cri::PodSandboxStats {
+            attributes: Some(cri::PodSandboxAttributes {
+                id: sandbox.id().to_string(),
+                metadata: config.metadata,
+                labels: config.labels,
+                annotations: config.annotations,
+            }),
+            linux: Some(cri::LinuxPodSandboxStats {
+                cpu: usage.cpu(timestamp),
+                memory: usage.memory(timestamp),
+                network,
+                process: usage.processes(timestamp),
+                containers,
+            }),
+        }
+    }
+
+    // ---- events, and the way to a container -----------------------------------------------------------
+
+    /// An event as `GetContainerEvents` has it, with the statuses at this moment.
+    pub fn event_cri(&self, event: &RuntimeEvent) -> cri::ContainerEventResponse {
+        let kind = match event.kind {
+            RuntimeEventKind::Created => cri::ContainerEventType::ContainerCreatedEvent,
+            RuntimeEventKind::Started => cri::ContainerEventType::ContainerStartedEvent,
+            RuntimeEventKind::Exited | RuntimeEventKind::OutOfMemory => {
+                cri::ContainerEventType::ContainerStoppedEvent
+            }
+            RuntimeEventKind::Deleted => cri::ContainerEventType::ContainerDeletedEvent,
+        };
+        let container = self.containers.find(&event.id);
+        let of_container = container.as_ref().map(|container| container.sandbox_id());
+        let sandbox = self.sandboxes.find(of_container.as_ref().map_or(&event.id, |id| id.as_str()));
+        let logs = sandbox.as_ref().map(|sandbox| sandbox.config().log_directory).unwrap_or_default();
+        let of_sandbox =
+            sandbox.as_ref().map(|sandbox| self.containers.of_sandbox(sandbox.id())).unwrap_or_default();
+        cri::ContainerEventResponse {
+            container_id: event.id.to_string(),
+            container_event_type: kind.into(),
+            created_at: self.context.now(),
+            pod_sandbox_status: sandbox.map(|sandbox| Sandboxes::status(&sandbox)),
+            containers_statuses: of_sandbox
+                .iter()
+                .map(|of| status::status(of.id().as_str(), &of.record.borrow(), &logs))
+                .collect(),
+        }
+    }
+
+    /// The directory with the files of a running container's monitor: `attach`, `control`.
+    ///
+    /// # Errors
+    /// It does not exist, or does not run.
+    pub fn monitor_dir(&self, container: &str) -> RuntimeResult<std::path::PathBuf> {
+        let container = self.containers.existing(container)?;
+        if container.phase() != ContainerPhase::Running {
+            return Err(not_now(format!("container {} does not run", container.id())));
+        }
+        Ok(self.containers.run_dir(container.id()))
+    }
+
+    /// The network namespace of a ready sandbox; `None` when its network is the node's.
+    ///
+    /// # Errors
+    /// It does not exist, or is not ready.
+    pub fn network_namespace(&self, sandbox: &str) -> RuntimeResult<Option<std::path::PathBuf>> {
+        let sandbox = self.sandboxes.existing(sandbox)?;
+        if !sandbox.is_ready() {
+            return Err(not_now(format!("sandbox {} is not ready", sandbox.id())));
+        }
+        let is_node = super::pod_config::namespaces(&sandbox.config()).host_network;
+        Ok((!is_node).then(|| self.sandboxes.run_dir(sandbox.id()).join(namespaces::NET)))
+    }
+
+    /// The OCI runtime of a running container, with its arguments before the command: for `exec` with streams.
+    ///
+    /// # Errors
+    /// It does not exist, or does not run.
+    pub fn oci_runtime_of(&self, container: &str) -> RuntimeResult<(std::path::PathBuf, Vec<String>)> {
+        let container = self.containers.existing(container)?;
+        if container.phase() != ContainerPhase::Running {
+            return Err(not_now(format!("container {} does not run", container.id())));
+        }
+        let runtime = super::oci_runtime::OciRuntime::of(&self.context, container.handler())?;
+        Ok((runtime.path().to_owned(), runtime.global_arguments()))
+    }
+}
+
+/// Follows the ends of containers, until it is dropped.
+pub(super) fn follow_ends(containers: &Rc<Containers>) -> smol::Task<()> {
+    containers.context.task("ends of containers", containers.clone().follow_ends())
+}
+
+/// The error of a node that has no inotify instance left.
+pub(super) fn no_inotify(error: &std::io::Error) -> crate::cri::RuntimeError {
+    failed(format!("inotify: {error}; raise fs.inotify.max_user_instances"))
+}

@@ -1,0 +1,273 @@
+//! `CreateContainer`: the root file system, the bundle and the record of a container. Its process is made at the start.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use prost::Message as _;
+
+use super::container::{Container, Containers, image_mount_name};
+use super::context::{failed, invalid, not_now};
+use super::images::FoundImage;
+use super::oci_runtime::OciRuntime;
+use super::pause::PAUSE;
+use super::records::{ContainerPhase, ContainerRecord};
+use super::sandbox::{Sandbox, Sandboxes};
+use super::spec::{self, Made};
+use crate::cri::{RuntimeError, RuntimeEventKind, RuntimeResult};
+use crate::limits::CONTAINER_MOUNTS_MAX as MOUNTS_MAX;
+use crate::model::{ContainerId, PodUid};
+use crate::monitor;
+use crate::proto::runtime::v1 as cri;
+
+/// `CreateContainer`. The sandbox's turn is held for reading.
+///
+/// # Errors
+/// The configuration is refused, its image is not there, or the machine fails. Nothing is left.
+pub(super) async fn create(
+    containers: &Rc<Containers>,
+    sandboxes: &Sandboxes,
+    sandbox: &Rc<Sandbox>,
+    config: cri::ContainerConfig,
+) -> RuntimeResult<Rc<Container>> {
+    let Some(metadata) = config.metadata.clone() else { return Err(invalid("config.metadata is missing")) };
+    let named = format!("container {} of sandbox {}", metadata.name, sandbox.id());
+    if !sandbox.is_ready() {
+        return Err(not_now(format!("{named}: the sandbox is not ready")));
+    }
+    if config.mounts.len() > MOUNTS_MAX {
+        return Err(invalid(format!(
+            "{named}: mounts has {} entries; {MOUNTS_MAX} at most",
+            config.mounts.len()
+        )));
+    }
+    let wanted = config.image.as_ref().map_or("", |image| &*image.image);
+    let found = containers.images.find(wanted).await?;
+    let Some(image) = found else {
+        return Err(RuntimeError::NotFound(format!(
+            "{named}: image {wanted:?} is not present; pull it first"
+        )));
+    };
+    let id = ContainerId::from(containers.context.new_id().await?);
+    let image_mounts = config.mounts.iter().filter(|mount| mount.image.is_some()).count();
+    let mut kept = config.clone();
+    // It may have secrets; the bundle, which has it, is on a tmpfs.
+    kept.envs.clear();
+    let record = ContainerRecord {
+        phase: ContainerPhase::Making,
+        created_at: containers.context.now(),
+        boot: containers.context.boot.clone(),
+        sandbox: sandbox.id().as_str().into(),
+        config: kept.encode_to_vec(),
+        image_id: image.id.clone(),
+        image_ref: image.reference.clone(),
+        image_name: image.name.clone(),
+        image_mounts: u32::try_from(image_mounts).unwrap_or(u32::MAX),
+        ..ContainerRecord::default()
+    };
+    let container = Container::new(id, record, sandbox.handler(), sandbox.pod_uid().into());
+    containers.reserve(&container)?;
+    match Box::pin(make(containers, sandboxes, sandbox, &container, config, &image)).await {
+        Ok(()) => {
+            containers.publish(RuntimeEventKind::Created, &container);
+            Ok(container)
+        }
+        Err(error) => {
+            if let Err(left) = containers.remove(&container).await {
+                log::warn!("{named}: {left}; what was made of it is removed later");
+            }
+            Err(match error {
+                RuntimeError::Failed { code, message } => {
+                    RuntimeError::Failed { code, message: format!("{named}: {message}") }
+                }
+                other => other,
+            })
+        }
+    }
+}
+
+async fn make(
+    containers: &Rc<Containers>,
+    sandboxes: &Sandboxes,
+    sandbox: &Rc<Sandbox>,
+    container: &Rc<Container>,
+    mut config: cri::ContainerConfig,
+    image: &FoundImage,
+) -> RuntimeResult<()> {
+    let context = &containers.context;
+    let id = container.id().as_str();
+    let (dir, run_dir) = (containers.dir(container.id()), containers.run_dir(container.id()));
+    let dirs = [dir, run_dir.clone()];
+    let made = context.blocking(move || dirs.iter().try_for_each(|dir| make_dir(dir))).await;
+    made.map_err(|error| failed(format!("its directory: {error}")))?;
+    containers.write(container).await?;
+    let rootfs = containers.images.make_rootfs(id, &image.id, false).await?;
+    mount_images(containers, container, &mut config).await?;
+    let sandbox_config = sandbox.config();
+    real_paths(containers, container, &mut config).await?;
+    let log = (!config.log_path.is_empty())
+        .then(|| Path::new(&sandbox_config.log_directory).join(&config.log_path));
+    let runtime = OciRuntime::of(context, container.handler())?;
+    let arguments = monitor::Arguments {
+        id: id.to_owned(),
+        bundle: run_dir.clone(),
+        runtime: runtime.path().to_owned(),
+        runtime_arguments: runtime.global_arguments(),
+        log,
+        tty: config.tty,
+        stdin: config.stdin,
+        stdin_once: config.stdin_once,
+        oom_events: None,
+    };
+    let asked = spec::Asked {
+        id: id.to_owned(),
+        sandbox: sandbox.id().as_str().to_owned(),
+        sandbox_run: sandboxes.run_dir(sandbox.id()),
+        sandbox_dir: sandboxes.file(sandbox.id(), ""),
+        config,
+        sandbox_config,
+        image: image.clone(),
+        rootfs,
+        pod_pid: pod_pid(containers, sandboxes, sandbox).await?,
+        target: target_pid(containers, container).await?,
+        node: context.node.clone(),
+        cgroup_mounts: context.settings.cgroup_mounts.clone(),
+    };
+    let made = context.blocking(move || write_bundle(&run_dir, &asked, arguments)).await?;
+    {
+        let mut record = container.record.borrow_mut();
+        record.phase = ContainerPhase::Created;
+        record.stop_signal = made.stop_signal;
+        record.cgroup = made.cgroup.into();
+        (record.uid, record.gid, record.groups) = (made.uid, made.gid, made.groups);
+    }
+    containers.write(container).await
+}
+
+fn make_dir(dir: &Path) -> io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
+}
+
+fn write_bundle(
+    run_dir: &Path,
+    asked: &spec::Asked,
+    mut arguments: monitor::Arguments,
+) -> RuntimeResult<Made> {
+    let made = spec::make(asked)?;
+    arguments.oom_events.clone_from(&made.oom_events);
+    if let Some(dir) = arguments.log.as_deref().and_then(Path::parent) {
+        // The agent makes the pods' directories; other clients of the CRI leave it to the runtime.
+        let made = std::fs::create_dir_all(dir);
+        made.map_err(|error| failed(format!("the directory of its log {}: {error}", dir.display())))?;
+    }
+    let beside = run_dir.join("config.json.new");
+    let written = crate::filesystem::replace_unsynced(&run_dir.join("config.json"), &beside, &made.json);
+    written.map_err(|error| failed(format!("its bundle: {error}")))?;
+    monitor::write_arguments(run_dir, &arguments).map_err(|error| failed(error.to_string()))?;
+    Ok(made)
+}
+
+/// Mounts the images that are volumes of the container; its configuration gets their paths.
+async fn mount_images(
+    containers: &Rc<Containers>,
+    container: &Container,
+    config: &mut cri::ContainerConfig,
+) -> RuntimeResult<()> {
+    let mut index = 0;
+    for mount in &mut config.mounts {
+        let Some(image) = mount.image.take() else { continue };
+        let found = containers.images.find(&image.image).await?;
+        let found = found.ok_or_else(|| {
+            RuntimeError::NotFound(format!("volume image {:?} is not present; pull it first", image.image))
+        })?;
+        let name = image_mount_name(container.id().as_str(), index);
+        let path = containers.images.make_rootfs(&name, &found.id, true).await?;
+        let path = if mount.image_sub_path.is_empty() {
+            path
+        } else {
+            let below = mount.image_sub_path.clone();
+            let inside = containers.context.blocking(move || directory_inside(&path, &below)).await;
+            inside.map_err(|error| invalid(format!("image_sub_path {:?}: {error}", mount.image_sub_path)))?
+        };
+        mount.host_path = path.display().to_string();
+        mount.readonly = true;
+        index += 1;
+    }
+    Ok(())
+}
+
+/// A directory of an image, whose links do not lead out of it.
+fn directory_inside(root: &Path, below: &str) -> io::Result<PathBuf> {
+    let found = root.join(below.trim_start_matches('/')).canonicalize()?;
+    if found.starts_with(root.canonicalize()?) && found.is_dir() {
+        Ok(found)
+    } else {
+        Err(io::Error::other("is no directory of the image"))
+    }
+}
+
+/// The host paths of mounts without links: what is not there is made as a directory, as with containerd.
+async fn real_paths(
+    containers: &Rc<Containers>,
+    container: &Container,
+    config: &mut cri::ContainerConfig,
+) -> RuntimeResult<()> {
+    let paths: Vec<PathBuf> = config.mounts.iter().map(|mount| PathBuf::from(&mount.host_path)).collect();
+    let Some(first) = paths.first().cloned() else { return Ok(()) };
+    let pod = PodUid::from(container.pod());
+    // A path may be on a server that does not answer.
+    let real = containers.context.blocking.run_outside_of(&pod, &first, move || {
+        let real = |path: &PathBuf| match path.canonicalize() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                std::fs::create_dir_all(path)?;
+                path.canonicalize()
+            }
+            other => other,
+        };
+        paths
+            .iter()
+            .map(|path| real(path).map_err(|error| (path.clone(), error)))
+            .collect::<Result<Vec<_>, _>>()
+    });
+    let real = real.await.map_err(|stuck| failed(stuck.to_string()))?;
+    let real = real.map_err(|(path, error)| failed(format!("mount of {}: {error}", path.display())))?;
+    for (mount, path) in config.mounts.iter_mut().zip(real) {
+        mount.host_path = path.display().to_string();
+    }
+    Ok(())
+}
+
+/// The first process of the pod's PID namespace.
+async fn pod_pid(
+    containers: &Rc<Containers>,
+    sandboxes: &Sandboxes,
+    sandbox: &Sandbox,
+) -> RuntimeResult<Option<u32>> {
+    if !sandbox.shares_pids() {
+        return Ok(None);
+    }
+    let dir = sandboxes.run_dir(sandbox.id()).join(PAUSE);
+    let init = containers.context.blocking(move || monitor::init_of(&dir)).await;
+    let init = init.map_err(|error| failed(error.to_string()))?.filter(monitor::Init::is_there);
+    let gone = || not_now(format!("the first process of sandbox {} has ended; stop it", sandbox.id()));
+    init.map(|init| Some(init.pid)).ok_or_else(gone)
+}
+
+/// The first process of the container whose process IDs this one sees.
+async fn target_pid(containers: &Rc<Containers>, container: &Container) -> RuntimeResult<Option<u32>> {
+    let config = container.record.borrow().config();
+    let context = config.linux.and_then(|linux| linux.security_context);
+    let options = context.and_then(|context| context.namespace_options).unwrap_or_default();
+    if options.pid != i32::from(cri::NamespaceMode::Target) {
+        return Ok(None);
+    }
+    let target = containers.existing(&options.target_id)?;
+    if target.phase() != ContainerPhase::Running || target.sandbox_id() != container.sandbox_id() {
+        return Err(not_now(format!("the target container {} does not run in this sandbox", target.id())));
+    }
+    let dir = containers.run_dir(target.id());
+    let init = containers.context.blocking(move || monitor::init_of(&dir)).await;
+    let init = init.map_err(|error| failed(error.to_string()))?;
+    Ok(init.map(|init| init.pid))
+}

@@ -1,0 +1,291 @@
+//! The embedded container runtime: sandboxes and containers through an OCI runtime and CNI plugins, which are executed.
+//!
+//! ```text
+//!     Embedded ─► Sandboxes   namespaces, network, files of pods
+//!              ─► Containers  root file systems, monitors, OCI runtime
+//! ```
+//!
+//! The state is the directories' below `Settings::root_dir` and `run_dir`: what is in memory is read from there at the start. Every
+//! operation writes its intention first, and every step back is idempotent, so that SIGKILL at any instant leaves nothing that the
+//! next start does not find.
+
+mod archives;
+mod cgroups;
+mod cni;
+mod conditions;
+mod container;
+mod container_calls;
+mod context;
+mod create;
+mod events;
+mod exec;
+mod host;
+mod images;
+mod namespaces;
+mod oci_runtime;
+mod pause;
+mod pod_config;
+mod process;
+mod records;
+mod recovery;
+mod sandbox;
+mod service;
+mod settings;
+mod spec;
+mod stats;
+mod status;
+mod stored_images;
+mod streams;
+mod watch;
+
+use std::rc::Rc;
+
+use crate::blocking::Blocking;
+use crate::clock::SharedClock;
+use crate::cri::{RuntimeEvent, RuntimeResult};
+use crate::executor::Executor;
+use crate::oci::NodeFacts;
+use crate::proto::runtime::v1 as cri;
+use crate::render::CgroupDriver;
+use container::Containers;
+use context::{Context, full, invalid};
+use exec::Execs;
+use sandbox::{Sandbox, Sandboxes};
+
+pub use images::{FoundImage, Images, Local};
+pub use pause::main as pause_main;
+pub use settings::{Settings, find_oci_runtime, find_program};
+pub use stored_images::StoredImages;
+
+/// The embedded runtime. Clones are the same one.
+#[derive(Clone)]
+pub struct Embedded {
+    context: Rc<Context>,
+    sandboxes: Rc<Sandboxes>,
+    containers: Rc<Containers>,
+    execs: Rc<Execs>,
+    /// Ends with the last clone.
+    _ends: Rc<smol::Task<()>>,
+}
+
+#[allow(clippy::unused_async, reason = "every call of the CRI is awaited, whatever it does")]
+impl Embedded {
+    /// Opens the runtime in its directories: what is there is taken over, what is half-made is removed.
+    ///
+    /// # Errors
+    /// The directories cannot be read or made.
+    pub async fn open(
+        settings: Settings,
+        images: Rc<dyn Images>,
+        blocking: Rc<Blocking>,
+        clock: SharedClock,
+        executor: Rc<Executor>,
+    ) -> RuntimeResult<Self> {
+        let mounts = settings.cgroup_mounts.clone();
+        let features = oci_runtime::features(&settings, &blocking, &clock).await;
+        let node = move || NodeFacts::read(host::cgroup_version(&mounts), features);
+        let node = blocking.run(node).await.map_err(|error| context::failed(format!("/proc: {error}")))?;
+        let context = Rc::new(Context::new(settings, blocking, clock, executor, node));
+        let sandboxes = Box::pin(Sandboxes::open(context.clone())).await?;
+        let containers = Containers::new(context.clone(), images);
+        let containers = containers.map_err(|error| container_calls::no_inotify(&error))?;
+        let ends = Rc::new(container_calls::follow_ends(&containers));
+        Box::pin(recovery::recover(&containers, &sandboxes)).await?;
+        sandboxes.collect_garbage().await;
+        Ok(Self { context, sandboxes, containers, execs: Rc::default(), _ends: ends })
+    }
+
+    /// `RunPodSandbox`.
+    ///
+    /// # Errors
+    /// The configuration is refused; a namespace or the network cannot be made.
+    pub async fn run_pod_sandbox_cri(
+        &self,
+        request: cri::RunPodSandboxRequest,
+    ) -> RuntimeResult<cri::RunPodSandboxResponse> {
+        let runtime = self.clone();
+        let run = async move {
+            let Some(config) = request.config else { return Err(invalid("config is missing")) };
+            let sandbox = runtime.sandboxes.run(config, &request.runtime_handler).await?;
+            runtime.sandboxes.set_ready(&sandbox).await?;
+            Ok(cri::RunPodSandboxResponse { pod_sandbox_id: sandbox.id().to_string() })
+        };
+        self.context.to_the_end("run sandbox", run).await
+    }
+
+    /// `StopPodSandbox`; idempotent.
+    ///
+    /// # Errors
+    /// A container's or the network's; a further call goes on.
+    pub async fn stop_pod_sandbox_cri(
+        &self,
+        request: cri::StopPodSandboxRequest,
+    ) -> RuntimeResult<cri::StopPodSandboxResponse> {
+        let Some(sandbox) = self.sandboxes.find(&request.pod_sandbox_id) else {
+            return Ok(cri::StopPodSandboxResponse {});
+        };
+        let runtime = self.clone();
+        let stop = async move {
+            let _turn = sandbox.turn().write().await;
+            runtime.stop_sandbox(&sandbox).await
+        };
+        self.context.to_the_end("stop sandbox", stop).await?;
+        Ok(cri::StopPodSandboxResponse {})
+    }
+
+    /// `RemovePodSandbox`; idempotent. Its containers are stopped and removed.
+    ///
+    /// # Errors
+    /// As for [`Embedded::stop_pod_sandbox_cri`].
+    pub async fn remove_pod_sandbox_cri(
+        &self,
+        request: cri::RemovePodSandboxRequest,
+    ) -> RuntimeResult<cri::RemovePodSandboxResponse> {
+        let Some(sandbox) = self.sandboxes.find(&request.pod_sandbox_id) else {
+            return Ok(cri::RemovePodSandboxResponse {});
+        };
+        let runtime = self.clone();
+        let remove = async move {
+            let _turn = sandbox.turn().write().await;
+            if runtime.sandboxes.find(sandbox.id().as_str()).is_none() {
+                return Ok(());
+            }
+            runtime.containers.remove_all(&sandbox).await?;
+            runtime.sandboxes.remove(&sandbox).await
+        };
+        self.context.to_the_end("remove sandbox", remove).await?;
+        Ok(cri::RemovePodSandboxResponse {})
+    }
+
+    async fn stop_sandbox(&self, sandbox: &Rc<Sandbox>) -> RuntimeResult<()> {
+        self.containers.stop_all(sandbox).await?;
+        self.sandboxes.stop(sandbox).await
+    }
+
+    /// `PodSandboxStatus`.
+    ///
+    /// # Errors
+    /// It does not exist.
+    pub async fn pod_sandbox_status_cri(
+        &self,
+        request: cri::PodSandboxStatusRequest,
+    ) -> RuntimeResult<cri::PodSandboxStatusResponse> {
+        let sandbox = self.sandboxes.existing(&request.pod_sandbox_id)?;
+        Ok(cri::PodSandboxStatusResponse {
+            status: Some(Sandboxes::status(&sandbox)),
+            timestamp: self.context.now(),
+            ..cri::PodSandboxStatusResponse::default()
+        })
+    }
+
+    /// `ListPodSandbox`.
+    ///
+    /// # Errors
+    /// None.
+    pub async fn list_pod_sandbox_cri(
+        &self,
+        request: cri::ListPodSandboxRequest,
+    ) -> RuntimeResult<cri::ListPodSandboxResponse> {
+        Ok(cri::ListPodSandboxResponse { items: self.sandboxes.list(request.filter.as_ref()) })
+    }
+
+    /// CNI CHECK of a sandbox's network.
+    ///
+    /// # Errors
+    /// It does not exist, or a plugin finds its network changed.
+    pub async fn check_network(&self, sandbox: &str) -> RuntimeResult<()> {
+        let sandbox = self.sandboxes.existing(sandbox)?;
+        self.sandboxes.check_network(&sandbox).await
+    }
+
+    /// `UpdateRuntimeConfig`: the pod CIDRs, for sandboxes that are made from now on.
+    ///
+    /// # Errors
+    /// None.
+    pub async fn update_runtime_config_cri(
+        &self,
+        request: cri::UpdateRuntimeConfigRequest,
+    ) -> RuntimeResult<cri::UpdateRuntimeConfigResponse> {
+        let network = request.runtime_config.and_then(|config| config.network_config);
+        *self.context.pod_cidr.borrow_mut() = network.map(|network| network.pod_cidr).unwrap_or_default();
+        Ok(cri::UpdateRuntimeConfigResponse {})
+    }
+
+    /// `Status`.
+    ///
+    /// # Errors
+    /// None.
+    pub async fn status_cri(&self, _request: cri::StatusRequest) -> RuntimeResult<cri::StatusResponse> {
+        let (settings, pod_cidr) = (self.context.settings.clone(), self.context.pod_cidr.borrow().clone());
+        let handler = |name: &str| cri::RuntimeHandler {
+            name: name.to_owned(),
+            features: Some(cri::RuntimeHandlerFeatures {
+                recursive_read_only_mounts: self.context.node.runtime.recursive_read_only,
+                user_namespaces: false,
+            }),
+        };
+        let runtime_handlers = settings.handlers.keys().map(|name| handler(name)).collect();
+        let conditions = self.context.blocking(move || conditions::conditions(&settings, &pod_cidr)).await;
+        Ok(cri::StatusResponse {
+            status: Some(cri::RuntimeStatus { conditions }),
+            runtime_handlers,
+            features: Some(cri::RuntimeFeatures {
+                supplemental_groups_policy: true,
+                user_namespaces_host_network: false,
+            }),
+            ..cri::StatusResponse::default()
+        })
+    }
+
+    /// `Version`.
+    ///
+    /// # Errors
+    /// None.
+    pub async fn version_cri(&self, _request: cri::VersionRequest) -> RuntimeResult<cri::VersionResponse> {
+        Ok(cri::VersionResponse {
+            // The kubelet's runtime API version, as containerd answers.
+            version: "0.1.0".to_owned(),
+            runtime_name: "smolet".to_owned(),
+            runtime_version: env!("CARGO_PKG_VERSION").to_owned(),
+            runtime_api_version: "v1".to_owned(),
+        })
+    }
+
+    /// `RuntimeConfig`.
+    ///
+    /// # Errors
+    /// None.
+    pub async fn runtime_config_cri(
+        &self,
+        _request: cri::RuntimeConfigRequest,
+    ) -> RuntimeResult<cri::RuntimeConfigResponse> {
+        let driver = match self.context.settings.cgroup_driver {
+            CgroupDriver::Systemd => cri::CgroupDriver::Systemd,
+            CgroupDriver::Cgroupfs => cri::CgroupDriver::Cgroupfs,
+        };
+        let linux = Some(cri::LinuxRuntimeConfiguration { cgroup_driver: driver.into() });
+        Ok(cri::RuntimeConfigResponse { linux })
+    }
+
+    /// The images: `ImageService`.
+    pub fn images(&self) -> &dyn Images {
+        &*self.containers.images
+    }
+
+    /// Sets where clients of streams go; until then they are told that there is no streaming server.
+    pub fn set_streaming_url(
+        &self,
+        url: impl Fn(crate::cri::StreamRequest) -> RuntimeResult<String> + 'static,
+    ) {
+        *self.context.streaming_url.borrow_mut() = Some(Box::new(url));
+    }
+
+    /// Events from now on. The channel closes when its reader is too slow.
+    ///
+    /// # Errors
+    /// There are too many subscribers.
+    pub fn subscribe(&self) -> RuntimeResult<smol::channel::Receiver<RuntimeEvent>> {
+        let too_many = || full("there are too many subscribers to events; end some of them");
+        self.context.events.subscribe().ok_or_else(too_many)
+    }
+}

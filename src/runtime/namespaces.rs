@@ -1,0 +1,263 @@
+//! The namespaces of sandboxes: made by a thread that ends at once, and pinned as bind-mounted files. I/O, blocking.
+//!
+//! ```text
+//!     RUN_DIR/sandboxes/ID/net   the network namespace, unless it is the node's
+//!                          ipc   the same for IPC
+//!                          uts   the host name
+//!                          shm/  /dev/shm of the pod, a tmpfs
+//! ```
+//!
+//! A namespace belongs to a thread: one that unshares its own, sets them up, mounts them on files and ends leaves nothing else
+//! behind. No process has to hold them. unshare(2) may not be called on the loop's thread, nor on one that is used again.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, unmount};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::thread::UnshareFlags;
+
+use super::pod_config::DEFAULT_SYSCTLS;
+use crate::limits::POD_SHM_BYTES;
+use crate::mounts;
+
+/// Files of the namespaces in a sandbox's directory.
+pub(super) const NET: &str = "net";
+pub(super) const IPC: &str = "ipc";
+pub(super) const UTS: &str = "uts";
+/// The pod's `/dev/shm`.
+pub(super) const SHM: &str = "shm";
+
+/// Which namespaces a sandbox has of its own.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Wanted {
+    pub(super) net: bool,
+    pub(super) ipc: bool,
+    /// The host name, in a UTS namespace.
+    pub(super) hostname: Option<String>,
+    /// Paths below `/proc/sys`, which are those of the thread's namespaces.
+    pub(super) sysctls: Vec<(String, String)>,
+}
+
+/// A sandbox's namespaces could not be made or removed.
+#[derive(Debug)]
+pub(super) struct NamespaceError {
+    what: String,
+    source: io::Error,
+}
+
+impl fmt::Display for NamespaceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.what, self.source)
+    }
+}
+
+impl std::error::Error for NamespaceError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.source)
+    }
+}
+
+fn failed<E: Into<io::Error>>(what: impl fmt::Display) -> impl FnOnce(E) -> NamespaceError {
+    move |error| NamespaceError { what: what.to_string(), source: error.into() }
+}
+
+/// Makes the namespaces in that directory, which is made too.
+///
+/// # Errors
+/// The kernel's. [`release`] removes what was made.
+pub(super) fn make(dir: &Path, wanted: &Wanted) -> Result<(), NamespaceError> {
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .map_err(failed(format_args!("the directory {}", dir.display())))?;
+    if wanted.ipc {
+        make_shm(&dir.join(SHM))?;
+    }
+    let (dir, wanted) = (dir.to_owned(), wanted.clone());
+    let thread = std::thread::Builder::new().name("namespaces".to_owned());
+    let made = thread.spawn(move || on_thread(&dir, &wanted)).map_err(failed("a thread for namespaces"))?;
+    made.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+fn make_shm(path: &Path) -> Result<(), NamespaceError> {
+    let named = || format!("the pod's /dev/shm at {}", path.display());
+    std::fs::create_dir(path).map_err(failed(named()))?;
+    let options = format!("mode=1777,size={POD_SHM_BYTES}");
+    let options = std::ffi::CString::new(options).map_err(failed(named()))?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount("shm", path, "tmpfs", flags, Some(&*options)).map_err(failed(named()))
+}
+
+/// Leaves the thread in the new namespaces, with which it ends.
+fn on_thread(dir: &Path, wanted: &Wanted) -> Result<(), NamespaceError> {
+    let mut flags = UnshareFlags::empty();
+    flags.set(UnshareFlags::NEWNET, wanted.net);
+    flags.set(UnshareFlags::NEWIPC, wanted.ipc);
+    flags.set(UnshareFlags::NEWUTS, wanted.hostname.is_some());
+    if !flags.is_empty() {
+        // Unsound with CLONE_FILES alone, which is not among the flags.
+        #[allow(deprecated, reason = "its successor is an unsafe function")]
+        rustix::thread::unshare(flags).map_err(failed("new namespaces"))?;
+    }
+    if wanted.net {
+        set_loopback_up().map_err(failed("the loopback interface of the pod"))?;
+    }
+    if let Some(name) = &wanted.hostname {
+        rustix::system::sethostname(name.as_bytes())
+            .map_err(failed(format_args!("the pod's host name {name:?}")))?;
+    }
+    for (path, value) in &wanted.sysctls {
+        let set = std::fs::write(Path::new("/proc/sys").join(path), value);
+        match set {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && DEFAULT_SYSCTLS.contains(&&**path) => {}
+            set => set.map_err(failed(format_args!("the pod's sysctl {path}={value}")))?,
+        }
+    }
+    for (name, is_wanted) in [(NET, wanted.net), (IPC, wanted.ipc), (UTS, wanted.hostname.is_some())] {
+        if is_wanted {
+            let file = dir.join(name);
+            let named = || format!("the {name} namespace at {}", file.display());
+            File::create_new(&file).map_err(failed(named()))?;
+            mount_bind(format!("/proc/thread-self/ns/{name}"), &file).map_err(failed(named()))?;
+        }
+    }
+    Ok(())
+}
+
+/// `RTM_NEWLINK` for interface 1, which every network namespace has as `lo`. The kernel gives it its addresses.
+fn set_loopback_up() -> io::Result<()> {
+    const NEW_LINK: u16 = 16;
+    const REQUEST_AND_ACKNOWLEDGE: u16 = 5;
+    const UP: u32 = 1;
+    let socket = rustix::net::socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        // NETLINK_ROUTE is protocol 0.
+        None,
+    )?;
+    // struct nlmsghdr: length, type, flags, sequence, port; struct ifinfomsg: family, type, index, flags, mask of changes.
+    let mut message = Vec::with_capacity(32);
+    message.extend(32_u32.to_ne_bytes());
+    message.extend(NEW_LINK.to_ne_bytes());
+    message.extend(REQUEST_AND_ACKNOWLEDGE.to_ne_bytes());
+    message.extend([1_u32, 0, 0, 1, UP, UP].map(u32::to_ne_bytes).concat());
+    rustix::net::send(&socket, &message, SendFlags::empty())?;
+    let mut answer = [0_u8; 256];
+    let (read, _) = rustix::net::recv(&socket, &mut answer, RecvFlags::empty())?;
+    // An acknowledgement: the header, then the error, which is 0 when it went well.
+    let code: Option<[u8; 4]> = answer[..read].get(16..20).and_then(|code| code.try_into().ok());
+    match code.map(i32::from_ne_bytes) {
+        Some(0) => Ok(()),
+        Some(code) => Err(io::Error::from_raw_os_error(-code)),
+        None => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+/// Unmounts everything at and below the directory, and removes it. Idempotent.
+///
+/// # Errors
+/// The kernel's.
+pub(super) fn release(dir: &Path) -> Result<(), NamespaceError> {
+    unmount_below(dir).map_err(failed(format_args!("unmounting {}", dir.display())))?;
+    remove_dir(dir).map_err(failed(format_args!("removing {}", dir.display())))
+}
+
+/// Unmounts everything at and below the path. Idempotent.
+///
+/// # Errors
+/// The kernel's.
+pub(super) fn unmount_below(path: &Path) -> io::Result<()> {
+    let real = match path.canonicalize() {
+        Ok(real) => real,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    for mount in mounts::read_below(&real)?.iter().rev() {
+        // Detached: a container's process that still ends may hold it.
+        unmount(&*mount.point, UnmountFlags::DETACH)?;
+    }
+    Ok(())
+}
+
+/// Removes a directory of the runtime's own in which nothing is mounted. Idempotent.
+///
+/// # Errors
+/// Something is mounted there; the file system's.
+pub(super) fn remove_dir(dir: &Path) -> io::Result<()> {
+    match mounts::has_mounts(dir) {
+        Ok(true) => return Err(io::Error::other("something is still mounted there")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Ok(false) | Err(_) => {}
+    }
+    match std::fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// Writes a file that containers have mounted, mode 0644. Its directory is the runtime's own.
+///
+/// # Errors
+/// The file system's.
+pub(super) fn write_mounted(path: &Path, text: &str) -> io::Result<()> {
+    std::fs::write(path, text)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o644))
+}
+
+/// The network namespace's file, if the sandbox has one that is still pinned.
+pub(super) fn pinned_net(dir: &Path) -> Option<PathBuf> {
+    let file = dir.join(NET);
+    mounts::is_mounted(&file).unwrap_or_default().then_some(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn namespaces_are_pinned_set_up_and_released() {
+        let dir = std::env::temp_dir().join(format!("smolet-namespaces-{}", std::process::id()));
+        let wanted = Wanted {
+            net: true,
+            ipc: true,
+            hostname: Some("pod-a".into()),
+            sysctls: vec![
+                ("net/ipv4/ip_unprivileged_port_start".into(), "0".into()),
+                ("kernel/shm_rmid_forced".into(), "1".into()),
+            ],
+        };
+        let node = std::fs::read("/proc/sys/kernel/shm_rmid_forced").unwrap();
+        make(&dir, &wanted).unwrap();
+        let script = "hostname; cat /proc/sys/net/ipv4/ip_unprivileged_port_start; \
+                      cat /proc/sys/kernel/shm_rmid_forced; cat /sys/class/net/lo/flags; ip -o address show lo";
+        let at = |name: &str| dir.join(name).display().to_string();
+        let inside = Command::new("nsenter")
+            .args([format!("--net={}", at(NET)), format!("--ipc={}", at(IPC)), format!("--uts={}", at(UTS))])
+            .args(["sh", "-c", script])
+            .output()
+            .unwrap();
+        let shown = String::from_utf8_lossy(&inside.stdout);
+        assert!(shown.starts_with("pod-a\n0\n1\n"), "{shown} {inside:?}");
+        assert!(shown.contains("127.0.0.1/8"), "{shown}");
+        assert_eq!(std::fs::read("/proc/sys/kernel/shm_rmid_forced").unwrap(), node, "the node's own stays");
+        assert!(pinned_net(&dir).is_some());
+        let shm = rustix::fs::statfs(dir.join(SHM)).unwrap();
+        assert_eq!(u64::try_from(shm.f_bsize).unwrap() * shm.f_blocks, POD_SHM_BYTES as u64);
+        release(&dir).unwrap();
+        assert!(!dir.exists());
+        release(&dir).unwrap();
+        // Half-made: what is there is released.
+        let bad = Wanted { sysctls: vec![("net/no/such".into(), "1".into())], ..wanted };
+        let error = make(&dir, &bad).unwrap_err().to_string();
+        assert!(error.starts_with("the pod's sysctl net/no/such=1: "), "{error}");
+        release(&dir).unwrap();
+    }
+}

@@ -1,0 +1,197 @@
+//! Calls of the OCI runtime (crun, runc), each a process with a deadline. The monitor calls `create` itself.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::context::{Context, failed};
+use super::process::{self, Output, Program, ProgramError};
+use super::settings::Settings;
+use crate::blocking::Blocking;
+use crate::clock::SharedClock;
+use crate::cri::{RuntimeError, RuntimeResult};
+use crate::limits::{KIB, OCI_FEATURES_BYTES_MAX, OCI_RUNTIME_TIME, PROGRAM_ERROR_BYTES_MAX};
+use crate::oci::RuntimeFeatures;
+use crate::render::CgroupDriver;
+
+/// The OCI runtime of a handler.
+pub(super) struct OciRuntime {
+    context: Rc<Context>,
+    path: PathBuf,
+}
+
+/// A command in a container.
+pub(super) struct Exec<'a> {
+    pub(super) command: &'a [String],
+    /// The command's process ID is written to this file.
+    pub(super) pid_file: &'a Path,
+    pub(super) output_bytes_max: usize,
+    /// `None`: it may run for ever.
+    pub(super) time: Option<Duration>,
+}
+
+impl OciRuntime {
+    /// That of the handler.
+    ///
+    /// # Errors
+    /// The handler is not configured.
+    pub(super) fn of(context: &Rc<Context>, handler: &str) -> RuntimeResult<Self> {
+        let path = context.settings.handlers.get(handler).cloned();
+        let path = path.ok_or_else(|| match handler {
+            "" => failed("there is no OCI runtime; apt install crun, or runc"),
+            _ => failed(format!("runtime handler {handler:?} is not configured")),
+        })?;
+        Ok(Self { context: context.clone(), path })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Arguments before the command.
+    pub(super) fn global_arguments(&self) -> Vec<String> {
+        let settings = &self.context.settings;
+        let mut arguments = vec!["--root".to_owned(), settings.oci_state().display().to_string()];
+        if settings.cgroup_driver == CgroupDriver::Systemd {
+            arguments.push("--systemd-cgroup".to_owned());
+        }
+        arguments
+    }
+
+    /// `start`: lets the created container's first process go on.
+    ///
+    /// # Errors
+    /// The OCI runtime's.
+    pub(super) async fn start(&self, id: &str) -> RuntimeResult<()> {
+        self.call("start", &["start", id]).await.map(drop)
+    }
+
+    /// `kill`.
+    ///
+    /// # Errors
+    /// The OCI runtime's, also when the container's first process has exited.
+    pub(super) async fn kill(&self, id: &str, signal: &str) -> RuntimeResult<()> {
+        self.call("kill", &["kill", id, signal]).await.map(drop)
+    }
+
+    /// `delete --force`: kills what is left of the container, and removes its cgroup and state. A container that it does not know is
+    /// deleted.
+    ///
+    /// # Errors
+    /// The OCI runtime's.
+    pub(super) async fn delete(&self, id: &str) -> RuntimeResult<()> {
+        if !self.knows(id).await {
+            return Ok(());
+        }
+        let deleted = self.call("delete", &["delete", "--force", id]).await.map(drop);
+        if deleted.is_err() && !self.knows(id).await { Ok(()) } else { deleted }
+    }
+
+    /// It has state of that container.
+    pub(super) async fn knows(&self, id: &str) -> bool {
+        let dir = self.context.settings.oci_state().join(id);
+        self.context.blocking(move || dir.exists()).await
+    }
+
+    /// `state`: `creating`, `created`, `running`, `stopped`; `None` for a container that it does not know.
+    pub(super) async fn state(&self, id: &str) -> Option<String> {
+        let output = self.call("state", &["state", id]).await.ok()?;
+        let state: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
+        state.get("status")?.as_str().map(str::to_owned)
+    }
+
+    /// `update`, with the resources as JSON.
+    ///
+    /// # Errors
+    /// The OCI runtime's.
+    pub(super) async fn update(&self, id: &str, resources: Vec<u8>) -> RuntimeResult<()> {
+        let program = Program { stdin: resources, ..self.program(&["update", "--resources", "-", id]) };
+        self.run("update", program).await.map(drop)
+    }
+
+    /// `exec`. The exit code is the command's.
+    ///
+    /// # Errors
+    /// The program cannot be run, or takes too long: then it is killed, and the command has to be.
+    pub(super) async fn exec(&self, id: &str, exec: Exec<'_>) -> Result<Output, ProgramError> {
+        let mut program = self.program(&["exec", "--pid-file"]);
+        program.arguments.push(exec.pid_file.as_os_str().to_owned());
+        program.arguments.push(id.into());
+        program.arguments.extend(exec.command.iter().map(OsString::from));
+        program.stdout_bytes_max = exec.output_bytes_max;
+        program.stderr_bytes_max = exec.output_bytes_max;
+        program.time = exec.time;
+        process::run(&self.context.blocking, &self.context.clock, program).await
+    }
+
+    fn program(&self, arguments: &[&str]) -> Program {
+        let mut all: Vec<OsString> = self.global_arguments().into_iter().map(OsString::from).collect();
+        all.extend(arguments.iter().map(OsString::from));
+        Program {
+            path: self.path.clone(),
+            arguments: all,
+            environment: Vec::new(),
+            stdin: Vec::new(),
+            stdout_bytes_max: 64 * KIB,
+            stderr_bytes_max: PROGRAM_ERROR_BYTES_MAX,
+            time: Some(OCI_RUNTIME_TIME),
+        }
+    }
+
+    async fn call(&self, name: &str, arguments: &[&str]) -> RuntimeResult<Output> {
+        self.run(name, self.program(arguments)).await
+    }
+
+    async fn run(&self, name: &str, program: Program) -> RuntimeResult<Output> {
+        let ran = process::run(&self.context.blocking, &self.context.clock, program).await;
+        let output = ran.map_err(|error| match error {
+            ProgramError::TooSlow(..) => RuntimeError::DeadlineExceeded(error.to_string()),
+            ProgramError::NotStarted(..) | ProgramError::Lost(..) => failed(error.to_string()),
+        })?;
+        if output.status.success() {
+            return Ok(output);
+        }
+        let program = self.path.file_name().unwrap_or_default().to_string_lossy();
+        Err(failed(format!("{program} {name}: {}", message_of(&output.last_error()))))
+    }
+}
+
+/// Features of the default OCI runtime: none where there is none.
+pub(super) async fn features(
+    settings: &Settings,
+    blocking: &Blocking,
+    clock: &SharedClock,
+) -> RuntimeFeatures {
+    let Some(path) = settings.handlers.get("").cloned() else { return RuntimeFeatures::default() };
+    let program = Program {
+        path,
+        arguments: vec!["features".into()],
+        environment: Vec::new(),
+        stdin: Vec::new(),
+        stdout_bytes_max: OCI_FEATURES_BYTES_MAX,
+        stderr_bytes_max: PROGRAM_ERROR_BYTES_MAX,
+        time: Some(OCI_RUNTIME_TIME),
+    };
+    // crun has the command since 1.9, runc since 1.1.
+    let output = process::run(blocking, clock, program).await;
+    output.map(|output| RuntimeFeatures::parse(&output.stdout)).unwrap_or_default()
+}
+
+/// The message in a line of the OCI runtime's log: `time="…" level=error msg="…"`, or plain text.
+pub(super) fn message_of(line: &str) -> String {
+    let quoted = line.split_once("msg=\"").and_then(|(_, rest)| rest.strip_suffix('"'));
+    quoted.map_or_else(|| line.to_owned(), |message| message.replace("\\\"", "\""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_of_log_lines() {
+        let line = r#"time="2026-01-01T00:00:00Z" level=error msg="exec: \"no\": not found""#;
+        assert_eq!(message_of(line), r#"exec: "no": not found"#);
+        assert_eq!(message_of("container does not exist"), "container does not exist");
+    }
+}

@@ -1,0 +1,89 @@
+//! The first process of a pod's PID namespace, for pods whose containers share one (`shareProcessNamespace`): a container of the OCI
+//! runtime with a monitor, whose program is smolet's own mode `pause`. Without it a pod has no process of its own.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::rc::Rc;
+
+use super::context::{Context, failed};
+use super::oci_runtime::OciRuntime;
+use super::spec;
+use crate::cri::RuntimeResult;
+use crate::monitor;
+use crate::proto::runtime::v1 as cri;
+
+/// Its bundle in the sandbox's directory.
+pub(super) const PAUSE: &str = "pause";
+/// The mode of the binary.
+const MODE: &str = "pause";
+
+/// Starts it.
+///
+/// # Errors
+/// The OCI runtime's.
+pub(super) async fn start(
+    context: &Rc<Context>,
+    (id, handler): (&str, &str),
+    config: &cri::PodSandboxConfig,
+    run_dir: PathBuf,
+) -> RuntimeResult<()> {
+    let runtime = OciRuntime::of(context, handler)?;
+    let arguments = monitor::Arguments {
+        id: id.to_owned(),
+        bundle: run_dir.join(PAUSE),
+        runtime: runtime.path().to_owned(),
+        runtime_arguments: runtime.global_arguments(),
+        ..monitor::Arguments::default()
+    };
+    let (id_, config, node) = (id.to_owned(), config.clone(), context.node.clone());
+    let program = context.settings.program.clone();
+    let spawn = move || {
+        let dir = run_dir.join(PAUSE);
+        let rootfs = dir.join("rootfs");
+        let failed_at = |error: std::io::Error| failed(format!("{}: {error}", dir.display()));
+        std::fs::create_dir_all(&rootfs).map_err(failed_at)?;
+        let json = spec::of_pause((&id_, &config), (&rootfs, &program), &run_dir, &node)?;
+        let beside = dir.join("config.json.new");
+        crate::filesystem::replace_unsynced(&dir.join("config.json"), &beside, &json).map_err(failed_at)?;
+        monitor::write_arguments(&dir, &arguments).map_err(|error| failed(error.to_string()))?;
+        monitor::spawn(&program, &dir).map_err(|error| failed(error.to_string()))
+    };
+    context.blocking(spawn).await?;
+    runtime.start(id).await
+}
+
+/// Ends it, and everything in its PID namespace. Idempotent.
+///
+/// # Errors
+/// The OCI runtime's.
+pub(super) async fn end(context: &Rc<Context>, (id, handler): (&str, &str)) -> RuntimeResult<()> {
+    match OciRuntime::of(context, handler) {
+        Ok(runtime) => runtime.delete(id).await,
+        // A handler that is not configured any more leaves nothing of this boot.
+        Err(_) => Ok(()),
+    }
+}
+
+/// It still runs. Blocking.
+pub(super) fn runs(run_dir: &std::path::Path) -> bool {
+    let init = monitor::init_of(&run_dir.join(PAUSE)).ok().flatten();
+    init.is_some_and(|init| init.is_there())
+}
+
+/// `smolet pause`: reaps what containers of the pod leave, until it is killed. `None` when the command line is another one.
+pub fn main() -> Option<ExitCode> {
+    use async_signal::{Signal, Signals};
+    use rustix::process::{WaitOptions, wait};
+    use smol::stream::StreamExt as _;
+    if std::env::args_os().nth(1)? != MODE || rustix::process::getpid().as_raw_nonzero().get() != 1 {
+        return None;
+    }
+    let Ok(mut ended) = Signals::new([Signal::Child]) else { return Some(ExitCode::FAILURE) };
+    smol::block_on(async {
+        // Orphans of the namespace become children of its first process.
+        while let Some(Ok(_)) = ended.next().await {
+            while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
+        }
+    });
+    Some(ExitCode::SUCCESS)
+}

@@ -1,0 +1,267 @@
+//! Runs the programs that the embedded runtime stands on (the OCI runtime, CNI plugins). I/O, without blocking the loop: a thread
+//! starts the program, its pipes and its exit (a pidfd) are awaited by the reactor.
+//!
+//! Dropping the future kills the program with its process group.
+
+use std::cell::RefCell;
+use std::ffi::OsString;
+use std::fmt;
+use std::future::pending;
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use async_io::Async;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use smol::future::{or, zip};
+use smol::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::blocking::Blocking;
+use crate::clock::SharedClock;
+use crate::limits::{OUTPUT_TURN_BYTES, PROGRAM_DRAIN_TIME};
+use crate::text::start_of;
+
+/// A program to run.
+#[derive(Debug)]
+pub(super) struct Program {
+    pub(super) path: PathBuf,
+    pub(super) arguments: Vec<OsString>,
+    /// Added to the agent's own environment.
+    pub(super) environment: Vec<(&'static str, OsString)>,
+    pub(super) stdin: Vec<u8>,
+    /// Bytes kept of standard output; the rest is read and dropped.
+    pub(super) stdout_bytes_max: usize,
+    /// Bytes kept of standard error; the rest is read and dropped.
+    pub(super) stderr_bytes_max: usize,
+    /// `None`: it may run for ever.
+    pub(super) time: Option<Duration>,
+}
+
+/// A program that has exited.
+#[derive(Debug)]
+pub(super) struct Output {
+    pub(super) status: ExitStatus,
+    pub(super) stdout: Vec<u8>,
+    pub(super) stderr: Vec<u8>,
+    /// Standard output had more than is kept.
+    pub(super) is_cut: bool,
+}
+
+impl Output {
+    /// What it printed on standard error, for messages: the last line that is not empty.
+    pub(super) fn last_error(&self) -> String {
+        let text = String::from_utf8_lossy(&self.stderr);
+        let line = text.lines().rev().find(|line| !line.trim().is_empty());
+        start_of(line.unwrap_or("it printed no error").trim(), 1024).to_owned()
+    }
+}
+
+/// Why a program has no output.
+#[derive(Debug)]
+pub(super) enum ProgramError {
+    /// It could not be started.
+    NotStarted(PathBuf, io::Error),
+    /// It was killed after that time.
+    TooSlow(PathBuf, Duration),
+    /// It could not be waited for.
+    Lost(PathBuf, io::Error),
+}
+
+impl fmt::Display for ProgramError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotStarted(path, error) => write!(f, "{} cannot be started: {error}", path.display()),
+            Self::TooSlow(path, time) => {
+                write!(f, "{} did not end within {} s and was killed", path.display(), time.as_secs())
+            }
+            Self::Lost(path, error) => write!(f, "{} cannot be waited for: {error}", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for ProgramError {}
+
+/// Kills the program's process group when dropped before its exit.
+struct Running(Option<Child>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let Some(mut child) = self.0.take() else { return };
+        if let Ok(Some(_)) = child.try_wait() {
+            return;
+        }
+        // It may have exited meanwhile; it is not reaped, so its PID is still its own.
+        let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+        // A killed process takes a moment to exit: its thread ends with it. Without a thread it is reaped when the agent ends.
+        let _ = std::thread::Builder::new().name("reaper".to_owned()).spawn(move || child.wait());
+    }
+}
+
+/// Runs a program until it exits, in a process group of its own.
+///
+/// # Errors
+/// It cannot be started, or takes too long.
+pub(super) async fn run(
+    blocking: &Blocking,
+    clock: &SharedClock,
+    program: Program,
+) -> Result<Output, ProgramError> {
+    let Program { path, arguments, environment, stdin, stdout_bytes_max, stderr_bytes_max, time } = program;
+    let mut command = Command::new(&path);
+    command.args(arguments).envs(environment).process_group(0);
+    command.stdin(if stdin.is_empty() { Stdio::null() } else { Stdio::piped() });
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let started = blocking.run(move || command.spawn().map(|child| Running(Some(child)))).await;
+    let mut running = started.map_err(|error| ProgramError::NotStarted(path.clone(), error))?;
+    // Boxed: it waits below many others.
+    let ended = Box::pin(ended(&mut running, clock, stdin, (stdout_bytes_max, stderr_bytes_max)));
+    let Some(time) = time else { return ended.await.map_err(|error| ProgramError::Lost(path, error)) };
+    let late = async {
+        clock.sleep(time).await;
+        None
+    };
+    match or(async { Some(ended.await) }, late).await {
+        Some(Ok(output)) => Ok(output),
+        Some(Err(error)) => Err(ProgramError::Lost(path, error)),
+        None => Err(ProgramError::TooSlow(path, time)),
+    }
+}
+
+async fn ended(
+    running: &mut Running,
+    clock: &SharedClock,
+    stdin: Vec<u8>,
+    (stdout_bytes_max, stderr_bytes_max): (usize, usize),
+) -> io::Result<Output> {
+    let Some(child) = running.0.as_mut() else { return Err(io::ErrorKind::NotFound.into()) };
+    let exit = Async::new_nonblocking(pidfd_open(Pid::from_child(child), PidfdFlags::empty())?)?;
+    let input = child.stdin.take().map(Async::new).transpose()?;
+    let (stdout, stderr) = (Kept::new(stdout_bytes_max), Kept::new(stderr_bytes_max));
+    let of_stdout = child.stdout.take().map(Async::new).transpose()?;
+    let of_stderr = child.stderr.take().map(Async::new).transpose()?;
+    let write = async {
+        if let Some(mut input) = input {
+            // It may exit without reading all of it.
+            let _ = input.write_all(&stdin).await;
+        }
+    };
+    let pipes = zip(write, zip(stdout.read(of_stdout), stderr.read(of_stderr)));
+    let mut pipes = pin!(async {
+        pipes.await;
+    });
+    let mut are_closed = false;
+    or(
+        async {
+            pipes.as_mut().await;
+            are_closed = true;
+            pending().await
+        },
+        exit.readable(),
+    )
+    .await?;
+    if !are_closed {
+        or(pipes, clock.sleep(PROGRAM_DRAIN_TIME)).await;
+    }
+    let status = child.try_wait()?.ok_or_else(|| io::Error::other("it has not exited"))?;
+    running.0 = None;
+    let is_cut = stdout.is_cut();
+    Ok(Output { status, stdout: stdout.take(), stderr: stderr.take(), is_cut })
+}
+
+/// The beginning of an output.
+struct Kept(RefCell<Begun>);
+
+struct Begun {
+    bytes: Vec<u8>,
+    bytes_max: usize,
+    is_cut: bool,
+}
+
+impl Kept {
+    fn new(bytes_max: usize) -> Self {
+        Self(RefCell::new(Begun { bytes: Vec::new(), bytes_max, is_cut: false }))
+    }
+
+    fn take(&self) -> Vec<u8> {
+        std::mem::take(&mut self.0.borrow_mut().bytes)
+    }
+
+    fn is_cut(&self) -> bool {
+        self.0.borrow().is_cut
+    }
+
+    fn add(&self, bytes: &[u8]) {
+        let mut begun = self.0.borrow_mut();
+        let room = begun.bytes_max - begun.bytes.len();
+        begun.is_cut |= bytes.len() > room;
+        begun.bytes.extend_from_slice(&bytes[..bytes.len().min(room)]);
+    }
+
+    /// Reads to the end. A program that prints without end does not keep the loop from its other tasks.
+    async fn read(&self, pipe: Option<impl AsyncRead + Unpin>) {
+        let Some(mut pipe) = pipe else { return };
+        let (mut buffer, mut turn) = (vec![0; 4096], 0);
+        while let Ok(read) = pipe.read(&mut buffer).await {
+            if read == 0 {
+                return;
+            }
+            self.add(&buffer[..read]);
+            turn += read;
+            if turn >= OUTPUT_TURN_BYTES {
+                turn = 0;
+                smol::future::yield_now().await;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::rc::Rc;
+    use std::time::Instant;
+
+    use super::*;
+    use crate::clock::SystemClock;
+
+    fn sh(line: &str, stdin: &str, time: Option<Duration>) -> Result<Output, ProgramError> {
+        let clock: SharedClock = Rc::new(SystemClock);
+        let blocking = Blocking::on_threads(clock.clone(), Path::new("/"));
+        let program = Program {
+            path: "/bin/sh".into(),
+            arguments: ["-c", line].map(OsString::from).into(),
+            environment: vec![("ANSWER", "42".into())],
+            stdin: stdin.as_bytes().to_vec(),
+            stdout_bytes_max: 100,
+            stderr_bytes_max: 10,
+            time,
+        };
+        smol::block_on(run(&blocking, &clock, program))
+    }
+
+    #[test]
+    fn outputs_exit_code_and_environment() {
+        let output = sh("cat; echo $ANSWER; echo error >&2; exit 3", "in ", None).unwrap();
+        assert_eq!((output.status.code(), &*output.stdout, output.is_cut), (Some(3), &b"in 42\n"[..], false));
+        assert_eq!((&*output.stderr, &*output.last_error()), (&b"error\n"[..], "error"));
+        let much = sh("head -c 3000000 /dev/zero", "", None).unwrap();
+        assert_eq!((much.stdout.len(), much.is_cut), (100, true));
+        // It does not read its input.
+        assert!(sh("exit 0", &"x".repeat(1 << 20), None).unwrap().status.success());
+    }
+
+    #[test]
+    fn a_slow_program_is_killed_with_its_children() {
+        let begun = Instant::now();
+        let slow = sh("sleep 300 & sleep 300", "", Some(Duration::from_millis(200)));
+        assert!(matches!(slow, Err(ProgramError::TooSlow(..))), "{slow:?}");
+        // A child that holds the pipes is not waited for.
+        let left = sh("sleep 60 >&2 & echo $!", "", None).unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(30));
+        let pid: i32 = String::from_utf8(left.stdout).unwrap().trim().parse().unwrap();
+        rustix::process::kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+    }
+}

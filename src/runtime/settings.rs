@@ -1,0 +1,93 @@
+//! What the embedded runtime is given: directories, OCI runtimes, CNI, cgroups. The search for an OCI runtime is I/O.
+
+use std::path::{Path, PathBuf};
+
+use crate::model::SortedMap;
+use crate::render::CgroupDriver;
+
+/// Directories in which OCI runtimes are looked for: a service's `PATH` may lack those of the administrator.
+const PROGRAM_DIRS: [&str; 6] =
+    ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+
+/// Settings of the embedded runtime.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// State that outlives a reboot: `ROOT_DIR/runtime`.
+    pub root_dir: PathBuf,
+    /// State of this boot, on a tmpfs: `/run/smolet/runtime`.
+    pub run_dir: PathBuf,
+    /// The binary whose mode `monitor` is run for each container.
+    pub program: PathBuf,
+    /// OCI runtimes by the name of their handler. The empty name is the default handler's; absent: none was found.
+    pub handlers: SortedMap<Box<str>, PathBuf>,
+    /// Directory of CNI configurations.
+    pub cni_conf_dir: PathBuf,
+    /// Directories of CNI plugins, in the order of the search.
+    pub cni_bin_dirs: Vec<PathBuf>,
+    /// The bridge of the network that is used while `cni_conf_dir` has no configuration.
+    pub bridge: Box<str>,
+    /// Its addresses, until the node has a pod CIDR.
+    pub subnet: Box<str>,
+    /// The cgroup driver.
+    pub cgroup_driver: CgroupDriver,
+    /// Where the cgroup hierarchies are mounted: `/sys/fs/cgroup`.
+    pub cgroup_mounts: PathBuf,
+}
+
+impl Settings {
+    /// The usual ones below these two directories, with the OCI runtime that this machine has. Blocking.
+    pub fn of_machine(root_dir: &Path, run_dir: &Path, program: &Path, cgroup_mounts: &Path) -> Self {
+        let mut handlers = SortedMap::new();
+        if let Some(found) = find_oci_runtime(cgroup_mounts) {
+            handlers.insert(Box::from(""), found);
+        }
+        Self {
+            root_dir: root_dir.to_owned(),
+            run_dir: run_dir.to_owned(),
+            program: program.to_owned(),
+            handlers,
+            cni_conf_dir: PathBuf::from(crate::paths::CNI),
+            cni_bin_dirs: crate::paths::CNI_PLUGINS.map(PathBuf::from).into(),
+            bridge: "smolet0".into(),
+            subnet: "10.88.0.0/16".into(),
+            cgroup_driver: CgroupDriver::Cgroupfs,
+            cgroup_mounts: cgroup_mounts.to_owned(),
+        }
+    }
+
+    pub(super) fn sandboxes(&self) -> PathBuf {
+        self.root_dir.join("sandboxes")
+    }
+
+    pub(super) fn containers(&self) -> PathBuf {
+        self.root_dir.join("containers")
+    }
+
+    /// Pinned namespaces and `/dev/shm` of sandboxes.
+    pub(super) fn sandboxes_run(&self) -> PathBuf {
+        self.run_dir.join("sandboxes")
+    }
+
+    /// Bundles of containers, with the files of their monitors.
+    pub(super) fn containers_run(&self) -> PathBuf {
+        self.run_dir.join("containers")
+    }
+
+    /// State of the OCI runtime.
+    pub(super) fn oci_state(&self) -> PathBuf {
+        self.run_dir.join("oci")
+    }
+}
+
+/// The default OCI runtime: crun, which is smaller and faster, else runc. crun refuses a hybrid tree of cgroup v1 and v2. Blocking.
+pub fn find_oci_runtime(cgroup_mounts: &Path) -> Option<PathBuf> {
+    let is_v2 = cgroup_mounts.join("cgroup.controllers").exists();
+    let is_hybrid = !is_v2 && cgroup_mounts.join("unified/cgroup.procs").exists();
+    let names: &[&str] = if is_hybrid { &["runc", "crun"] } else { &["crun", "runc"] };
+    names.iter().find_map(|name| find_program(name))
+}
+
+/// The program of that name. Blocking.
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    PROGRAM_DIRS.iter().map(|dir| Path::new(dir).join(name)).find(|path| path.is_file())
+}

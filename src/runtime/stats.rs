@@ -1,0 +1,206 @@
+//! Usage of containers and pods, from the files of their cgroups: no process is started. I/O, blocking.
+//!
+//! The working set is the kubelet's and cAdvisor's: what is used without the inactive part of the page cache.
+
+use std::path::{Path, PathBuf};
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::filesystem::read_start;
+use crate::limits::CGROUP_STAT_BYTES_MAX;
+use crate::proto::runtime::v1 as cri;
+
+/// What a cgroup uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Usage {
+    cpu_nanos: Option<u64>,
+    memory: Option<Memory>,
+    processes: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Memory {
+    usage: u64,
+    working_set: u64,
+    rss: u64,
+    page_faults: u64,
+    major_page_faults: u64,
+}
+
+/// The path of a cgroup within a hierarchy, from `linux.cgroupsPath`: `SLICE:PREFIX:NAME` is systemd's scope in nested slices. PURE.
+pub(super) fn cgroup_dir(cgroups_path: &str) -> String {
+    let mut parts = cgroups_path.splitn(3, ':');
+    let (Some(slice), Some(prefix), Some(name)) = (parts.next(), parts.next(), parts.next()) else {
+        return cgroups_path.trim_start_matches('/').to_owned();
+    };
+    format!("{}/{prefix}-{name}.scope", slice_dir(slice))
+}
+
+/// `a-b.slice` is `a.slice/a-b.slice` (systemd's nesting by the parts of a name). PURE.
+fn slice_dir(slice: &str) -> String {
+    let Some(name) = slice.strip_suffix(".slice").filter(|name| !name.contains('/')) else {
+        return slice.trim_start_matches('/').to_owned();
+    };
+    let ends = name.match_indices('-').map(|(at, _)| at).chain([name.len()]);
+    ends.map(|end| format!("{}.slice", &name[..end])).collect::<Vec<_>>().join("/")
+}
+
+/// The path of a pod's cgroup within a hierarchy, from the CRI's `cgroup_parent`. PURE.
+pub(super) fn parent_dir(parent: &str) -> String {
+    let base = parent.rsplit('/').next().unwrap_or_default();
+    slice_dir(if base.strip_suffix(".slice").is_some() { base } else { parent })
+}
+
+/// The directory of a controller's cgroup: of the only hierarchy of version 2, or the controller's own.
+pub(super) fn controller_dir(mounts: &Path, controller: &str, cgroup: &str) -> PathBuf {
+    if is_unified(mounts) { mounts.join(cgroup) } else { mounts.join(controller).join(cgroup) }
+}
+
+/// Version 2 is the only hierarchy.
+pub(super) fn is_unified(mounts: &Path) -> bool {
+    mounts.join("cgroup.controllers").exists()
+}
+
+/// What the cgroup of that path uses; values that cannot be read are absent.
+pub(super) fn usage(mounts: &Path, cgroup: &str) -> Usage {
+    let read = |controller: &str, file: &str| {
+        let path = controller_dir(mounts, controller, cgroup).join(file);
+        let bytes = read_start(&path, CGROUP_STAT_BYTES_MAX).ok()?;
+        String::from_utf8(bytes).ok()
+    };
+    let number = |controller: &str, file: &str| read(controller, file)?.trim().parse::<u64>().ok();
+    let unified = is_unified(mounts);
+    let cpu_nanos = if unified {
+        read("cpu", "cpu.stat")
+            .and_then(|text| field(&text, "usage_usec"))
+            .map(|micros| micros.saturating_mul(1000))
+    } else {
+        number("cpuacct", "cpuacct.usage")
+    };
+    let used = number("memory", if unified { "memory.current" } else { "memory.usage_in_bytes" });
+    let memory = used.map(|used| {
+        let stat = read("memory", "memory.stat").unwrap_or_default();
+        memory_of(used, &stat, unified)
+    });
+    Usage { cpu_nanos, memory, processes: number("pids", "pids.current") }
+}
+
+/// PURE.
+fn memory_of(usage: u64, stat: &str, unified: bool) -> Memory {
+    let value = |name: &str| field(stat, name).unwrap_or_default();
+    let (inactive, rss, faults, major) = if unified {
+        ("inactive_file", "anon", "pgfault", "pgmajfault")
+    } else {
+        ("total_inactive_file", "total_rss", "total_pgfault", "total_pgmajfault")
+    };
+    Memory {
+        usage,
+        working_set: usage.saturating_sub(value(inactive)),
+        rss: value(rss),
+        page_faults: value(faults),
+        major_page_faults: value(major),
+    }
+}
+
+/// The number behind a name at a line's beginning. PURE.
+fn field(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
+#[allow(clippy::unnecessary_wraps, reason = "the CRI's fields are optional messages")]
+fn some(value: u64) -> Option<cri::UInt64Value> {
+    Some(cri::UInt64Value { value })
+}
+
+impl Usage {
+    pub(super) fn cpu(&self, timestamp: i64) -> Option<cri::CpuUsage> {
+        let nanos = self.cpu_nanos?;
+        Some(cri::CpuUsage { timestamp, usage_core_nano_seconds: some(nanos), ..cri::CpuUsage::default() })
+    }
+
+    pub(super) fn memory(&self, timestamp: i64) -> Option<cri::MemoryUsage> {
+        let memory = self.memory?;
+        Some(cri::MemoryUsage {
+            timestamp,
+            working_set_bytes: some(memory.working_set),
+            usage_bytes: some(memory.usage),
+            rss_bytes: some(memory.rss),
+            page_faults: some(memory.page_faults),
+            major_page_faults: some(memory.major_page_faults),
+            ..cri::MemoryUsage::default()
+        })
+    }
+
+    pub(super) fn processes(&self, timestamp: i64) -> Option<cri::ProcessUsage> {
+        Some(cri::ProcessUsage { timestamp, process_count: some(self.processes?) })
+    }
+}
+
+/// Counters of the interfaces in a network namespace, read by a thread that enters it and ends.
+pub(super) fn network(namespace: &Path, timestamp: i64) -> Option<cri::NetworkUsage> {
+    let file = std::fs::File::open(namespace).ok()?;
+    let read = move || {
+        use std::os::fd::AsFd as _;
+        move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).ok()?;
+        let bytes = read_start(Path::new("/proc/thread-self/net/dev"), CGROUP_STAT_BYTES_MAX).ok()?;
+        String::from_utf8(bytes).ok()
+    };
+    let thread = std::thread::Builder::new().name("network".to_owned()).spawn(read).ok()?;
+    let mut interfaces = interfaces(&thread.join().ok()??);
+    let at = interfaces.iter().position(|of| of.name == super::cni::INTERFACE)?;
+    let default_interface = Some(interfaces.remove(at));
+    Some(cri::NetworkUsage { timestamp, default_interface, interfaces })
+}
+
+/// `/proc/net/dev` without the loopback interface. PURE.
+fn interfaces(text: &str) -> Vec<cri::NetworkInterfaceUsage> {
+    let of = |line: &str| {
+        let (name, counters) = line.split_once(':')?;
+        let counters: Vec<u64> =
+            counters.split_whitespace().map_while(|number| number.parse().ok()).collect();
+        let [rx_bytes, _, rx_errors, _, _, _, _, _, tx_bytes, _, tx_errors, ..] = counters[..] else {
+            return None;
+        };
+        Some(cri::NetworkInterfaceUsage {
+            name: name.trim().to_owned(),
+            rx_bytes: some(rx_bytes),
+            rx_errors: some(rx_errors),
+            tx_bytes: some(tx_bytes),
+            tx_errors: some(tx_errors),
+        })
+    };
+    text.lines().filter_map(of).filter(|interface| interface.name != "lo").collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cgroups_of_both_drivers() {
+        assert_eq!(cgroup_dir("/kubepods/burstable/podu/c1"), "kubepods/burstable/podu/c1");
+        let nested =
+            "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu.slice/cri-containerd-c1.scope";
+        assert_eq!(cgroup_dir("kubepods-burstable-podu.slice:cri-containerd:c1"), nested);
+        let nested = "kubepods.slice/kubepods-podu.slice";
+        assert_eq!(parent_dir("/kubepods.slice/kubepods-podu.slice"), nested);
+        assert_eq!(parent_dir("/kubepods/podu"), "kubepods/podu");
+    }
+
+    #[test]
+    fn the_working_set_has_no_inactive_page_cache() {
+        let stat = "inactive_file 30\nanon 50\ntotal_inactive_file 40\ntotal_rss 60\npgfault 7\n";
+        let two = memory_of(100, stat, true);
+        assert_eq!((two.working_set, two.rss, two.page_faults), (70, 50, 7));
+        let one = memory_of(30, stat, false);
+        assert_eq!((one.working_set, one.rss), (0, 60));
+    }
+
+    #[test]
+    fn interfaces_of_a_pod() {
+        let text = "Inter-|   Receive\n face |bytes packets\n    lo: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\n  eth0: 976 12 1 0 0 0 0 0 500 6 2 0 0 0 0 0\n";
+        let found = interfaces(text);
+        assert_eq!(found.len(), 1);
+        assert_eq!((&*found[0].name, found[0].rx_bytes, found[0].tx_errors), ("eth0", some(976), some(2)));
+    }
+}

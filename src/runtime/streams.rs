@@ -1,0 +1,441 @@
+//! The containers' side of the streaming server: `exec` through the OCI runtime, `attach` through the container's monitor,
+//! `port-forward` by a socket that is made in the pod's network namespace.
+//!
+//! ```text
+//!     exec          pipes ──► runc exec ──► command           with a terminal: our pty ──► runc exec --tty ──► its pty ──► command
+//!     attach        the monitor's socket
+//!     port-forward  a thread enters the namespace and makes a socket; the reactor connects it
+//! ```
+//!
+//! A terminal has two ptys, as with `runc exec` in a shell: the OCI runtime copies between them, so that it ends with the command
+//! and has its exit code. It is told of a new size by SIGWINCH, as it has no controlling terminal here.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::future::{Future, pending};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
+use std::time::Instant;
+
+use async_io::{Async, Timer};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, kill_process, kill_process_group, pidfd_open, waitpid,
+};
+use rustix::pty::OpenptFlags;
+use rustix::termios::{self, OptionalActions, Winsize};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use smol::channel::{Receiver, Sender};
+use smol::future::{or, zip};
+use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::Embedded;
+use super::oci_runtime::message_of;
+use crate::cri::{RuntimeError, RuntimeResult, StreamRequest};
+use crate::executor::Executor;
+use crate::filesystem::read_start;
+use crate::limits::{
+    EXEC_COMMAND_BYTES_MAX, EXEC_PID_PERIOD, EXEC_PID_TIME, PORT_CONNECT_TIME, PROGRAM_DRAIN_TIME,
+    PROGRAM_ERROR_BYTES_MAX, STREAM_CHUNK_BYTES, STREAM_OPEN_TIME,
+};
+use crate::monitor::attach;
+use crate::proto::runtime::v1::{AttachRequest, ExecRequest};
+use crate::stream::Socket;
+use crate::streaming::command::Size;
+use crate::streaming::server::{Asked, Ends, Running, StreamingError, StreamingServer, Streams};
+use crate::text::start_of;
+
+/// Streams to the containers of a runtime.
+#[derive(Clone)]
+struct ContainerStreams {
+    runtime: Embedded,
+    /// Number of the next command.
+    next: Rc<Cell<u64>>,
+}
+
+impl ContainerStreams {
+    /// Of that runtime.
+    fn new(runtime: &Embedded) -> Self {
+        Self { runtime: runtime.clone(), next: Rc::default() }
+    }
+}
+
+impl Embedded {
+    /// Binds the streaming server, and gives out its URLs from now on. Whoever starts the agent runs the returned future as a task.
+    ///
+    /// # Errors
+    /// No port of loopback is to be had.
+    pub fn serve_streams(&self, executor: &Rc<Executor>) -> io::Result<impl Future<Output = ()> + use<>> {
+        let server = StreamingServer::bind()?;
+        let urls = server.clone();
+        self.set_streaming_url(move |request| url(&urls, request));
+        let streams: Rc<dyn Streams> = Rc::new(ContainerStreams::new(self));
+        Ok(server.run(streams, Rc::downgrade(executor)))
+    }
+}
+
+fn url(server: &StreamingServer, request: StreamRequest) -> RuntimeResult<String> {
+    let asked = match request {
+        StreamRequest::Exec(request) => Asked::Exec(request),
+        StreamRequest::Attach(request) => Asked::Attach(request),
+        StreamRequest::PortForward(request) => Asked::PortForward(request),
+    };
+    server.url(asked).map_err(|error| match error {
+        StreamingError::Invalid(_) => super::context::invalid(error.to_string()),
+        StreamingError::Full | StreamingError::Random(_) => super::context::full(error.to_string()),
+    })
+}
+
+impl Streams for ContainerStreams {
+    fn exec(&self, request: ExecRequest, ends: Ends) -> Running<Result<i32, String>> {
+        let streams = self.clone();
+        Box::pin(async move { exec(&streams, request, ends).await })
+    }
+
+    fn attach(&self, request: AttachRequest, ends: Ends) -> Running<Result<(), String>> {
+        let runtime = self.runtime.clone();
+        Box::pin(async move { attach(&runtime, &request, ends).await })
+    }
+
+    fn port_forward(&self, sandbox: String, port: u16) -> Running<Result<Socket<TcpStream>, String>> {
+        let runtime = self.runtime.clone();
+        Box::pin(async move { connect(&runtime, &sandbox, port).await })
+    }
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "for map_err")]
+fn text(error: RuntimeError) -> String {
+    error.to_string()
+}
+
+// ---- exec --------------------------------------------------------------------------------------------------
+
+/// The OCI runtime that runs a command. Dropped before its exit: both are killed.
+struct Exec {
+    child: Child,
+    /// The command's process ID is written there.
+    pid_file: PathBuf,
+    has_exited: bool,
+}
+
+impl Drop for Exec {
+    fn drop(&mut self) {
+        if self.has_exited {
+            return;
+        }
+        let (runtime, pid_file) = (Pid::from_child(&self.child), std::mem::take(&mut self.pid_file));
+        let end = move || {
+            // The command may run before its process ID is written: killed now, the OCI runtime would leave it behind.
+            let is_over = || waitpid(Some(runtime), WaitOptions::NOHANG).is_ok_and(|status| status.is_some());
+            let deadline = Instant::now() + EXEC_PID_TIME;
+            let mut is_reaped = is_over();
+            while !is_reaped && Instant::now() < deadline && !kill_command(&pid_file) {
+                std::thread::sleep(EXEC_PID_PERIOD);
+                is_reaped = is_over();
+            }
+            if !is_reaped {
+                // It is not reaped, so its PID is still its own.
+                let _ = kill_process_group(runtime, Signal::KILL);
+                let _ = waitpid(Some(runtime), WaitOptions::empty());
+                kill_command(&pid_file);
+            }
+            let _ = std::fs::remove_file(&pid_file);
+        };
+        let _ = std::thread::Builder::new().name("exec".to_owned()).spawn(end);
+    }
+}
+
+/// Kills the command whose process ID the OCI runtime has written; false: it has not. Blocking.
+fn kill_command(pid_file: &Path) -> bool {
+    let text = read_start(pid_file, 32).unwrap_or_default();
+    let pid = std::str::from_utf8(&text).ok().and_then(|text| text.trim().parse().ok());
+    let Some(pid) = pid.and_then(Pid::from_raw) else { return false };
+    // It leads a session of its own.
+    let _ = kill_process_group(pid, Signal::KILL).or_else(|_| kill_process(pid, Signal::KILL));
+    true
+}
+
+/// A pipe, or a terminal's other side.
+type End = Rc<Async<File>>;
+
+/// The agent's ends of a command's standard streams.
+struct Stdio3 {
+    stdin: Option<File>,
+    stdout: File,
+    stderr: Option<File>,
+}
+
+/// Starts the OCI runtime. Blocking.
+fn start(mut command: Command, tty: bool, has_stdin: bool) -> io::Result<(Child, Stdio3)> {
+    command.process_group(0);
+    if !tty {
+        command.stdin(if has_stdin { Stdio::piped() } else { Stdio::null() });
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        let no_pipe = || io::Error::other("it has no pipe");
+        let stdin = child.stdin.take().map(|pipe| OwnedFd::from(pipe).into());
+        let stdout = OwnedFd::from(child.stdout.take().ok_or_else(no_pipe)?).into();
+        let stderr = child.stderr.take().map(|pipe| OwnedFd::from(pipe).into());
+        return Ok((child, Stdio3 { stdin, stdout, stderr }));
+    }
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let ours = rustix::pty::openpt(flags)?;
+    rustix::pty::unlockpt(&ours)?;
+    let terminal = rustix::pty::ioctl_tiocgptpeer(&ours, flags)?;
+    // From the first byte on, and not only once the OCI runtime does it: input before that would be echoed.
+    let mut mode = termios::tcgetattr(&terminal)?;
+    mode.make_raw();
+    termios::tcsetattr(&terminal, OptionalActions::Now, &mode)?;
+    command.stdin(terminal.try_clone()?).stdout(terminal.try_clone()?).stderr(terminal);
+    let child = command.spawn()?;
+    let stdin = if has_stdin { Some(ours.try_clone()?.into()) } else { None };
+    Ok((child, Stdio3 { stdin, stdout: ours.into(), stderr: None }))
+}
+
+async fn exec(streams: &ContainerStreams, request: ExecRequest, ends: Ends) -> Result<i32, String> {
+    let ExecRequest { container_id, cmd, tty, .. } = request;
+    if cmd.is_empty() || cmd.iter().map(String::len).sum::<usize>() > EXEC_COMMAND_BYTES_MAX {
+        return Err(format!("the command is empty, or longer than {EXEC_COMMAND_BYTES_MAX} bytes"));
+    }
+    let runtime = &streams.runtime;
+    let container = runtime.containers.existing(&container_id).map_err(text)?;
+    let id = container.id();
+    let (path, global) = runtime.oci_runtime_of(id.as_str()).map_err(text)?;
+    let number = streams.next.replace(streams.next.get().wrapping_add(1));
+    let pid_file = runtime.containers.run_dir(id).join(format!("stream-{number}.pid"));
+    let mut command = Command::new(path);
+    command.args(global).args(["exec", "--pid-file"]).arg(&pid_file);
+    if tty {
+        // As containerd does: the container's own environment has it only when the container has a terminal.
+        command.args(["--tty", "--env", "TERM=xterm"]);
+    }
+    command.arg(id.as_str()).args(&cmd);
+    let has_stdin = ends.stdin.is_some();
+    let at = pid_file.clone();
+    let start = move || {
+        let (child, stdio) = start(command, tty, has_stdin)?;
+        Ok::<_, io::Error>((Exec { child, pid_file: at, has_exited: false }, stdio))
+    };
+    let started = runtime.context.blocking(start).await;
+    let failed = |error: io::Error| format!("the OCI runtime cannot be run: {error}");
+    let (mut exec, Stdio3 { stdin, stdout, stderr }) = started.map_err(failed)?;
+    let pid = Pid::from_child(&exec.child);
+    let exit = pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from).and_then(Async::new_nonblocking);
+    let exit = exit.map_err(failed)?;
+    let end = |file: File| Async::new(file).map(Rc::new).map_err(failed);
+    let (input, output, error) = (stdin.map(end).transpose()?, end(stdout)?, stderr.map(end).transpose()?);
+    let feed = feed(ends.stdin, input);
+    let resize = resize(ends.sizes, output.clone(), pid);
+    // The first bytes of standard error say why there is no command.
+    let (mut said, mut nothing) = (Vec::new(), Vec::new());
+    let kept = if tty { (&mut said, &mut nothing) } else { (&mut nothing, &mut said) };
+    let of_stdout = copy(Some(output), ends.stdout, &exit, kept.0);
+    let of_stderr = copy(error, ends.stderr, &exit, kept.1);
+    let ended = async {
+        zip(of_stdout, of_stderr).await;
+        let _ = exit.readable().await;
+    };
+    or(ended, or(feed, resize)).await;
+    let status = exec.child.try_wait().ok().flatten();
+    let status = status.ok_or("the OCI runtime has exited, and its status is lost")?;
+    exec.has_exited = true;
+    let was_started = runtime.context.blocking(move || std::fs::remove_file(pid_file).is_ok()).await;
+    if was_started {
+        return Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default()));
+    }
+    let said = String::from_utf8_lossy(&said);
+    let line = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it does not say why");
+    Err(format!("failed to exec in container {id}: {}", message_of(start_of(line.trim(), 1024))))
+}
+
+/// Moves the client's input for as long as it is polled; the command's input ends with it.
+async fn feed(stdin: Option<Receiver<Vec<u8>>>, input: Option<End>) {
+    if let (Some(stdin), Some(input)) = (stdin, input) {
+        while let Ok(bytes) = stdin.recv().await {
+            if (&*input).write_all(&bytes).await.is_err() {
+                break;
+            }
+        }
+    }
+    pending::<()>().await;
+}
+
+/// Sets the terminal's size for as long as it is polled.
+async fn resize(sizes: Option<Receiver<Size>>, terminal: End, runtime: Pid) {
+    if let Some(sizes) = sizes {
+        while let Ok(Size { width, height }) = sizes.recv().await {
+            let size = Winsize { ws_row: height, ws_col: width, ws_xpixel: 0, ws_ypixel: 0 };
+            // It has a terminal as long as it runs, and it is not reaped while this is polled.
+            let _ = termios::tcsetwinsize(&*terminal, size);
+            let _ = kill_process(runtime, Signal::WINCH);
+        }
+    }
+    pending::<()>().await;
+}
+
+/// Moves an output to its end. When the OCI runtime has exited, others may hold the output: then silence is its end.
+async fn copy(from: Option<End>, mut to: Option<Sender<Vec<u8>>>, exit: &Async<OwnedFd>, said: &mut Vec<u8>) {
+    let Some(from) = from else { return };
+    let mut buffer = vec![0; STREAM_CHUNK_BYTES];
+    loop {
+        // A terminal that nobody has open any more is an error.
+        let read = async { (&*from).read(&mut buffer).await.unwrap_or(0) };
+        let silence = async {
+            let _ = exit.readable().await;
+            Timer::after(PROGRAM_DRAIN_TIME).await;
+            0
+        };
+        let read = or(read, silence).await;
+        if read == 0 {
+            return;
+        }
+        let room = PROGRAM_ERROR_BYTES_MAX.saturating_sub(said.len());
+        said.extend_from_slice(&buffer[..read.min(room)]);
+        if let Some(client) = &to
+            && client.send(buffer[..read].to_vec()).await.is_err()
+        {
+            to = None;
+        }
+        // A command that prints without end, to nobody, does not keep the loop from its other tasks.
+        smol::future::yield_now().await;
+    }
+}
+
+// ---- attach ------------------------------------------------------------------------------------------------
+
+async fn attach(runtime: &Embedded, request: &AttachRequest, ends: Ends) -> Result<(), String> {
+    let dir = runtime.monitor_dir(&request.container_id).map_err(text)?;
+    let Ends { stdin, stdout, stderr, sizes } = ends;
+    let wanted =
+        attach::Streams { stdin: stdin.is_some(), stdout: stdout.is_some(), stderr: stderr.is_some() };
+    let late = async {
+        Timer::after(STREAM_OPEN_TIME).await;
+        Err(format!("the container's monitor does not answer within {} s", STREAM_OPEN_TIME.as_secs()))
+    };
+    let connected = async { attach::connect(&dir, wanted).await.map_err(|error| error.to_string()) };
+    let (mut receiver, sender) = or(connected, late).await?;
+    let receive = async {
+        let mut bytes = Vec::new();
+        loop {
+            let to = match receiver.next(&mut bytes).await.map_err(|error| error.to_string())? {
+                attach::Event::Output(attach::Stream::Stdout) => &stdout,
+                attach::Event::Output(attach::Stream::Stderr) => &stderr,
+                attach::Event::End => return Ok(()),
+            };
+            if let Some(to) = to {
+                // Closed: the client is gone, and so is this future soon.
+                let _ = to.send(bytes.clone()).await;
+            }
+        }
+    };
+    let send = async {
+        // One at a time: a frame is not to be cut by another.
+        let (mut stdin, mut sizes) = (stdin, sizes);
+        loop {
+            let sent = match next_input(stdin.as_ref(), sizes.as_ref()).await {
+                Input::Bytes(bytes) => sender.send(&bytes).await,
+                Input::End => {
+                    stdin = None;
+                    sender.end().await
+                }
+                Input::Size(Size { width, height }) => sender.resize(width, height).await,
+                Input::NoMoreSizes => {
+                    sizes = None;
+                    Ok(())
+                }
+            };
+            if sent.is_err() {
+                // The container's end is received.
+                return pending().await;
+            }
+        }
+    };
+    or(receive, send).await
+}
+
+enum Input {
+    Bytes(Vec<u8>),
+    End,
+    Size(Size),
+    NoMoreSizes,
+}
+
+async fn next_input(stdin: Option<&Receiver<Vec<u8>>>, sizes: Option<&Receiver<Size>>) -> Input {
+    let size = async {
+        match sizes {
+            Some(sizes) => sizes.recv().await.map_or(Input::NoMoreSizes, Input::Size),
+            None => pending().await,
+        }
+    };
+    let bytes = async {
+        match stdin {
+            Some(stdin) => stdin.recv().await.map_or(Input::End, Input::Bytes),
+            None => pending().await,
+        }
+    };
+    or(size, bytes).await
+}
+
+// ---- port-forward ------------------------------------------------------------------------------------------
+
+/// Connects to a port of the pod's loopback, by IPv4 and then by IPv6.
+async fn connect(runtime: &Embedded, sandbox: &str, port: u16) -> Result<Socket<TcpStream>, String> {
+    let namespace = runtime.network_namespace(sandbox).map_err(text)?;
+    let mut refused = String::new();
+    for address in [IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)] {
+        let address = SocketAddr::new(address, port);
+        let late = async {
+            Timer::after(PORT_CONNECT_TIME).await;
+            Err(io::ErrorKind::TimedOut.into())
+        };
+        match or(connect_in(runtime, namespace.clone(), address), late).await {
+            Ok(socket) => return Ok(socket),
+            // IPv4's error is the one that is known to users.
+            Err(error) if refused.is_empty() => {
+                refused = format!("failed to connect to localhost:{port} inside the pod's network: {error}");
+            }
+            Err(_) => {}
+        }
+    }
+    Err(refused)
+}
+
+async fn connect_in(
+    runtime: &Embedded,
+    namespace: Option<PathBuf>,
+    address: SocketAddr,
+) -> io::Result<Socket<TcpStream>> {
+    let socket = runtime.context.blocking(move || socket_in(namespace.as_deref(), address.is_ipv4())).await?;
+    let socket = Async::new_nonblocking(TcpStream::from(socket))?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) | Err(Errno::INPROGRESS) => {}
+        Err(error) => return Err(error.into()),
+    }
+    socket.writable().await?;
+    match socket.get_ref().take_error()? {
+        None => Ok(socket.into()),
+        Some(error) => Err(error),
+    }
+}
+
+/// A socket of that network namespace, or of the node's: it stays there, whatever thread uses it. Blocking.
+fn socket_in(namespace: Option<&Path>, is_v4: bool) -> io::Result<OwnedFd> {
+    let family = if is_v4 { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = move || rustix::net::socket_with(family, SocketType::STREAM, flags, None);
+    let Some(path) = namespace else { return Ok(socket()?) };
+    let namespace = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    // A thread of its own, which ends: it does not come back from the namespace.
+    let made = std::thread::Builder::new().name("pod's network".to_owned()).spawn(move || {
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+        socket()
+    })?;
+    Ok(made.join().map_err(|_| io::Error::other("the thread in the pod's network has ended"))??)
+}

@@ -1,0 +1,111 @@
+//! CNI: configurations of the node, chains that fail in the middle, CHECK, GC.
+
+use std::os::unix::fs::PermissionsExt as _;
+
+use smolet::proto::runtime::v1 as cri;
+
+use super::machine::{Machine, list_sandboxes, pod, remove_sandbox, run_sandbox, status_of};
+
+/// A plugin that appends what it is told to a file, and answers with what it was given.
+fn plugin(machine: &Machine, name: &str, body: &str) {
+    let dir = machine.root.join("bin");
+    std::fs::create_dir_all(&dir).unwrap();
+    let log = machine.root.join("calls").display().to_string();
+    let script =
+        format!("#!/bin/sh\ninput=$(cat)\necho \"{name} $CNI_COMMAND $CNI_ARGS $input\" >> {log}\n{body}\n");
+    std::fs::write(dir.join(name), script).unwrap();
+    std::fs::set_permissions(dir.join(name), std::fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+fn calls(machine: &Machine) -> Vec<String> {
+    std::fs::read_to_string(machine.root.join("calls"))
+        .unwrap_or_default()
+        .lines()
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn the_nodes_configuration_is_used_and_a_failed_chain_is_taken_back() {
+    let mut machine = Machine::new();
+    machine.settings.cni_bin_dirs.insert(0, machine.root.join("bin"));
+    let subnet = &machine.settings.subnet;
+    let leases = machine.settings.run_dir.join("cni");
+    let conf = format!(
+        r#"{{"cniVersion": "1.0.0", "name": "{0}", "plugins": [
+            {{"type": "bridge", "bridge": "{0}", "isGateway": true,
+              "ipam": {{"type": "host-local", "dataDir": "{1}", "subnet": "{subnet}"}}}},
+            {{"type": "second", "capabilities": {{"aliases": true}}}}]}}"#,
+        machine.settings.bridge,
+        leases.display()
+    );
+    std::fs::write(machine.root.join("net.d/20-later.conflist"), "{}").unwrap();
+    std::fs::write(machine.root.join("net.d/10-first.conflist"), conf).unwrap();
+    plugin(
+        &machine,
+        "second",
+        r#"[ $CNI_COMMAND = ADD ] && echo '{"msg": "no", "details": "today"}' && exit 1; exit 0"#,
+    );
+    machine.run(async {
+        let runtime = machine.open().await;
+        let request = cri::RunPodSandboxRequest { config: Some(pod("a")), ..Default::default() };
+        let error = runtime.run_pod_sandbox_cri(request).await.unwrap_err().to_string();
+        let wanted = format!(
+            "sandbox of pod default/a: CNI plugin second of network {}: ADD: no; today",
+            machine.settings.bridge
+        );
+        assert_eq!(error, wanted);
+        assert!(list_sandboxes(&runtime).await.is_empty());
+        machine.assert_clean();
+        let made = calls(&machine);
+        assert!(made[0].contains("second ADD IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=a;"), "{made:?}");
+        assert!(made[0].contains(r#""runtimeConfig":{"aliases":["a"]}"#) && made[0].contains("prevResult"), "{made:?}");
+        assert!(made[1].starts_with("second DEL") && made.len() == 2, "{made:?}");
+
+        // It passes on what it was given.
+        plugin(
+            &machine,
+            "second",
+            r#"[ $CNI_COMMAND = ADD ] && echo "$input" | sed 's/.*"prevResult"://; s/,"runtimeConfig".*//; s/,"type":"second"}$//'; exit 0"#,
+        );
+        let id = run_sandbox(&runtime, pod("a")).await;
+        assert!(!status_of(&runtime, &id).await.network.unwrap().ip.is_empty());
+        runtime.check_network(&id).await.unwrap();
+        // The network goes on from the record, whatever the node's configuration is by then.
+        std::fs::remove_file(machine.root.join("net.d/10-first.conflist")).unwrap();
+        drop(runtime);
+        let runtime = machine.open().await;
+        remove_sandbox(&runtime, &id).await;
+        let made = calls(&machine);
+        assert!(made.last().unwrap().starts_with("second DEL") && made.iter().any(|call| call.starts_with("second CHECK")));
+        let status = runtime.status_cri(cri::StatusRequest::default()).await.unwrap().status.unwrap();
+        assert!(status.conditions[0].status, "{status:?}");
+        assert!(status.conditions[1].message.contains("20-later.conflist: name"), "{status:?}");
+    });
+    machine.assert_clean();
+}
+
+#[test]
+fn plugins_of_version_1_1_collect_garbage_at_the_start() {
+    let mut machine = Machine::new();
+    machine.settings.cni_bin_dirs = vec![machine.root.join("bin")];
+    let conf = r#"{"cniVersion": "1.1.0", "name": "n", "plugins": [{"type": "only"}]}"#;
+    std::fs::write(machine.root.join("net.d/10.conflist"), conf).unwrap();
+    plugin(
+        &machine,
+        "only",
+        r#"[ $CNI_COMMAND = ADD ] && echo '{"cniVersion":"1.1.0","ips":[{"address":"192.0.2.7/24"}]}'; exit 0"#,
+    );
+    machine.run(async {
+        let runtime = machine.open().await;
+        let id = run_sandbox(&runtime, pod("a")).await;
+        assert_eq!(status_of(&runtime, &id).await.network.unwrap().ip, "192.0.2.7");
+        drop(runtime);
+        let runtime = machine.open().await;
+        let last = calls(&machine).pop().unwrap();
+        let valid = format!(r#""cni.dev/valid-attachments":[{{"containerID":"{id}","ifname":"eth0"}}]"#);
+        assert!(last.starts_with("only GC") && last.contains(&valid), "{last}");
+        remove_sandbox(&runtime, &id).await;
+    });
+    machine.assert_clean();
+}

@@ -1,0 +1,138 @@
+//! SIGKILL at any instant: of the process that works with the runtime, of OCI runtimes, of monitors. The next start finds or removes
+//! what was made, and after the removal of the pods nothing is left.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use smolet::proto::runtime::v1 as cri;
+
+use super::machine::{Machine, create, exited, list_sandboxes, remove_sandbox, run_sandbox, script, start};
+
+/// Set in a process that is killed while it works: the machine's directory, and its number.
+const VICTIM: &str = "SMOLET_TEST_VICTIM";
+
+/// Instants at which it is killed.
+const ROUNDS: u64 = 40;
+
+/// Not a test of its own: what the process does that [`a_killed_agent_leaves_nothing_behind`] kills.
+#[test]
+fn victim() {
+    let Ok(place) = std::env::var(VICTIM) else { return };
+    let (number, root) = place.split_once(' ').unwrap();
+    let machine = Machine::at(PathBuf::from(root), number.parse().unwrap());
+    machine.run(async {
+        let runtime = machine.open().await;
+        let mut attempt = u32::try_from(list_sandboxes(&runtime).await.len()).unwrap() * 100;
+        loop {
+            attempt += 1;
+            let mut config = machine.pod("crash");
+            config.metadata.as_mut().unwrap().attempt = attempt;
+            let id = run_sandbox(&runtime, config).await;
+            let quick = create(&runtime, &id, script("quick", "exit 3")).await.unwrap();
+            let long = create(&runtime, &id, script("long", "sleep 1000")).await.unwrap();
+            start(&runtime, &quick).await.unwrap();
+            start(&runtime, &long).await.unwrap();
+            assert_eq!(exited(&runtime, &quick).await.exit_code, 3);
+            let request = cri::StopContainerRequest { container_id: long.clone(), timeout: 0 };
+            runtime.stop_container_cri(request).await.unwrap();
+            remove_sandbox(&runtime, &id).await;
+        }
+    });
+}
+
+#[test]
+fn a_killed_agent_leaves_nothing_behind() {
+    let machine = Machine::new();
+    for round in 0..ROUNDS {
+        let mut victim = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "crash::victim", "--nocapture"])
+            .env(VICTIM, format!("{} {}", machine.number, machine.root.display()))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // A pod's whole life takes some 600 ms: the instants are spread over it.
+        std::thread::sleep(Duration::from_millis(40 + (round * 37) % 700));
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+    }
+    machine.run(async {
+        let runtime = machine.open().await;
+        for sandbox in list_sandboxes(&runtime).await {
+            remove_sandbox(&runtime, &sandbox.id).await;
+        }
+        assert!(runtime.list_containers_cri(Default::default()).await.unwrap().containers.is_empty());
+        drop(runtime);
+    });
+    machine.assert_clean_soon();
+}
+
+/// Processes of that program that work for the machine.
+fn processes_of(machine: &Machine, program: &str) -> Vec<Pid> {
+    let root = machine.root.display().to_string();
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw)
+        else {
+            continue;
+        };
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).into_owned();
+        if line.split('\0').next().is_some_and(|name| name.ends_with(program)) && line.contains(&root) {
+            found.push(pid);
+        }
+    }
+    found
+}
+
+#[test]
+fn killed_oci_runtimes_and_monitors_fail_one_call_and_leave_nothing_behind() {
+    let machine = Machine::new();
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        let (machine_, over_) = ((&machine.root, machine.number), &over);
+        threads.spawn(move || {
+            let machine = Machine::beside(machine_.0.clone(), machine_.1);
+            for round in 0_u64.. {
+                if over_.load(std::sync::atomic::Ordering::Relaxed) {
+                    return;
+                }
+                let program = if round.is_multiple_of(2) { "runc" } else { "exe" };
+                for pid in processes_of(&machine, program) {
+                    let _ = kill_process(pid, Signal::KILL);
+                }
+                std::thread::sleep(Duration::from_millis(20 + (round * 31) % 150));
+            }
+        });
+        machine.run(async {
+            let runtime = machine.open().await;
+            for attempt in 0..12 {
+                let mut config = machine.pod("kill");
+                config.metadata.as_mut().unwrap().attempt = attempt;
+                let id = run_sandbox(&runtime, config).await;
+                let app = create(&runtime, &id, script("app", "sleep 1000")).await.unwrap();
+                if start(&runtime, &app).await.is_ok() {
+                    let request = cri::StopContainerRequest { container_id: app.clone(), timeout: 0 };
+                    let _ = runtime.stop_container_cri(request).await;
+                }
+                let mut removed = Err(());
+                for _ in 0..50 {
+                    let request = cri::RemovePodSandboxRequest { pod_sandbox_id: id.clone() };
+                    removed = runtime.remove_pod_sandbox_cri(request).await.map(drop).map_err(drop);
+                    if removed.is_ok() {
+                        break;
+                    }
+                }
+                assert!(removed.is_ok());
+            }
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+    });
+    // What a killed OCI runtime left is found at the next start at the latest.
+    machine.run(async {
+        drop(machine.open().await);
+    });
+    machine.assert_clean_soon();
+}

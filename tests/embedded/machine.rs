@@ -1,0 +1,450 @@
+//! A machine for one test: directories, a bridge and addresses of its own, and the runtime in them. What is left at the end fails
+//! the test, and is removed.
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use smolet::blocking::Blocking;
+use smolet::clock::{Clock, SharedClock, SystemClock};
+use smolet::cri::RuntimeResult;
+use smolet::executor::Executor;
+use smolet::proto::runtime::v1 as cri;
+use smolet::runtime::{Embedded, FoundImage, Images, Local, Settings};
+
+pub struct Machine {
+    pub root: PathBuf,
+    pub settings: Settings,
+    pub executor: Rc<Executor>,
+    pub number: u32,
+    /// The boot's id, when it is not this machine's.
+    boot: Box<str>,
+}
+
+impl Machine {
+    pub fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = std::process::id() % 50 * 5 + NEXT.fetch_add(1, Ordering::Relaxed);
+        let root = std::env::temp_dir().join(format!("smolet-embedded-{}-{number}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&root);
+        Self::at(root, number)
+    }
+
+    /// The same one, of a thread or process that does not remove it.
+    pub fn beside(root: PathBuf, number: u32) -> std::mem::ManuallyDrop<Self> {
+        std::mem::ManuallyDrop::new(Self::at(root, number))
+    }
+
+    /// The machine in that directory.
+    pub fn at(root: PathBuf, number: u32) -> Self {
+        std::fs::create_dir_all(root.join("net.d")).unwrap();
+        let program =
+            std::env::var_os("SMOLET_BIN").map_or_else(|| env!("CARGO_BIN_EXE_smolet").into(), PathBuf::from);
+        let mut settings = Settings::of_machine(
+            &root.join("state"),
+            &root.join("run"),
+            &program,
+            Path::new("/sys/fs/cgroup"),
+        );
+        settings.cni_conf_dir = root.join("net.d");
+        settings.bridge = format!("smt{number}").into();
+        settings.subnet = format!("10.{}.{}.0/24", 100 + number / 250, number % 250).into();
+        Self { root, settings, executor: Rc::new(Executor::new()), number, boot: Box::default() }
+    }
+
+    /// Runs the test's future, and the runtime's tasks beside it.
+    pub fn run<T>(&self, test: impl Future<Output = T>) -> T {
+        smol::block_on(self.executor.run(test))
+    }
+
+    /// Opens the runtime, as a start of the agent does.
+    pub async fn open(&self) -> Embedded {
+        let clock: SharedClock = Rc::new(BootClock(self.boot.clone()));
+        let blocking = Rc::new(Blocking::on_threads(clock.clone(), &self.root));
+        let images = Rc::new(Busybox { root: self.root.join("rootfs") });
+        Box::pin(Embedded::open(self.settings.clone(), images, blocking, clock, self.executor.clone()))
+            .await
+            .unwrap()
+    }
+
+    /// Runs a command in the network, IPC and UTS namespaces of a sandbox.
+    pub fn inside(&self, sandbox: &str, script: &str) -> String {
+        let dir = self.settings.run_dir.join("sandboxes").join(sandbox);
+        let mut command = Command::new("nsenter");
+        for kind in ["net", "ipc", "uts"] {
+            command.arg(format!("--{kind}={}", dir.join(kind).display()));
+        }
+        output(command.args(["sh", "-c", script]))
+    }
+
+    /// Ends everything that a reboot ends: processes, mounts, what is on the tmpfs, network namespaces.
+    pub fn reboot(&mut self) {
+        // A monitor that is killed first may have been replaced meanwhile.
+        for _ in 0..100 {
+            let left = self.processes();
+            if left.is_empty() {
+                break;
+            }
+            for pid in left {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        self.unmount();
+        self.remove_cgroups();
+        self.remove_rules();
+        std::fs::remove_dir_all(&self.settings.run_dir).unwrap();
+        self.boot = format!("boot of {}", self.number).into();
+        self.executor = Rc::new(Executor::new());
+    }
+
+    /// Removes rules of the machine's bridge, as a reboot does; a plugin that finds no network namespace leaves them.
+    pub fn remove_rules(&self) {
+        let rules = output(Command::new("iptables").args(["-w", "-t", "nat", "-S"]));
+        let of_bridge = format!("name: \\\"{}\\\"", self.settings.bridge);
+        for rule in rules.lines().filter(|rule| rule.contains(&of_bridge)) {
+            // A shell reads the quotes of the comments.
+            let delete = format!("iptables -w -t nat {}", rule.replacen("-A", "-D", 1));
+            let _ = Command::new("sh").args(["-c", &delete]).output();
+        }
+        for rule in rules.lines().filter(|rule| rule.contains(&of_bridge)) {
+            if let Some(chain) = rule.rsplit(' ').next().filter(|chain| chain.starts_with("CNI-")) {
+                let _ = Command::new("iptables").args(["-w", "-t", "nat", "-X", chain]).output();
+            }
+        }
+    }
+
+    fn remove_cgroups(&self) {
+        // The cgroups of pods are the agent's.
+        for hierarchy in std::fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
+            let cgroup = hierarchy.path().join(self.cgroup());
+            for pod in std::fs::read_dir(&cgroup).into_iter().flatten().flatten() {
+                for container in std::fs::read_dir(pod.path()).into_iter().flatten().flatten() {
+                    let _ = std::fs::remove_dir(container.path());
+                }
+                let _ = std::fs::remove_dir(pod.path());
+            }
+            let _ = std::fs::remove_dir(cgroup);
+        }
+    }
+
+    fn unmount(&self) {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        for line in mounts.lines().rev() {
+            let point = line.split(' ').nth(4).unwrap();
+            if Path::new(point).starts_with(&self.root) {
+                let _ = Command::new("umount").args(["-l", point]).status();
+            }
+        }
+    }
+
+    /// Addresses that host-local holds.
+    pub fn leases(&self) -> Vec<String> {
+        let dir = self.settings.run_dir.join("cni").join(&*self.settings.bridge);
+        let names = std::fs::read_dir(dir).into_iter().flatten().map(|entry| entry.unwrap().file_name());
+        let names = names.map(|name| name.into_string().unwrap());
+        names.filter(|name| name.parse::<std::net::IpAddr>().is_ok()).collect()
+    }
+
+    /// Nothing of any pod is left.
+    pub fn assert_clean(&self) {
+        assert_eq!(self.left(), Vec::<String>::new());
+    }
+
+    /// The same, after what is being ended has ended.
+    pub fn assert_clean_soon(&self) {
+        for _ in 0..100 {
+            if self.left().is_empty() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        self.assert_clean();
+    }
+
+    fn left(&self) -> Vec<String> {
+        let root = self.root.display().to_string();
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let mut left: Vec<String> =
+            mounts.lines().filter(|line| line.contains(&root)).map(|line| format!("mount {line}")).collect();
+        left.extend(self.leases().into_iter().map(|lease| format!("lease {lease}")));
+        for (dir, names) in [
+            (&self.settings.root_dir, ["sandboxes", "containers"]),
+            (&self.settings.run_dir, ["sandboxes", "containers"]),
+            (&self.settings.run_dir, ["oci", "none"]),
+            (&self.root, ["rootfs", "none"]),
+        ] {
+            for name in names {
+                let entries = std::fs::read_dir(dir.join(name)).into_iter().flatten();
+                left.extend(entries.map(|entry| entry.unwrap().path().display().to_string()));
+            }
+        }
+        let rules = output(Command::new("iptables").args(["-w", "-t", "nat", "-S"]));
+        let of_bridge = format!("name: \\\"{}\\\"", self.settings.bridge);
+        left.extend(rules.lines().filter(|rule| rule.contains(&of_bridge)).map(str::to_owned));
+        left.extend(self.processes().into_iter().map(|pid| format!("process {pid:?}")));
+        let cgroup = format!("/sys/fs/cgroup/memory/{}", self.cgroup());
+        // The cgroups of pods are the agent's.
+        let inside = |dir: PathBuf| {
+            let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+            entries.filter(|entry| entry.file_type().unwrap().is_dir()).map(|entry| entry.path())
+        };
+        for container in inside(cgroup.into()).flat_map(inside) {
+            left.push(format!("cgroup {}", container.display()));
+        }
+        left
+    }
+
+    /// Processes that have the machine's directory among their arguments, or are in its cgroup.
+    fn processes(&self) -> Vec<rustix::process::Pid> {
+        let root = self.root.display().to_string();
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+            let name = entry.file_name().into_string().unwrap();
+            let Some(pid) = name.parse().ok().and_then(rustix::process::Pid::from_raw) else { continue };
+            // Of a process that is gone meanwhile nothing can be read.
+            let command = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let cgroups = std::fs::read_to_string(entry.path().join("cgroup")).unwrap_or_default();
+            let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+            // Its parent was killed: the machine's first process reaps it in its own time.
+            if stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')) {
+                continue;
+            }
+            if String::from_utf8_lossy(&command).contains(&root)
+                || cgroups.contains(&format!("/{}/", self.cgroup()))
+            {
+                found.push(pid);
+            }
+        }
+        found
+    }
+
+    /// The cgroup of its pods.
+    pub fn cgroup(&self) -> String {
+        format!("{}", self.root.file_name().unwrap().display())
+    }
+
+    /// The configuration of a pod's sandbox, in the machine's cgroup.
+    pub fn pod(&self, name: &str) -> cri::PodSandboxConfig {
+        let mut config = pod(name);
+        config.linux.as_mut().unwrap().cgroup_parent = format!("/{}/pod{name}", self.cgroup());
+        config.log_directory = self.root.join("logs").join(name).display().to_string();
+        config
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        for process in self.processes() {
+            let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
+        }
+        let left = self.left();
+        if !left.is_empty() && !std::thread::panicking() {
+            eprintln!("left behind: {left:#?}");
+        }
+        self.unmount();
+        let _ = Command::new("ip").args(["link", "delete", &self.settings.bridge]).output();
+        self.remove_rules();
+        self.remove_cgroups();
+        let _ = std::fs::remove_dir_all(&self.root);
+    }
+}
+
+/// The machine's clock, with a boot of its own after the machine's reboot.
+struct BootClock(Box<str>);
+
+impl Clock for BootClock {
+    fn now(&self) -> smolet::model::Now {
+        SystemClock.now()
+    }
+
+    fn sleep_until(&self, at: smolet::model::Mono) -> smolet::clock::Sleep {
+        SystemClock.sleep_until(at)
+    }
+
+    fn boot_id(&self) -> Box<str> {
+        if self.0.is_empty() { SystemClock.boot_id() } else { self.0.clone() }
+    }
+}
+
+/// One image, `busybox`, whose root file systems are directories with the machine's busybox.
+struct Busybox {
+    root: PathBuf,
+}
+
+impl Images for Busybox {
+    fn find<'a>(&'a self, image: &'a str) -> Local<'a, RuntimeResult<Option<FoundImage>>> {
+        let found = FoundImage {
+            id: "sha256:busybox".into(),
+            reference: "docker.io/library/busybox@sha256:1".into(),
+            name: "docker.io/library/busybox:1".into(),
+            config: br#"{"config": {"Env": ["PATH=/bin", "OF_IMAGE=yes"], "Cmd": ["sleep", "1000"], "WorkingDir": "/tmp"}}"#.to_vec(),
+        };
+        Box::pin(async move { Ok((image == "busybox").then_some(found)) })
+    }
+
+    fn make_rootfs<'a>(&'a self, name: &'a str, _: &'a str, _: bool) -> Local<'a, RuntimeResult<PathBuf>> {
+        Box::pin(async move {
+            let path = self.root.join(name);
+            for dir in ["bin", "etc", "tmp", "proc", "dev", "sys"] {
+                std::fs::create_dir_all(path.join(dir)).unwrap();
+            }
+            std::fs::write(
+                path.join("etc/passwd"),
+                "root:x:0:0:root:/root:/bin/sh\nweb:x:100:101::/:/bin/sh\n",
+            )
+            .unwrap();
+            std::fs::write(path.join("etc/group"), "root:x:0:\nweb:x:101:\nextra:x:102:web\n").unwrap();
+            std::fs::copy("/bin/busybox", path.join("bin/busybox")).unwrap();
+            for applet in [
+                "sh", "sleep", "echo", "cat", "hostname", "ps", "id", "env", "true", "false", "kill", "dd",
+                "head", "yes", "df", "mount", "nc", "touch", "ls",
+            ] {
+                std::os::unix::fs::symlink("busybox", path.join("bin").join(applet)).unwrap();
+            }
+            Ok(path)
+        })
+    }
+
+    fn remove_rootfs<'a>(&'a self, name: &'a str) -> Local<'a, RuntimeResult<()>> {
+        let _ = std::fs::remove_dir_all(self.root.join(name));
+        Box::pin(async { Ok(()) })
+    }
+
+    fn rootfs_names(&self) -> Local<'_, RuntimeResult<Vec<String>>> {
+        let entries = std::fs::read_dir(&self.root).into_iter().flatten().flatten();
+        let names = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
+        Box::pin(async { Ok(names) })
+    }
+
+    fn written<'a>(&'a self, _: &'a str) -> Local<'a, Option<(u64, u64)>> {
+        Box::pin(async { Some((4096, 1)) })
+    }
+}
+
+/// The configuration of a container that runs a script.
+pub fn script(name: &str, script: &str) -> cri::ContainerConfig {
+    let options = cri::NamespaceOption { pid: cri::NamespaceMode::Container.into(), ..Default::default() };
+    cri::ContainerConfig {
+        metadata: Some(cri::ContainerMetadata { name: name.into(), attempt: 0 }),
+        image: Some(cri::ImageSpec { image: "busybox".into(), ..Default::default() }),
+        command: vec!["/bin/sh".into(), "-c".into(), script.into()],
+        log_path: format!("{name}.log"),
+        labels: [("container".to_owned(), name.to_owned())].into(),
+        linux: Some(cri::LinuxContainerConfig {
+            security_context: Some(cri::LinuxContainerSecurityContext {
+                namespace_options: Some(options),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+pub async fn create(
+    runtime: &Embedded,
+    sandbox: &str,
+    config: cri::ContainerConfig,
+) -> RuntimeResult<String> {
+    let request = cri::CreateContainerRequest {
+        pod_sandbox_id: sandbox.into(),
+        config: Some(config),
+        sandbox_config: None,
+    };
+    Ok(runtime.create_container_cri(request).await?.container_id)
+}
+
+pub async fn start(runtime: &Embedded, id: &str) -> RuntimeResult<()> {
+    runtime.start_container_cri(cri::StartContainerRequest { container_id: id.into() }).await.map(drop)
+}
+
+/// Creates and starts a container.
+pub async fn run_container(runtime: &Embedded, sandbox: &str, config: cri::ContainerConfig) -> String {
+    let id = create(runtime, sandbox, config).await.unwrap();
+    start(runtime, &id).await.unwrap();
+    id
+}
+
+pub async fn container_of(runtime: &Embedded, id: &str) -> cri::ContainerStatus {
+    let request = cri::ContainerStatusRequest { container_id: id.into(), verbose: false };
+    runtime.container_status_cri(request).await.unwrap().status.unwrap()
+}
+
+/// Waits for the container's end.
+pub async fn exited(runtime: &Embedded, id: &str) -> cri::ContainerStatus {
+    for _ in 0..500 {
+        let status = container_of(runtime, id).await;
+        if status.state() == cri::ContainerState::ContainerExited {
+            return status;
+        }
+        async_io::Timer::after(std::time::Duration::from_millis(20)).await;
+    }
+    panic!("container {id} does not end: {:?}", container_of(runtime, id).await);
+}
+
+pub async fn exec(runtime: &Embedded, id: &str, script: &str) -> RuntimeResult<cri::ExecSyncResponse> {
+    let request = cri::ExecSyncRequest {
+        container_id: id.into(),
+        cmd: vec!["/bin/sh".into(), "-c".into(), script.into()],
+        timeout: 10,
+    };
+    runtime.exec_sync_cri(request).await
+}
+
+pub fn output(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The configuration of a pod's sandbox.
+pub fn pod(name: &str) -> cri::PodSandboxConfig {
+    let metadata = cri::PodSandboxMetadata {
+        name: name.into(),
+        uid: format!("uid-{name}"),
+        namespace: "default".into(),
+        attempt: 0,
+    };
+    let options = cri::NamespaceOption { pid: cri::NamespaceMode::Container.into(), ..Default::default() };
+    cri::PodSandboxConfig {
+        metadata: Some(metadata),
+        hostname: name.into(),
+        labels: [("app".to_owned(), name.to_owned())].into(),
+        linux: Some(cri::LinuxPodSandboxConfig {
+            security_context: Some(cri::LinuxSandboxSecurityContext {
+                namespace_options: Some(options),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+/// Runs a sandbox; its id.
+pub async fn run_sandbox(runtime: &Embedded, config: cri::PodSandboxConfig) -> String {
+    let request = cri::RunPodSandboxRequest { config: Some(config), runtime_handler: String::new() };
+    runtime.run_pod_sandbox_cri(request).await.unwrap().pod_sandbox_id
+}
+
+pub async fn status_of(runtime: &Embedded, sandbox: &str) -> cri::PodSandboxStatus {
+    let request = cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.into(), verbose: false };
+    runtime.pod_sandbox_status_cri(request).await.unwrap().status.unwrap()
+}
+
+pub async fn stop_sandbox(runtime: &Embedded, sandbox: &str) {
+    let request = cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.into() };
+    runtime.stop_pod_sandbox_cri(request).await.unwrap();
+}
+
+pub async fn remove_sandbox(runtime: &Embedded, sandbox: &str) {
+    let request = cri::RemovePodSandboxRequest { pod_sandbox_id: sandbox.into() };
+    runtime.remove_pod_sandbox_cri(request).await.unwrap();
+}
+
+pub async fn list_sandboxes(runtime: &Embedded) -> Vec<cri::PodSandbox> {
+    runtime.list_pod_sandbox_cri(cri::ListPodSandboxRequest::default()).await.unwrap().items
+}

@@ -1,0 +1,18 @@
+//! The embedded runtime on a real OCI runtime and real CNI plugins. Root only; `make embedded` runs it.
+
+#![allow(missing_docs, unreachable_pub, clippy::pedantic, clippy::unwrap_used, clippy::expect_used)]
+
+mod cni;
+#[path = "../common/mod.rs"]
+mod common;
+mod container;
+mod crash;
+mod images;
+mod machine;
+mod monitor;
+mod recovery;
+mod registry;
+mod sandbox;
+mod spec;
+mod spec_containerd;
+mod streams;

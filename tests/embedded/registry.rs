@@ -1,0 +1,131 @@
+//! Pulls from a registry of the tests into the image store on the disk.
+
+#[path = "../common/registry.rs"]
+mod server;
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::rc::Rc;
+use std::time::Duration;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use smol::block_on;
+use smolet::blocking::Blocking;
+use smolet::clock::{SharedClock, SystemClock};
+use smolet::image_store::{Digest, ImageStore, RootfsOptions};
+use smolet::registry::{Hosts, Platform, Registries};
+
+use server::{Auth, Faults, LOGIN, Registry};
+
+/// A directory below /var/tmp, with its mounts removed at the end.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
+        for point in points.filter(|point| point.starts_with(&self.0)).collect::<Vec<_>>().iter().rev() {
+            let _ = rustix::mount::unmount(point, rustix::mount::UnmountFlags::DETACH);
+        }
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// An agent's side: dropped and made again, it has what is on the disk.
+fn agent(root: &Path) -> (ImageStore, Registries) {
+    let blocking = Rc::new(Blocking::on_this_thread());
+    let store = block_on(ImageStore::open(&root.join("images"), blocking.clone())).unwrap();
+    let clock: SharedClock = Rc::new(SystemClock);
+    (store, Registries::new(Hosts::default(), Platform::new("linux", "amd64", ""), clock, blocking))
+}
+
+/// A gzip layer with a file of that size, and the digest of its archive.
+fn layer(root: &Path, name: &str, bytes: &[u8]) -> (Vec<u8>, Digest) {
+    let directory = root.join(format!("layer-{name}"));
+    fs::create_dir_all(&directory).unwrap();
+    fs::write(directory.join(name), bytes).unwrap();
+    let tar = Command::new("tar")
+        .args(["--owner=0", "--group=0", "-C"])
+        .arg(&directory)
+        .args(["-cf", "-", name])
+        .output()
+        .unwrap();
+    assert!(tar.status.success());
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+    gzip.write_all(&tar.stdout).unwrap();
+    (gzip.finish().unwrap(), Digest::of(&tar.stdout))
+}
+
+#[test]
+fn a_pull_over_a_cut_link_goes_on_after_a_restart_of_the_agent() {
+    let folder = Folder(PathBuf::from(format!("/var/tmp/smolet-registry-{}", std::process::id())));
+    let root = folder.0.as_path();
+    fs::create_dir_all(root).unwrap();
+    let mut random = fastrand::Rng::with_seed(7);
+    let large: Vec<u8> = std::iter::repeat_with(|| random.u8(..)).take(40 << 20).collect();
+    let layers = [layer(root, "large", &large), layer(root, "small", b"hello")];
+    let size: u64 = layers.iter().map(|(bytes, _)| bytes.len() as u64).sum();
+    let registry = Registry::start();
+    let target = registry.put_layers("team/app", "1", &[("amd64", "")], &layers);
+    let image = format!("{}/team/app:1", registry.host());
+    let auth = smolet::proto::runtime::v1::AuthConfig {
+        username: LOGIN.0.into(),
+        password: LOGIN.1.into(),
+        ..Default::default()
+    };
+    let faults = Faults { cut: Some((3_000_000, u32::MAX)), ..Faults::default() };
+    registry.set(Auth::TokenForLogin, faults.clone());
+
+    let (store, registries) = agent(root);
+    let dropped_at = block_on(async {
+        let pull = async { Err(registries.pull(&store, &image, Some(&auth)).await) };
+        let enough = async {
+            loop {
+                let received: u64 = registries
+                    .running()
+                    .iter()
+                    .flat_map(|(_, layers)| layers)
+                    .map(|layer| layer.received)
+                    .sum();
+                if received > 30 << 20 {
+                    return Ok(received);
+                }
+                async_io::Timer::after(Duration::from_millis(5)).await;
+            }
+        };
+        smol::future::or(enough, pull).await
+    });
+    let dropped_at = dropped_at.expect("it is dropped in its midst");
+    assert!(registries.running().is_empty());
+    assert!(store.resolve(&image).is_none(), "nothing is seen of the image");
+    drop((store, registries));
+    let before = registry.sent();
+
+    let (store, registries) = agent(root);
+    registry.set(Auth::TokenForLogin, faults);
+    let pulled = block_on(registries.pull(&store, &image, Some(&auth))).unwrap();
+    let again = registry.sent();
+    println!("{dropped_at} bytes had arrived, {before} and {again} were sent of {size}");
+    // The last restart point is at most 16 MiB back.
+    assert!(again < size - (12 << 20), "{again} of {size}");
+    assert!(pulled.repo_digest.ends_with(&format!("/team/app@{target}")));
+    let stored = store.resolve(&image).expect("the image");
+    assert_eq!(stored.id.to_string(), pulled.id);
+    let made = block_on(store.rootfs("c1", &stored, &RootfsOptions::default())).unwrap();
+    assert!(fs::read(made.path.join("large")).unwrap() == large);
+    assert_eq!(fs::read(made.path.join("small")).unwrap(), b"hello");
+    block_on(store.remove_rootfs("c1")).unwrap();
+
+    registry.set(Auth::TokenForLogin, Faults::default());
+    assert_eq!(block_on(registries.pull(&store, &image, Some(&auth))).unwrap(), pulled);
+    assert_eq!(registry.sent(), 0, "it is there");
+    registry.set(Auth::Anyone, Faults::default());
+    let other = image.replace(":1", ":2");
+    registry.put_layers("team/app", "2", &[("amd64", "")], &layers);
+    block_on(registries.pull(&store, &other, None)).unwrap();
+    assert_eq!(store.resolve(&other).unwrap().id, stored.id, "a further tag");
+    assert_eq!(registry.sent(), 0);
+}

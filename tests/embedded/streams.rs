@@ -1,0 +1,346 @@
+//! `exec`, `attach` and `port-forward` to real containers through the streaming server, and the CRI on its socket.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
+use std::rc::Rc;
+use std::time::Duration;
+
+use smol::channel::{Receiver, bounded};
+use smolet::clock::SystemClock;
+use smolet::cri::{Runtime as _, StreamRequest};
+use smolet::cri_server::CriServer;
+use smolet::grpc::{Channel, Code, GrpcError};
+use smolet::proto::runtime::v1 as cri;
+use smolet::runtime::Embedded;
+use smolet::streaming::command::{self, Ending, Size, Streams};
+use smolet::streaming::upgrade::{COMMAND_PROTOCOL, FORWARD_PROTOCOL, connect};
+use smolet::streaming::{Connection, forward};
+
+use super::machine::{
+    Machine, create, exec, exited, remove_sandbox, run_container, run_sandbox, script, start, stop_sandbox,
+};
+
+/// Opens the runtime with its streaming server.
+async fn open(machine: &Machine) -> Embedded {
+    let runtime = machine.open().await;
+    let serve = runtime.serve_streams(&machine.executor).unwrap();
+    machine.executor.spawn("streaming server", serve).detach();
+    runtime
+}
+
+async fn of_url(runtime: &Embedded, request: StreamRequest) -> Connection {
+    let protocol = match &request {
+        StreamRequest::PortForward(_) => FORWARD_PROTOCOL,
+        StreamRequest::Exec(_) | StreamRequest::Attach(_) => COMMAND_PROTOCOL,
+    };
+    connect(&runtime.streaming_url(request).await.unwrap(), protocol).await.unwrap()
+}
+
+struct Ran {
+    ending: Result<Ending, String>,
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+}
+
+/// Moves the streams with that input; an input that is left open ends with the command.
+async fn run(connection: Connection, input: Option<(Vec<u8>, bool)>, size: Option<Size>) -> Ran {
+    let (stdout, out) = bounded(4);
+    let (stderr, err) = bounded(4);
+    let (to_stdin, stdin) = bounded(4);
+    let (to_sizes, sizes) = bounded(1);
+    let streams = Streams {
+        stdin: input.is_some().then_some(stdin),
+        stdout,
+        stderr: size.is_none().then_some(stderr),
+        sizes: size.is_some().then_some(sizes),
+    };
+    let all = |of: Receiver<Vec<u8>>| async move {
+        let mut all = Vec::new();
+        while let Ok(bytes) = of.recv().await {
+            all.extend(bytes);
+        }
+        all
+    };
+    let feed = async {
+        if let Some(size) = size {
+            to_sizes.send(size).await.unwrap();
+        }
+        if let Some((bytes, ends)) = input {
+            for piece in bytes.chunks(32 * 1024) {
+                let _ = to_stdin.send(piece.to_vec()).await;
+            }
+            if ends {
+                drop(to_stdin);
+                return None;
+            }
+        }
+        Some(to_stdin)
+    };
+    let outputs = smol::future::zip(all(out), all(err));
+    let ((ending, _stdin), (stdout, stderr)) =
+        smol::future::zip(smol::future::zip(command::run(connection, streams), feed), outputs).await;
+    Ran { ending, stdout, stderr }
+}
+
+fn command(id: &str, script: &str, stdin: bool, tty: bool) -> StreamRequest {
+    let cmd = ["/bin/sh", "-c", script].map(str::to_owned).to_vec();
+    StreamRequest::Exec(cri::ExecRequest {
+        container_id: id.into(),
+        cmd,
+        tty,
+        stdin,
+        stdout: true,
+        stderr: !tty,
+    })
+}
+
+#[test]
+fn commands_are_executed_with_their_streams() {
+    let machine = Machine::new();
+    machine.run(async {
+        let runtime = open(&machine).await;
+        let sandbox = run_sandbox(&runtime, machine.pod("exec")).await;
+        let id = run_container(&runtime, &sandbox, script("app", "sleep 1000")).await;
+
+        let ran = of_url(&runtime, command(&id, "echo out; echo err >&2; exit 7", false, false)).await;
+        let Ran { ending, stdout, stderr } = run(ran, None, None).await;
+        assert_eq!((ending, &*stdout, &*stderr), (Ok(Ending::Exit(7)), &b"out\n"[..], &b"err\n"[..]));
+
+        let words = vec![b'w'; 1 << 20];
+        let ran = of_url(&runtime, command(&id, "cat", true, false)).await;
+        let Ran { ending, stdout, .. } = run(ran, Some((words.clone(), true)), None).await;
+        assert_eq!((ending, stdout == words), (Ok(Ending::Exit(0)), true));
+
+        let ran = of_url(&runtime, command(&id, "head -c 1 > /dev/null; kill -9 $$", true, false)).await;
+        let Ran { ending, .. } = run(ran, Some((words, false)), None).await;
+        assert_eq!(ending, Ok(Ending::Exit(137)), "input that nobody reads");
+
+        let request = cri::ExecRequest {
+            container_id: id.clone(),
+            cmd: vec!["/bin/nothing".into()],
+            stdout: true,
+            stderr: true,
+            ..Default::default()
+        };
+        let Ran { ending, .. } = run(of_url(&runtime, StreamRequest::Exec(request)).await, None, None).await;
+        let why = ending.unwrap_err();
+        assert!(why.contains("failed to exec in container") && why.contains("no such file"), "{why}");
+
+        // A client that goes takes its command along.
+        let ran = of_url(&runtime, command(&id, "echo begun; exec sleep 4242", false, false)).await;
+        let (stdout, out) = bounded(4);
+        let (stderr, _err) = bounded(4);
+        let streams = Streams { stdin: None, stdout, stderr: Some(stderr), sizes: None };
+        let begun = async {
+            assert_eq!(out.recv().await.unwrap(), b"begun\n");
+            None
+        };
+        let ended = smol::future::or(async { Some(command::run(ran, streams).await) }, begun).await;
+        assert_eq!(ended, None);
+        let mut listed = String::new();
+        for _ in 0..100 {
+            listed = String::from_utf8(exec(&runtime, &id, "ps").await.unwrap().stdout).unwrap();
+            if !listed.contains("sleep 4242") {
+                break;
+            }
+            async_io::Timer::after(Duration::from_millis(50)).await;
+        }
+        assert!(!listed.contains("sleep 4242"), "{listed}");
+        stop_sandbox(&runtime, &sandbox).await;
+        remove_sandbox(&runtime, &sandbox).await;
+    });
+    machine.assert_clean();
+}
+
+#[test]
+fn a_command_has_a_terminal_of_the_clients_size() {
+    let machine = Machine::new();
+    machine.run(async {
+        let runtime = open(&machine).await;
+        let sandbox = run_sandbox(&runtime, machine.pod("tty")).await;
+        let id = run_container(&runtime, &sandbox, script("app", "sleep 1000")).await;
+        let text = "until [ \"$(busybox stty size)\" = '43 132' ]; do busybox usleep 50000; done; \
+            read line; echo \"$TERM $line\"; exit 5";
+        let ran = of_url(&runtime, command(&id, text, true, true)).await;
+        let input = Some((b"typed\n".to_vec(), false));
+        let Ran { ending, stdout, .. } = run(ran, input, Some(Size { width: 132, height: 43 })).await;
+        let stdout = String::from_utf8(stdout).unwrap();
+        assert_eq!(ending, Ok(Ending::Exit(5)), "{stdout:?}");
+        assert!(stdout.ends_with("xterm typed\r\n"), "{stdout:?}");
+        stop_sandbox(&runtime, &sandbox).await;
+        remove_sandbox(&runtime, &sandbox).await;
+    });
+    machine.assert_clean();
+}
+
+#[test]
+fn a_client_attaches_to_a_container() {
+    let machine = Machine::new();
+    machine.run(async {
+        let runtime = open(&machine).await;
+        let sandbox = run_sandbox(&runtime, machine.pod("attach")).await;
+        let mut config = script("app", "read line; echo \"got $line\"; echo bad >&2; exit 4");
+        config.stdin = true;
+        let id = create(&runtime, &sandbox, config).await.unwrap();
+        start(&runtime, &id).await.unwrap();
+        let request = cri::AttachRequest {
+            container_id: id.clone(),
+            stdin: true,
+            tty: false,
+            stdout: true,
+            stderr: true,
+        };
+        let attached = of_url(&runtime, StreamRequest::Attach(request)).await;
+        let Ran { ending, stdout, stderr } = run(attached, Some((b"words\n".to_vec(), false)), None).await;
+        assert_eq!((ending, &*stdout, &*stderr), (Ok(Ending::Exit(0)), &b"got words\n"[..], &b"bad\n"[..]));
+        assert_eq!(exited(&runtime, &id).await.exit_code, 4);
+        stop_sandbox(&runtime, &sandbox).await;
+        remove_sandbox(&runtime, &sandbox).await;
+    });
+    machine.assert_clean();
+}
+
+#[test]
+fn ports_of_a_pod_are_forwarded() {
+    let machine = Machine::new();
+    machine.run(async {
+        let runtime = open(&machine).await;
+        let sandbox = run_sandbox(&runtime, machine.pod("forward")).await;
+        let id =
+            run_container(&runtime, &sandbox, script("app", "while true; do nc -l -p 8080 -e cat; done"))
+                .await;
+        while exec(&runtime, &id, "busybox netstat -ltn | busybox grep -q 8080").await.unwrap().exit_code != 0
+        {
+            async_io::Timer::after(Duration::from_millis(50)).await;
+        }
+        for (port, is_open) in [(8080, true), (9, false)] {
+            let near = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+            let address = near.local_addr().unwrap();
+            let user = std::thread::spawn(move || {
+                let mut socket = TcpStream::connect(address).unwrap();
+                let _ = socket.write_all(b"through the pod");
+                let _ = socket.shutdown(Shutdown::Write);
+                let mut came = Vec::new();
+                let _ = socket.read_to_end(&mut came);
+                came
+            });
+            let request =
+                cri::PortForwardRequest { pod_sandbox_id: sandbox.clone(), port: vec![port.into()] };
+            let connection = of_url(&runtime, StreamRequest::PortForward(request)).await;
+            let local = async_io::Async::new(near.accept().unwrap().0).unwrap();
+            let ended = forward::run(connection, &local, port).await;
+            drop(local);
+            let came = user.join().unwrap();
+            if is_open {
+                assert_eq!((ended, &*came), (Ok(()), &b"through the pod"[..]));
+            } else {
+                let why = ended.unwrap_err();
+                assert!(why.contains("localhost:9 inside the pod's network: Connection refused"), "{why}");
+            }
+        }
+        stop_sandbox(&runtime, &sandbox).await;
+        remove_sandbox(&runtime, &sandbox).await;
+    });
+    machine.assert_clean();
+}
+
+#[test]
+fn the_cri_is_served_on_a_socket() {
+    let machine = Machine::new();
+    machine.run(async {
+        let runtime = open(&machine).await;
+        let path = machine.root.join("cri.sock");
+        let server = CriServer::bind(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let clock = Rc::new(SystemClock);
+        let serve = server.run(Rc::new(runtime.clone()), machine.executor.clone(), clock.clone());
+        let serving = machine.executor.spawn("CRI server", serve);
+        let channel = Channel::new(&path, &machine.executor, clock);
+        macro_rules! call {
+            ($name:literal, $request:expr) => {
+                channel.unary(
+                    concat!("/runtime.v1.RuntimeService/", $name),
+                    &$request,
+                    Some(Duration::from_secs(60)),
+                )
+            };
+        }
+        let version: cri::VersionResponse = call!("Version", cri::VersionRequest::default()).await.unwrap();
+        assert_eq!((&*version.runtime_name, &*version.runtime_api_version), ("smolet", "v1"));
+        let status: cri::StatusResponse = call!("Status", cri::StatusRequest::default()).await.unwrap();
+        assert!(status.status.unwrap().conditions.iter().any(|condition| condition.r#type == "RuntimeReady"));
+
+        let mut events = channel
+            .server_stream("/runtime.v1.RuntimeService/GetContainerEvents", &cri::GetEventsRequest {}, None)
+            .await
+            .unwrap();
+        let listed: cri::ListContainersResponse =
+            call!("ListContainers", cri::ListContainersRequest::default()).await.unwrap();
+        assert_eq!(listed.containers.len(), 0, "and by now the events are followed");
+        let config = Some(machine.pod("cri"));
+        let request = cri::RunPodSandboxRequest { config: config.clone(), runtime_handler: String::new() };
+        let cri::RunPodSandboxResponse { pod_sandbox_id } = call!("RunPodSandbox", request).await.unwrap();
+        let request = cri::CreateContainerRequest {
+            pod_sandbox_id: pod_sandbox_id.clone(),
+            config: Some(script("app", "sleep 1000")),
+            sandbox_config: config,
+        };
+        let cri::CreateContainerResponse { container_id } = call!("CreateContainer", request).await.unwrap();
+        let request = cri::StartContainerRequest { container_id: container_id.clone() };
+        let _: cri::StartContainerResponse = call!("StartContainer", request).await.unwrap();
+        loop {
+            let event: cri::ContainerEventResponse = events.next().await.unwrap().expect("an event");
+            if event.container_id == container_id
+                && event.container_event_type() == cri::ContainerEventType::ContainerStartedEvent
+            {
+                assert_eq!(event.containers_statuses.len(), 1);
+                break;
+            }
+        }
+        let mut stream = channel
+            .server_stream(
+                "/runtime.v1.RuntimeService/StreamContainers",
+                &cri::ListContainersRequest::default(),
+                None,
+            )
+            .await
+            .unwrap();
+        let part: cri::ListContainersResponse = stream.next().await.unwrap().expect("a message");
+        assert_eq!(part.containers[0].id, container_id);
+        assert_eq!(stream.next::<cri::ListContainersResponse>().await, Ok(None));
+        let request = cri::ContainerStatsRequest { container_id: container_id.clone() };
+        let stats: cri::ContainerStatsResponse = call!("ContainerStats", request).await.unwrap();
+        assert!(stats.stats.unwrap().cpu.is_some());
+        let request = cri::ExecSyncRequest {
+            container_id: container_id.clone(),
+            cmd: vec!["/bin/hostname".into()],
+            timeout: 10,
+        };
+        let ran: cri::ExecSyncResponse = call!("ExecSync", request).await.unwrap();
+        assert_eq!((&*ran.stdout, ran.exit_code), (&b"cri\n"[..], 0));
+        let request = cri::ExecRequest {
+            container_id,
+            cmd: vec!["/bin/true".into()],
+            stdout: true,
+            ..Default::default()
+        };
+        let url: cri::ExecResponse = call!("Exec", request).await.unwrap();
+        assert!(url.url.starts_with("http://127.0.0.1:"));
+
+        let gone = cri::ContainerStatusRequest { container_id: "none".into(), verbose: false };
+        let answer: Result<cri::ContainerStatusResponse, _> = call!("ContainerStatus", gone).await;
+        assert!(matches!(answer, Err(GrpcError::Status { code: Code::NOT_FOUND, .. })), "{answer:?}");
+        let answer: Result<cri::ExecResponse, _> =
+            call!("CheckpointContainer", cri::CheckpointContainerRequest::default()).await;
+        assert!(matches!(answer, Err(GrpcError::Status { code: Code::UNIMPLEMENTED, .. })), "{answer:?}");
+
+        let request = cri::StopPodSandboxRequest { pod_sandbox_id: pod_sandbox_id.clone() };
+        let _: cri::StopPodSandboxResponse = call!("StopPodSandbox", request).await.unwrap();
+        let request = cri::RemovePodSandboxRequest { pod_sandbox_id };
+        let _: cri::RemovePodSandboxResponse = call!("RemovePodSandbox", request).await.unwrap();
+        serving.cancel().await;
+        assert!(!path.exists());
+    });
+    machine.assert_clean();
+}
