@@ -190,9 +190,10 @@ async fn embedded(wait: &Wait<'_>) -> Result<FoundRuntime, String> {
         (config.embedded.clone(), config.root_dir.join("runtime"), config.runtime_run_dir());
     let (cgroup_driver, cgroup_mounts) = (config.cgroup_driver, config.cgroup_mounts.clone());
     let settings = blocking.run(move || {
-        // The program of this process, be its file replaced by an upgrade.
-        let program = Path::new("/proc/self/exe");
-        let mut settings = Settings::of_machine(&root_dir, &run_dir, program, &cgroup_mounts);
+        // Its file, which the OCI runtime can mount for a pause process; after an upgrade replaced it the program of this process.
+        let file = std::env::current_exe().ok().filter(|file| file.exists());
+        let program = file.unwrap_or_else(|| Path::new("/proc/self/exe").to_owned());
+        let mut settings = Settings::of_machine(&root_dir, &run_dir, &program, &cgroup_mounts);
         settings.handlers.extend(given.oci_runtimes);
         settings.cni_conf_dir = given.cni_conf_dir;
         settings.cni_bin_dirs = given.cni_bin_dirs;
