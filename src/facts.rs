@@ -14,6 +14,22 @@ use crate::eviction::Signal;
 use crate::filesystem::Filesystem;
 use crate::render::{CgroupVersion, NodeSettings, admission};
 use crate::resolv_conf;
+use crate::runtime;
+
+/// The settings of the embedded runtime.
+pub fn embedded_runtime(config: &Config) -> runtime::Settings {
+    // The program's file, which the OCI runtime can mount for a pause process; after an upgrade has replaced it the program of this
+    // process.
+    let file = std::env::current_exe().ok().filter(|file| file.exists());
+    let program = file.unwrap_or_else(|| Path::new("/proc/self/exe").to_owned());
+    let (root_dir, run_dir) = (config.root_dir.join("runtime"), config.runtime_run_dir());
+    let mut settings = runtime::Settings::of_machine(&root_dir, &run_dir, &program, &config.cgroup_mounts);
+    settings.handlers.extend(config.embedded.oci_runtimes.iter().cloned());
+    settings.cni_conf_dir.clone_from(&config.embedded.cni_conf_dir);
+    settings.cni_bin_dirs.clone_from(&config.embedded.cni_bin_dirs);
+    settings.cgroup_driver = config.cgroup_driver;
+    settings
+}
 
 /// The node's settings for rendering, with the given name. What cannot be read counts as absent.
 pub fn node_settings(config: &Config, node_name: &str) -> NodeSettings {

@@ -12,10 +12,10 @@ use crate::clock::{Clock as _, SharedClock, SystemClock};
 use crate::cni::{self, RuntimeSettings};
 use crate::config::{Config, Flags};
 use crate::cri::choice::{RuntimeChoice, choose_here};
-use crate::cri::endpoint::{Candidates, Origin};
 use crate::cri::{GrpcRuntime, Image, Runtime as _, RuntimeCondition, convert, endpoint};
 use crate::eviction::{Amount, Signal};
 use crate::executor::Executor;
+use crate::facts::embedded_runtime;
 use crate::filesystem::Filesystem;
 use crate::image::name::is_of_a_pause;
 use crate::kernel_tunables::{self, Differing};
@@ -25,6 +25,7 @@ use crate::limits::{
 };
 use crate::model::{SandboxState, Wall};
 use crate::render::CgroupDriver;
+use crate::runtime::readiness;
 
 /// All facts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,6 +88,8 @@ pub struct RuntimeFacts {
     pub runtime_cgroup_driver: Option<CgroupDriver>,
     /// The cgroup driver in its configuration, if it shows that.
     pub cgroup_driver_set: Option<CgroupDriver>,
+    /// It is the embedded runtime: judged by what this machine has, as it needs no running agent for that.
+    pub is_embedded: bool,
 }
 
 /// Another node agent.
@@ -216,10 +219,7 @@ async fn runtime(
     let none = |error: String| (Err(error), RuntimeSettings::parse(None), None);
     let candidates = match choose_here(config.runtime_endpoint.as_deref(), &config.root_dir) {
         Ok(RuntimeChoice::Sockets(candidates)) => candidates,
-        // While the agent runs it answers on its own socket.
-        Ok(RuntimeChoice::Embedded) => {
-            Candidates { origin: Origin::Flag, sockets: vec![config.cri_socket()] }
-        }
+        Ok(RuntimeChoice::Embedded) => return embedded(config),
         Err(error) => return none(error),
     };
     let found = match endpoint::find(&candidates, executor, &clock).await {
@@ -255,8 +255,30 @@ async fn runtime(
         foreign_sandboxes,
         runtime_cgroup_driver,
         cgroup_driver_set: settings.cgroup_driver,
+        is_embedded: false,
     };
     (Ok(facts), settings, images.first().map(|images| images.mountpoint.to_string()))
+}
+
+/// The embedded runtime, by what it would find here.
+fn embedded(config: &Config) -> (Result<RuntimeFacts, String>, RuntimeSettings, Option<String>) {
+    let settings = embedded_runtime(config);
+    let facts = RuntimeFacts {
+        socket: config.cri_socket().display().to_string(),
+        version: format!("smolet {}", env!("CARGO_PKG_VERSION")),
+        conditions: Ok(readiness(&settings)),
+        pause_image: None,
+        foreign_sandboxes: None,
+        runtime_cgroup_driver: None,
+        cgroup_driver_set: None,
+        is_embedded: true,
+    };
+    let cni = RuntimeSettings {
+        cni_conf_dir: settings.cni_conf_dir.display().to_string(),
+        cni_bin_dirs: settings.cni_bin_dirs.iter().map(|dir| dir.display().to_string()).collect(),
+        cgroup_driver: None,
+    };
+    (Ok(facts), cni, Some(settings.root_dir.display().to_string()))
 }
 
 /// The first image with a name like a pause image's.

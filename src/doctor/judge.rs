@@ -55,7 +55,8 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     findings.push(other_agents(&facts.kubelets, facts.runtime.as_ref().ok()));
     if let Ok(runtime) = &facts.runtime {
         findings.extend(cgroup_driver(facts.cgroup_driver, runtime));
-        findings.push(pause_image(runtime));
+        // The embedded runtime needs none.
+        findings.extend((!runtime.is_embedded).then(|| pause_image(runtime)));
     }
     findings.push(network(&facts.cni, facts.runtime.as_ref().ok()));
     findings.extend(facts.disks.iter().map(disk));
@@ -119,7 +120,11 @@ fn runtime(runtime: &Result<RuntimeFacts, String>) -> Finding {
         // The message contains its remedy.
         Err(why) => return Finding::problem(CHECK, why.as_str(), ""),
     };
-    let shown = format!("{} at {}", facts.version, facts.socket);
+    let shown = if facts.is_embedded {
+        format!("{}, embedded", facts.version)
+    } else {
+        format!("{} at {}", facts.version, facts.socket)
+    };
     let conditions = match &facts.conditions {
         Ok(conditions) => conditions,
         Err(why) => {
@@ -128,6 +133,8 @@ fn runtime(runtime: &Result<RuntimeFacts, String>) -> Finding {
         }
     };
     match conditions.iter().find(|condition| !condition.status && &*condition.kind == "RuntimeReady") {
+        // The message contains its remedy.
+        Some(not) if facts.is_embedded => Finding::problem(CHECK, format!("{shown}: {}", not.message), ""),
         Some(not) => {
             let message = format!("{shown} is not ready ({}: {})", not.reason, not.message);
             Finding::problem(CHECK, message, "see its log, and restart it")
@@ -232,6 +239,17 @@ fn tunables(differing: &[Differing]) -> Finding {
 
 fn network(cni: &CniFacts, runtime: Option<&RuntimeFacts>) -> Finding {
     const CHECK: &str = "cni";
+    let conditions = runtime.and_then(|runtime| runtime.conditions.as_ref().ok());
+    let not_ready = conditions.into_iter().flatten().find(|c| !c.status && &*c.kind == "NetworkReady");
+    if cni.configuration.is_none() && runtime.is_some_and(|runtime| runtime.is_embedded) {
+        // It has a network of its own then; the message contains its remedy.
+        return match not_ready {
+            Some(not) => Finding::problem(CHECK, &*not.message, ""),
+            None => {
+                Finding::ok(CHECK, format!("the embedded runtime's own network ({} is empty)", cni.conf_dir))
+            }
+        };
+    }
     let (file, plugins) = match &cni.configuration {
         None => {
             let message = format!("no configuration in {}: pods get no network of their own", cni.conf_dir);
@@ -250,8 +268,6 @@ fn network(cni: &CniFacts, runtime: Option<&RuntimeFacts>) -> Finding {
                     runtime's configuration";
         return Finding::problem(CHECK, message, mend);
     }
-    let conditions = runtime.and_then(|runtime| runtime.conditions.as_ref().ok());
-    let not_ready = conditions.into_iter().flatten().find(|c| !c.status && &*c.kind == "NetworkReady");
     match not_ready {
         Some(not) => {
             let message = format!("the runtime's network is not ready ({}: {})", not.reason, not.message);

@@ -3,40 +3,45 @@
 //!
 //! The pods are those that smolet has made there for this node, by their annotation; what another agent runs stays. Their containers
 //! get their grace periods, without preStop hooks: the pods' definitions are not known yet. Once nothing of them is left the drain
-//! costs two calls at each start, and the flag can be removed.
+//! costs two calls at each start, and the flag can be removed. A runtime that does not answer is an error: its containers may run on
+//! while it is stopped.
 
-use std::path::Path;
 use std::rc::Rc;
 
 use crate::clock::SharedClock;
+use crate::cri::choice::RuntimeChoice;
 use crate::cri::endpoint::{Candidates, Origin, find};
 use crate::cri::{Runtime, RuntimeResult};
 use crate::executor::Executor;
 use crate::model::{ContainerId, ContainerItem, ContainerState, PodUid, SandboxId, SandboxItem};
 use crate::sync::order::restored_grace_period;
 
-/// Ends and removes this node's pods in the runtime at `endpoint`.
+/// Ends and removes this node's pods in the runtime at `endpoint`, which the node leaves for the chosen one.
 ///
 /// # Errors
-/// One sentence that says how to fix it: the runtime does not answer, or a pod could not be ended. All were tried.
+/// One sentence that says how to fix it: it may be the runtime that is used, it does not answer (its containers may run on, also while
+/// its socket is missing), or a pod could not be ended. All were tried.
 pub(super) async fn drain(
     endpoint: &str,
+    chosen: &RuntimeChoice,
     node: &str,
     executor: &Rc<Executor>,
     clock: &SharedClock,
 ) -> Result<(), String> {
     let candidates = Candidates::one(Origin::Drain, endpoint).map_err(|error| error.to_string())?;
-    // The runtime has been removed already, and its pods with it.
-    if let [socket] = candidates.sockets.as_slice()
-        && is_removed(socket)
+    if let RuntimeChoice::Sockets(used) = chosen
+        && candidates.sockets.iter().any(|socket| used.sockets.contains(socket))
     {
-        log::info!(
-            "--drain-runtime {endpoint}: no such socket; there is nothing to drain, and the flag can be removed"
-        );
-        return Ok(());
+        return Err(format!(
+            "--drain-runtime {endpoint}: the node uses this runtime, and its pods would end at each start: name the other one with \
+             --runtime-endpoint, or remove the flag"
+        ));
     }
     let found = find(&candidates, executor, clock).await.map_err(|error| {
-        format!("--drain-runtime: {error}; pods start here once those in the old runtime are ended")
+        format!(
+            "--drain-runtime: {error}; pods start here once those in the old runtime are ended: if it is gone for good, remove \
+             the flag"
+        )
     })?;
     match drain_pods(&found.runtime, node, executor).await {
         Ok(0) => log::info!("--drain-runtime {endpoint}: no pods of this node; the flag can be removed"),
@@ -49,11 +54,6 @@ pub(super) async fn drain(
         }
     }
     Ok(())
-}
-
-/// Whether the socket does not exist. I/O: a look at a local path.
-fn is_removed(socket: &Path) -> bool {
-    matches!(socket.try_exists(), Ok(false))
 }
 
 /// Ends and removes all pods of `node`, all at once; the client limits concurrent stops. Returns their number.

@@ -1,7 +1,6 @@
 //! Waits for the container runtime; meanwhile the local socket says why there are no pods yet.
 
 use std::cell::RefCell;
-use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -18,11 +17,12 @@ use crate::cri::endpoint::{self, Candidates, EndpointError};
 use crate::cri::{Runtime as _, RuntimeHandler, RuntimeVersion};
 use crate::cri_server::CriServer;
 use crate::executor::Executor;
+use crate::facts;
 use crate::image_store::ImageStore;
 use crate::limits::RELIST_RETRY_MAX;
 use crate::registry::{Environment, Hosts, Platform, Registries};
 use crate::render::CgroupDriver;
-use crate::runtime::{Embedded, Settings, StoredImages};
+use crate::runtime::{Embedded, StoredImages};
 use crate::server::{Answer, Query, Question};
 use crate::systemd::notify::Notify;
 
@@ -104,8 +104,9 @@ async fn find_runtime(
     notify: &Notify,
 ) -> Result<FoundRuntime, String> {
     let mut pause = Duration::from_secs(1);
+    let mut is_drained = wait.config.drain_runtime.is_none();
     loop {
-        let error = match try_runtime(wait).await {
+        let error = match try_runtime(wait, &mut is_drained).await {
             Ok(found) => {
                 notify.status("");
                 return Ok(found);
@@ -123,12 +124,13 @@ async fn find_runtime(
     }
 }
 
-/// One try: the runtime that is named, recorded or installed.
-async fn try_runtime(wait: &Wait<'_>) -> Result<FoundRuntime, String> {
+/// One try: the runtime that is named, recorded or installed. The runtime that the node leaves is drained once.
+async fn try_runtime(wait: &Wait<'_>, is_drained: &mut bool) -> Result<FoundRuntime, String> {
     let (config, executor, clock) = (wait.config, wait.executor, wait.clock);
     let choice = choose_here(config.runtime_endpoint.as_deref(), &config.root_dir)?;
-    if let Some(endpoint) = &config.drain_runtime {
-        drain(endpoint, wait.node_name, executor, clock).await?;
+    if let Some(endpoint) = config.drain_runtime.as_deref().filter(|_| !*is_drained) {
+        drain(endpoint, &choice, wait.node_name, executor, clock).await?;
+        *is_drained = true;
     }
     let kind = choice.kind();
     let found = match choice {
@@ -186,21 +188,8 @@ async fn connect(
 async fn embedded(wait: &Wait<'_>) -> Result<FoundRuntime, String> {
     let config = wait.config;
     let (clock, blocking) = (wait.clock.clone(), wait.blocking.clone());
-    let (given, root_dir, run_dir) =
-        (config.embedded.clone(), config.root_dir.join("runtime"), config.runtime_run_dir());
-    let (cgroup_driver, cgroup_mounts) = (config.cgroup_driver, config.cgroup_mounts.clone());
-    let settings = blocking.run(move || {
-        // Its file, which the OCI runtime can mount for a pause process; after an upgrade replaced it the program of this process.
-        let file = std::env::current_exe().ok().filter(|file| file.exists());
-        let program = file.unwrap_or_else(|| Path::new("/proc/self/exe").to_owned());
-        let mut settings = Settings::of_machine(&root_dir, &run_dir, &program, &cgroup_mounts);
-        settings.handlers.extend(given.oci_runtimes);
-        settings.cni_conf_dir = given.cni_conf_dir;
-        settings.cni_bin_dirs = given.cni_bin_dirs;
-        settings.cgroup_driver = cgroup_driver;
-        settings
-    });
-    let settings = settings.await;
+    let of_settings = config.clone();
+    let settings = blocking.run(move || facts::embedded_runtime(&of_settings)).await;
     let store = ImageStore::open(&settings.root_dir.join("images"), blocking.clone()).await;
     let store = store.map_err(|error| format!("the embedded runtime's images: {error}"))?;
     let hosts = Hosts {
@@ -221,13 +210,14 @@ async fn embedded(wait: &Wait<'_>) -> Result<FoundRuntime, String> {
             _ => return Err(why),
         }
     }
+    // A task holds the runtime: none before nothing can fail any more, as a further try opens it again.
+    let version = runtime.version().await.map_err(|error| error.to_string())?;
+    let server = CriServer::bind(&config.cri_socket())?;
     let streams = runtime.serve_streams(wait.executor);
     let streams = streams.map_err(|error| format!("the embedded runtime's streaming server: {error}"))?;
     wait.executor.spawn("streaming server", streams).detach();
-    let server = CriServer::bind(&config.cri_socket())?;
     let serving = server.run(Rc::new(runtime.clone()), wait.executor.clone(), clock.clone());
     wait.executor.spawn("CRI server", serving).detach();
-    let version = runtime.version().await.map_err(|error| error.to_string())?;
     log::info!("runtime {} {}, embedded", version.runtime_name, version.runtime_version);
     Ok(FoundRuntime {
         runtime: NodeRuntime::Embedded(EmbeddedNode::new(runtime, store, &clock)),

@@ -4,11 +4,22 @@ use std::path::Path;
 
 use super::cni::{self, Asked, Plugins};
 use super::settings::Settings;
+use crate::cri::{RuntimeCondition, convert};
 use crate::proto::runtime::v1 as cri;
 
 /// The CRI's conditions.
 pub(super) fn conditions(settings: &Settings, pod_cidr: &str) -> Vec<cri::RuntimeCondition> {
     vec![runtime_ready(settings), network_ready(settings, pod_cidr)]
+}
+
+/// The same of a node without a pod CIDR, without opening the runtime. Blocking.
+pub fn readiness(settings: &Settings) -> Vec<RuntimeCondition> {
+    let conditions = conditions(settings, "");
+    convert::runtime_status(cri::StatusResponse {
+        status: Some(cri::RuntimeStatus { conditions }),
+        ..cri::StatusResponse::default()
+    })
+    .conditions
 }
 
 fn condition(kind: &str, trouble: Option<(&str, String)>) -> cri::RuntimeCondition {

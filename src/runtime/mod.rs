@@ -52,6 +52,7 @@ use context::{Context, full, invalid};
 use exec::Execs;
 use sandbox::{Sandbox, Sandboxes};
 
+pub use conditions::readiness;
 pub use images::{FoundImage, Images, Local};
 pub use pause::main as pause_main;
 pub use settings::{Settings, find_oci_runtime, find_program};

@@ -45,6 +45,7 @@ fn good() -> Facts {
             foreign_sandboxes: None,
             runtime_cgroup_driver: None,
             cgroup_driver_set: None,
+            is_embedded: false,
         }),
         kubelets: Vec::new(),
         cni: CniFacts {
@@ -68,6 +69,43 @@ fn good() -> Facts {
 
 fn runtime_of(facts: &mut Facts) -> &mut RuntimeFacts {
     facts.runtime.as_mut().unwrap()
+}
+
+#[test]
+fn the_embedded_runtime_is_judged_by_what_the_machine_has() {
+    let mut facts = good();
+    let runtime = runtime_of(&mut facts);
+    runtime.is_embedded = true;
+    runtime.version = "smolet 0.1.0".to_owned();
+    runtime.pause_image = None;
+    facts.cni.configuration = None;
+    let said = |facts: &Facts| -> Vec<(&'static str, Level, String)> {
+        let of = |finding: Finding| (finding.check, finding.level, finding.message);
+        judge(facts)
+            .into_iter()
+            .map(of)
+            .filter(|(check, ..)| ["runtime", "cni", "pause image"].contains(check))
+            .collect()
+    };
+    assert_eq!(
+        said(&facts),
+        [
+            ("runtime", Level::Ok, "smolet 0.1.0, embedded".to_owned()),
+            ("cni", Level::Ok, "the embedded runtime's own network (/etc/cni/net.d is empty)".to_owned()),
+        ]
+    );
+    let not =
+        |kind: &str, message: &str| RuntimeCondition { message: message.into(), ..condition(kind, false) };
+    let missing = vec![
+        not("RuntimeReady", "no OCI runtime is installed; apt install crun, or runc"),
+        not("NetworkReady", "plugin bridge is missing; apt install containernetworking-plugins"),
+    ];
+    runtime_of(&mut facts).conditions = Ok(missing);
+    let missing = said(&facts);
+    assert!(
+        missing.iter().all(|(_, level, message)| *level == Level::Problem && message.contains("apt install")),
+        "{missing:?}"
+    );
 }
 
 #[test]
