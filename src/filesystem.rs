@@ -7,8 +7,10 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, openat, openat2, readlinkat};
 use rustix::io::Errno;
+
+use crate::limits::{PATH_LINKS_MAX, PATH_PARTS_MAX};
 
 /// Capacity of a file system, as the kubelet counts it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -99,6 +101,79 @@ pub fn read_bounded(path: &Path, bytes_max: usize) -> io::Result<Vec<u8>> {
 /// As [`read_bounded`].
 pub fn read_linked(path: &Path, bytes_max: usize) -> io::Result<Vec<u8>> {
     read_whole(&open_linked(path)?, bytes_max)
+}
+
+/// Reads a file below a root that untrusted processes fill ([`open_within`]).
+///
+/// # Errors
+/// As [`open_within`] and [`read_bounded`].
+pub fn read_within(root: &Path, path: &str, bytes_max: usize) -> io::Result<Vec<u8>> {
+    let root = openat(CWD, root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let handle = open_within(&root, path.as_bytes(), OFlags::PATH | OFlags::CLOEXEC)?;
+    if is_regular(&handle)? {
+        read_whole(&reopened(&handle, OFlags::RDONLY)?, bytes_max)
+    } else {
+        Err(io::Error::other("is no regular file"))
+    }
+}
+
+/// Opens a path below a directory as a process would whose root that is: links and `..` lead nowhere out of it, and no mount is
+/// entered.
+///
+/// # Errors
+/// The kernel's: it does not exist, has more than [`PATH_LINKS_MAX`] links.
+pub(crate) fn open_within(root: &OwnedFd, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
+    match openat2(root, path, flags, Mode::empty(), resolve) {
+        // The kernel is older than 5.6, or an emulator or a filter does not know the call.
+        Err(Errno::NOSYS) => walk_within(root, path, flags),
+        opened => opened,
+    }
+}
+
+/// [`open_within`] part by part; mounts of the same file system are entered.
+fn walk_within(root: &OwnedFd, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+    let own = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let device = rustix::fs::fstat(root)?.st_dev;
+    let mut left: Vec<Vec<u8>> = parts_backwards(path);
+    let mut entered: Vec<OwnedFd> = Vec::new();
+    let mut links = 0;
+    while let Some(part) = left.pop() {
+        if left.len().max(entered.len()) > PATH_PARTS_MAX {
+            return Err(Errno::NAMETOOLONG);
+        }
+        let found = match &*part {
+            b"" | b"." => continue,
+            b".." => {
+                entered.pop();
+                continue;
+            }
+            name => openat(entered.last().unwrap_or(root), name, own, Mode::empty())?,
+        };
+        let stat = rustix::fs::fstat(&found)?;
+        if stat.st_dev != device {
+            return Err(Errno::XDEV);
+        }
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
+            entered.push(found);
+            continue;
+        }
+        links += 1;
+        if links > PATH_LINKS_MAX {
+            return Err(Errno::LOOP);
+        }
+        let target = readlinkat(&found, "", Vec::new())?;
+        if target.to_bytes().starts_with(b"/") {
+            entered.clear();
+        }
+        left.extend(parts_backwards(target.to_bytes()));
+    }
+    let found = format!("/proc/self/fd/{}", entered.last().unwrap_or(root).as_raw_fd());
+    rustix::fs::open(found, flags, Mode::empty())
+}
+
+fn parts_backwards(path: &[u8]) -> Vec<Vec<u8>> {
+    path.rsplit(|byte| *byte == b'/').map(<[u8]>::to_vec).collect()
 }
 
 /// Reads an open file.
@@ -222,6 +297,52 @@ mod tests {
         // It reports no size.
         assert!(!read_linked(Path::new("/proc/self/status"), 1 << 20).unwrap().is_empty());
         assert!(read_linked(Path::new("/proc/self/status"), 10).is_err());
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+
+    /// As the kernel resolves paths, and as it is done where it cannot: emulators do not have the call.
+    #[test]
+    fn paths_within_a_root_do_not_lead_out_of_it() {
+        let root = std::env::temp_dir().join(format!("smolet-within-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&root);
+        std::fs::create_dir_all(root.join("etc")).unwrap();
+        std::fs::create_dir_all(root.join("usr/lib")).unwrap();
+        std::fs::write(root.join("usr/lib/passwd"), "own").unwrap();
+        rustix::fs::mkfifoat(CWD, root.join("etc/fifo"), Mode::RWXU).unwrap();
+        for (link, target) in [
+            ("absolute", "/usr/lib/passwd"),
+            ("relative", "../usr/lib/passwd"),
+            ("above", "../../../../usr/./lib//passwd"),
+            ("through", "dir/passwd"),
+            ("dir", "/usr/lib"),
+            ("node", "../../../../../../../../../../etc/hostname"),
+            ("loop", "loop"),
+        ] {
+            std::os::unix::fs::symlink(target, root.join("etc").join(link)).unwrap();
+        }
+        let handle = openat(CWD, &root, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        for (path, expected) in [
+            ("usr/lib/passwd", Ok("own")),
+            ("../usr/lib/../lib/passwd", Ok("own")),
+            ("etc/absolute", Ok("own")),
+            ("etc/relative", Ok("own")),
+            ("etc/above", Ok("own")),
+            ("etc/through", Ok("own")),
+            ("etc/node", Err(Errno::NOENT)),
+            ("etc/passwd", Err(Errno::NOENT)),
+            ("etc/loop", Err(Errno::LOOP)),
+            ("etc/absolute/x", Err(Errno::NOTDIR)),
+        ] {
+            let read = |opened: Result<OwnedFd, Errno>| {
+                opened.map(|handle| read_whole(&File::from(handle), 10).expect("a regular file"))
+            };
+            let expected = expected.map(|text| text.as_bytes().to_vec());
+            let (flags, name) = (OFlags::RDONLY | OFlags::CLOEXEC, path.as_bytes());
+            assert_eq!(read(open_within(&handle, name, flags)), expected, "{path}");
+            assert_eq!(read(walk_within(&handle, name, flags)), expected, "{path}, by hand");
+        }
+        assert_eq!(read_within(&root, "etc/fifo", 10).unwrap_err().to_string(), "is no regular file");
+        assert_eq!(read_within(&root, "etc/through", 10).unwrap(), b"own");
         std::fs::remove_dir_all(&root).unwrap();
     }
 

@@ -15,7 +15,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, chownat, openat2};
+use rustix::fs::{CWD, chownat};
 
 use super::ImageStore;
 use super::copy::{Shift, copy_layer, shift_owners};
@@ -25,10 +25,8 @@ use super::error::{ImageStoreError, ImageStoreResult};
 use super::layer::directory;
 use super::overlay::{Overlay, detach};
 use super::record::{self, RootfsRecord, Snapshotter, StoredImage};
-use crate::filesystem::{read_whole, replace};
-use crate::limits::{
-    IMAGE_USERS_BYTES_MAX, REMOVAL_PIECE, ROOTFS_MAX, VOLUME_USAGE_PIECE, WRITABLE_LAYER_ENTRIES_MAX,
-};
+use crate::filesystem::replace;
+use crate::limits::{REMOVAL_PIECE, ROOTFS_MAX, VOLUME_USAGE_PIECE, WRITABLE_LAYER_ENTRIES_MAX};
 use crate::tree::{self, Walk, WalkResult};
 
 /// A range of users or groups of a user namespace (OCI `LinuxIDMapping`).
@@ -189,18 +187,6 @@ impl ImageStore {
         }
     }
 
-    /// `/etc/passwd` and `/etc/group` of a root file system; empty where there is none.
-    ///
-    /// # Errors
-    /// One is larger than `limits::IMAGE_USERS_BYTES_MAX`, or cannot be read.
-    pub async fn users(&self, id: &str) -> ImageStoreResult<(Vec<u8>, Vec<u8>)> {
-        let root = self.inner.disk.path("rootfs", id).join("merged");
-        self.inner
-            .blocking
-            .run(move || Ok((read_within(&root, "etc/passwd")?, read_within(&root, "etc/group")?)))
-            .await
-    }
-
     /// Copies a directory of a container's root file system, before the container starts: the content of an anonymous volume that the
     /// image declares. A path that is not there leaves the target as it is.
     ///
@@ -350,22 +336,6 @@ fn measure(mut walk: Walk, mut sum: Usage) -> (Walk, Usage, WalkResult) {
 fn piece(time: Duration) -> impl FnMut() -> bool {
     let began = Instant::now();
     move || began.elapsed() < time
-}
-
-/// A regular file below the root, whatever links lie on the way: they end within it.
-fn read_within(root: &Path, path: &str) -> ImageStoreResult<Vec<u8>> {
-    let failed =
-        |error: io::Error| ImageStoreError::io(format!("reading {path} of {}", root.display()), error);
-    let dir = directory(root).map_err(failed)?;
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let Ok(handle) = openat2(&dir, path, flags, Mode::empty(), resolve) else { return Ok(Vec::new()) };
-    let stat = rustix::fs::fstat(&handle).map_err(|error| failed(error.into()))?;
-    if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile {
-        return Ok(Vec::new());
-    }
-    let file = crate::filesystem::reopened(&handle, OFlags::RDONLY).map_err(failed)?;
-    read_whole(&file, IMAGE_USERS_BYTES_MAX).map_err(failed)
 }
 
 fn copy_out(root: &Path, path: &str, to: &Path) -> ImageStoreResult<()> {

@@ -21,14 +21,15 @@ use std::path::PathBuf;
 
 use minicbor::{Decode, Encode};
 use rustix::fs::{
-    AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, chmodat,
-    chownat, fchmod, fchown, fsetxattr, fstat, ftruncate, futimens, lgetxattr, linkat, lsetxattr, makedev,
-    mkdirat, mknodat, openat, openat2, statat, symlinkat, unlinkat, utimensat,
+    AtFlags, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, chmodat, chownat,
+    fchmod, fchown, fsetxattr, fstat, ftruncate, futimens, lgetxattr, linkat, lsetxattr, makedev, mkdirat,
+    mknodat, openat, statat, symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
 
 use super::record::Snapshotter;
 use super::tar::{Entry, Kind, Refused, Sink, Xattr};
+use crate::filesystem::open_within;
 use crate::limits::{LAYER_DEPTH_MAX, LAYER_IMPLICIT_DIRS_MAX, LAYER_NAME_BYTES_MAX};
 use crate::tree;
 
@@ -540,16 +541,5 @@ pub(super) fn through(dir: &OwnedFd, name: &CStr) -> PathBuf {
 /// Opens a directory below the root, of which links lead nowhere out.
 pub(super) fn beneath(root: &OwnedFd, path: &[u8]) -> Result<OwnedFd, Errno> {
     let shown = if path.is_empty() { b"." } else { path };
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
-    match openat2(root, shown, DIRECTORY, Mode::empty(), resolve) {
-        // The kernel is older than 5.6, or an emulator or filter does not know the call: no link is followed.
-        Err(Errno::NOSYS) => {
-            let mut dir = openat(root, ".", DIRECTORY, Mode::empty())?;
-            for part in path.split(|byte| *byte == b'/').filter(|part| !part.is_empty()) {
-                dir = openat(&dir, part, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())?;
-            }
-            Ok(dir)
-        }
-        entered => entered,
-    }
+    open_within(root, shown, DIRECTORY)
 }

@@ -86,7 +86,5 @@ pub const ROOTFS_RECORD_BYTES_MAX: usize = 64 * KIB;
 pub const OVERLAY_OPTIONS_BYTES_MAX: usize = 4095;
 /// Files with several names whose copies are linked again, for each layer. More: the further ones are copied for each name.
 pub const COPY_LINKS_MAX: usize = 16 * KIB;
-/// Bytes of `/etc/passwd` and `/etc/group` of an image. Longer: refused, users are numbers then.
-pub const IMAGE_USERS_BYTES_MAX: usize = MIB;
 /// Entries of a writable layer that are counted. More: the usage is that of the entries counted.
 pub const WRITABLE_LAYER_ENTRIES_MAX: u64 = 1 << 20;
