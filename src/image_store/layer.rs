@@ -19,6 +19,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags, futimens, mkdirat, openat, renameat_with, syncfs};
+use rustix::io::Errno;
 use smol::lock::MutexGuardArc;
 
 use super::decompress::{Decoder, MAGIC_BYTES};
@@ -228,7 +229,7 @@ impl Ingest {
         let unpacking = || format!("unpacking layer {} in {}", self.source.digest, self.dir.display());
         let disk = Filesystem::of(&self.dir).map_err(|error| ImageStoreError::io(unpacking(), error))?;
         if disk.bytes_free < LAYER_DISK_FREE_MIN {
-            return Err(ImageStoreError::io(unpacking(), io::Error::from(io::ErrorKind::StorageFull)));
+            return Err(ImageStoreError::io(unpacking(), Errno::NOSPC));
         }
         Ok(())
     }
@@ -300,9 +301,9 @@ impl Ingest {
         let to = layers.join(wanted.diff_id.hex());
         match renameat_with(CWD, &self.dir, CWD, &to, RenameFlags::NOREPLACE) {
             Ok(()) => {}
-            Err(rustix::io::Errno::EXIST) => drop(tree::remove(&self.dir, || true)),
+            Err(Errno::EXIST) => drop(tree::remove(&self.dir, || true)),
             // A file system without the flag.
-            Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
+            Err(Errno::INVAL | Errno::NOSYS) => {
                 std::fs::rename(&self.dir, &to).map_err(failed)?;
             }
             Err(error) => return Err(failed(error.into())),

@@ -53,6 +53,8 @@ pub const SERVED_HEADERS_MAX: usize = 32;
 pub const SERVED_CHANNELS_MAX: usize = 16;
 /// Answers to a client's control frames that are queued for sending. Full: the client is read no further.
 pub const SERVED_ANSWERS_MAX: usize = 16;
+/// Time between two looks whether a client is still there whose input waits for a command that does not read.
+pub const SERVED_CLIENT_PERIOD: Duration = Duration::from_secs(5);
 /// Bytes of one size of a terminal, as JSON. Longer: it is dropped.
 pub const SERVED_SIZE_BYTES_MAX: usize = 256;
 /// How long the OCI runtime of a command whose client is gone may take to write the command's process ID. Longer: it is killed.

@@ -183,10 +183,12 @@ impl Outcome {
         resizes.next().and_then(|result| result.failure.as_ref())
     }
 
-    /// An action, most likely a pull, failed because the disk is full (the text of `ENOSPC`, which runtimes pass through).
+    /// An action, most likely a pull, failed because the disk is full: the text of `ENOSPC`, which runtimes pass through, in Go's
+    /// words or the C library's.
     pub fn found_no_space(&self) -> bool {
         let mut failures = self.results.iter().filter_map(|result| result.failure.as_ref());
-        failures.any(|failure| failure.message.contains("no space left on device"))
+        let texts = ["no space left on device", "No space left on device"];
+        failures.any(|failure| texts.iter().any(|text| failure.message.contains(text)))
     }
 
     /// The pod's error in one line (`PodSyncResult.Error`), for the log; `None` on success.
@@ -221,6 +223,22 @@ impl Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_full_disk_is_found_in_the_texts_of_containerd_and_of_the_embedded_runtime() {
+        let full = std::io::Error::from_raw_os_error(rustix::io::Errno::NOSPC.raw_os_error());
+        for (message, expected) in [
+            ("failed to extract layer: write /x: no space left on device: unknown".to_owned(), true),
+            (format!("unpacking layer sha256:0 in /x: {full}"), true),
+            ("manifest unknown".to_owned(), false),
+        ] {
+            let mut outcome = Outcome::default();
+            let failure =
+                Failure { error: SyncError::RunContainer, message: message.clone(), retry_at: None };
+            outcome.add(SyncAction::StartContainer, &"c".into(), Some(failure));
+            assert_eq!(outcome.found_no_space(), expected, "{message}");
+        }
+    }
 
     #[test]
     fn failures_beyond_the_bound_are_counted() {

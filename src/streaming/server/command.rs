@@ -17,7 +17,7 @@ use smol::channel::{Receiver, Sender, bounded};
 use super::head::{Agreed, Carrier};
 use super::spdy::{self, header};
 use super::websocket::{self, Event};
-use super::wire::{Answer, Outgoing, Source, pong};
+use super::wire::{Answer, Outgoing, Source, pong, while_connected};
 use super::{Ends, Running};
 use crate::limits::{
     SERVED_ANSWERS_MAX, SERVED_CHANNELS_MAX, SERVED_SIZE_BYTES_MAX, STREAM_OPEN_TIME, STREAM_QUEUE_MAX,
@@ -116,8 +116,12 @@ pub(super) async fn serve(
         stderr: wanted.stderr.then_some(stderr_end),
         sizes: wanted.tty.then_some(sizes_end),
     };
-    let inputs =
-        Inputs { stdin: wanted.stdin.then_some(stdin), sizes: wanted.tty.then_some(sizes), size: Vec::new() };
+    let inputs = Inputs {
+        socket: socket.clone(),
+        stdin: wanted.stdin.then_some(stdin),
+        sizes: wanted.tty.then_some(sizes),
+        size: Vec::new(),
+    };
     let mut reading = Reading {
         source: Source::new(socket.clone(), already),
         inputs,
@@ -164,6 +168,7 @@ pub(super) async fn serve(
 
 /// What the client sends to the command.
 struct Inputs {
+    socket: Rc<Socket<TcpStream>>,
     stdin: Option<Sender<Vec<u8>>>,
     sizes: Option<Sender<Size>>,
     /// The begun text of a size.
@@ -172,11 +177,14 @@ struct Inputs {
 
 impl Inputs {
     /// Waits while the command does not read.
-    async fn data(&mut self, channel: Channel, bytes: &[u8]) {
+    ///
+    /// # Errors
+    /// The client is gone meanwhile.
+    async fn data(&mut self, channel: Channel, bytes: &[u8]) -> Result<(), String> {
         match channel {
             Channel::Stdin => {
                 let is_closed = match &self.stdin {
-                    Some(stdin) => stdin.send(bytes.to_vec()).await.is_err(),
+                    Some(stdin) => while_connected(&self.socket, stdin.send(bytes.to_vec())).await?.is_err(),
                     None => false,
                 };
                 if is_closed {
@@ -200,6 +208,7 @@ impl Inputs {
             }
             Channel::Stdout | Channel::Stderr | Channel::Error => {}
         }
+        Ok(())
     }
 
     fn end(&mut self, channel: Channel) {
@@ -255,7 +264,7 @@ impl Reading {
                     }
                     spdy::Frame::Data(stream, bytes) => {
                         if let Some(channel) = channel_of(&self.opened, stream) {
-                            self.inputs.data(channel, bytes).await;
+                            self.inputs.data(channel, bytes).await?;
                         }
                     }
                     spdy::Frame::End(stream) | spdy::Frame::Reset(stream) => {
@@ -301,7 +310,7 @@ impl Reading {
                                 self.inputs.end(channel);
                             }
                         } else if let Some(channel) = Channel::of_number(of).filter(|_| !bytes.is_empty()) {
-                            self.inputs.data(channel, bytes).await;
+                            self.inputs.data(channel, bytes).await?;
                         }
                     }
                     Event::Ping(ping) => {

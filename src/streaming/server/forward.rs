@@ -8,7 +8,7 @@ use smol::channel::{Receiver, Sender, bounded};
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::spdy::{Frame, Headers, Reader, header};
-use super::wire::{Answer, Outgoing, Source, SpdySource};
+use super::wire::{Answer, Outgoing, Source, SpdySource, while_connected};
 use super::{Running, Streams};
 use crate::executor::Executor;
 use crate::limits::{FORWARDED_CONNECTIONS_MAX, SERVED_ANSWERS_MAX, STREAM_CHUNK_BYTES, STREAM_QUEUE_MAX};
@@ -28,9 +28,9 @@ pub(super) async fn serve(
     let executor = Executor::new();
     let (answers, answered) = bounded(SERVED_ANSWERS_MAX);
     let out = Outgoing::new(socket.clone(), is_tunnel);
-    let source = SpdySource::new(Source::new(socket, already), is_tunnel, answers.clone());
+    let source = SpdySource::new(Source::new(socket.clone(), already), is_tunnel, answers.clone());
     let read = async {
-        let pairs = Pairs { request, open: Vec::new(), answers, streams, executor: &executor };
+        let pairs = Pairs { socket, request, open: Vec::new(), answers, streams, executor: &executor };
         if let Err(why) = pairs.run(source).await {
             log::debug!("streaming connection: {why}");
         }
@@ -59,6 +59,7 @@ struct Pair {
 }
 
 struct Pairs<'a> {
+    socket: Rc<Socket<TcpStream>>,
     request: PortForwardRequest,
     /// At most `FORWARDED_CONNECTIONS_MAX`.
     open: Vec<Pair>,
@@ -88,9 +89,10 @@ impl Pairs<'_> {
                         None => put_reset(&mut answer, stream),
                     },
                     Frame::Data(stream, bytes) => {
+                        let socket = self.socket.clone();
                         if let Some(pair) = self.of_data(stream)
                             && let Some(queue) = &pair.queue
-                            && queue.send(bytes.to_vec()).await.is_err()
+                            && while_connected(&socket, queue.send(bytes.to_vec())).await?.is_err()
                         {
                             pair.queue = None;
                         }

@@ -1,18 +1,33 @@
 //! The server against this crate's own client (SPDY), and against a WebSocket client written here.
 
+use std::cell::Cell;
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener as StdListener;
 
 use super::*;
+use crate::limits::{SERVED_CLIENT_PERIOD, STREAM_QUEUE_MAX};
 use crate::streaming::command::{Ending, Streams as ClientStreams, run};
 use crate::streaming::frame;
 use crate::streaming::upgrade::{COMMAND_PROTOCOL, FORWARD_PROTOCOL, connect};
 
 /// What the first word of the command says; for a forwarded port, an echo.
-struct TestStreams;
+#[derive(Clone, Default)]
+struct TestStreams(Sleep);
+
+/// How far the command `sleep` is.
+type Sleep = Rc<Cell<Option<&'static str>>>;
+
+struct Ended(Sleep);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.set(Some("ended"));
+    }
+}
 
 impl Streams for TestStreams {
     fn exec(&self, request: ExecRequest, ends: Ends) -> Running<Result<i32, String>> {
+        let slept = self.0.clone();
         Box::pin(async move {
             let Ends { stdin, stdout, stderr, sizes } = ends;
             match request.cmd[0].as_str() {
@@ -45,6 +60,11 @@ impl Streams for TestStreams {
                     drop(stdin);
                     Ok(3)
                 }
+                "sleep" => {
+                    let _end = Ended(slept.clone());
+                    slept.set(Some("runs"));
+                    std::future::pending().await
+                }
                 _ => Err("no such command".to_owned()),
             }
         })
@@ -69,15 +89,18 @@ impl Streams for TestStreams {
 struct World {
     executor: Rc<Executor>,
     server: Rc<StreamingServer>,
+    sleep: Sleep,
 }
 
 impl World {
     fn new() -> Self {
         let executor = Rc::new(Executor::new());
         let server = StreamingServer::bind().unwrap();
-        let run = server.clone().run(Rc::new(TestStreams), Rc::downgrade(&executor));
+        let streams = TestStreams::default();
+        let sleep = streams.0.clone();
+        let run = server.clone().run(Rc::new(streams), Rc::downgrade(&executor));
         executor.spawn("streaming server", run).detach();
-        Self { executor, server }
+        Self { executor, server, sleep }
     }
 
     fn exec_url(&self, command: &str, stdin: bool, tty: bool) -> String {
@@ -416,4 +439,30 @@ fn what_is_no_request_is_refused_and_the_next_one_is_served() {
     }
     let (ending, ..) = world.exec("both", None, None);
     assert_eq!(ending, Ok(Ending::Exit(7)));
+}
+
+/// `kubectl exec -i pod -- sleep infinity <file`, and ^C.
+#[test]
+fn a_command_that_reads_nothing_ends_with_its_client() {
+    let world = World::new();
+    let url = world.exec_url("sleep", true, false);
+    let client = world.beside(move || {
+        let mut client = Client::connect(&url, "v5.channel.k8s.io");
+        for _ in 0..3 * STREAM_QUEUE_MAX {
+            client.send(2, b"\0input");
+        }
+        client
+    });
+    let until = |state| {
+        let (world, began) = (&world, std::time::Instant::now());
+        while world.sleep.get() != Some(state) {
+            assert!(began.elapsed() < 4 * SERVED_CLIENT_PERIOD, "{state}: {:?}", world.sleep.get());
+            world.run(Timer::after(Duration::from_millis(10)));
+        }
+    };
+    until("runs");
+    world.run(Timer::after(SERVED_CLIENT_PERIOD + Duration::from_secs(1)));
+    assert_eq!(world.sleep.get(), Some("runs"), "its client is there");
+    drop(client);
+    until("ended");
 }

@@ -5,11 +5,12 @@ use std::net::{Shutdown, TcpStream};
 use std::rc::Rc;
 
 use async_io::Timer;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smol::channel::Sender;
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::websocket::{self, Event};
-use crate::limits::{STREAM_BUFFER_BYTES, STREAM_CLOSE_TIME};
+use crate::limits::{SERVED_CLIENT_PERIOD, STREAM_BUFFER_BYTES, STREAM_CLOSE_TIME};
 use crate::stream::Socket;
 
 /// The client's bytes; holds `STREAM_BUFFER_BYTES` at most.
@@ -37,6 +38,27 @@ impl Source {
         self.end = (&*self.socket).read(&mut self.buffer).await.unwrap_or_default();
         self.end > 0
     }
+}
+
+/// What `handed_on` says, which may wait for a command or a port that does not read; meanwhile nobody reads the socket, so it is
+/// asked each `SERVED_CLIENT_PERIOD` whether the client has closed or reset it.
+///
+/// # Errors
+/// The client is gone.
+pub(super) async fn while_connected<T>(
+    socket: &Socket<TcpStream>,
+    handed_on: impl Future<Output = T>,
+) -> Result<T, String> {
+    let gone = async {
+        loop {
+            Timer::after(SERVED_CLIENT_PERIOD).await;
+            let mut asked = [PollFd::new(socket.get_ref(), PollFlags::RDHUP)];
+            if poll(&mut asked, Some(&Timespec::default())).is_ok_and(|ready| ready > 0) {
+                return Err("the client is gone".to_owned());
+            }
+        }
+    };
+    smol::future::or(async { Ok(handed_on.await) }, gone).await
 }
 
 /// SPDY's bytes, as they are or out of the messages of WebSocket.
