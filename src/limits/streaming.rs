@@ -57,7 +57,8 @@ pub const SERVED_ANSWERS_MAX: usize = 16;
 pub const SERVED_CLIENT_PERIOD: Duration = Duration::from_secs(5);
 /// Bytes of one size of a terminal, as JSON. Longer: it is dropped.
 pub const SERVED_SIZE_BYTES_MAX: usize = 256;
-/// How long the OCI runtime of a command whose client is gone may take to write the command's process ID. Longer: it is killed.
+/// How long the OCI runtime of a command that is killed may take to write the command's process ID, and to exit with the command.
+/// Longer: it is killed.
 pub const EXEC_PID_TIME: Duration = Duration::from_secs(5);
 /// Time between two looks for it.
 pub const EXEC_PID_PERIOD: Duration = Duration::from_millis(5);

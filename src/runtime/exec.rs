@@ -1,11 +1,9 @@
 //! `ExecSync`: a command in a container, through the OCI runtime, with pipes and a deadline.
 
 use std::cell::Cell;
-use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use smol::lock::Semaphore;
 
 use super::container::{Container, Containers};
@@ -14,7 +12,6 @@ use super::oci_runtime::{Exec, OciRuntime, message_of};
 use super::process::ProgramError;
 use super::records::ContainerPhase;
 use crate::cri::{ExecOutput, RuntimeError, RuntimeResult};
-use crate::filesystem::read_start;
 use crate::limits::{EXEC_COMMAND_BYTES_MAX, EXEC_SYNC_AT_ONCE_MAX};
 
 /// Exit codes of runc and crun whose command could not be run are those of a shell; these mean that the OCI runtime itself failed.
@@ -29,26 +26,6 @@ pub(super) struct Execs {
 impl Default for Execs {
     fn default() -> Self {
         Self { permits: Semaphore::new(EXEC_SYNC_AT_ONCE_MAX), next: Cell::new(0) }
-    }
-}
-
-/// Kills the command when dropped, and removes the file with its process ID.
-struct Command(PathBuf);
-
-impl Drop for Command {
-    fn drop(&mut self) {
-        let path = std::mem::take(&mut self.0);
-        // The OCI runtime has written it by now, or was killed before it started the command.
-        let end = move || {
-            let text = read_start(&path, 32).unwrap_or_default();
-            let pid = std::str::from_utf8(&text).ok().and_then(|text| text.trim().parse().ok());
-            if let Some(pid) = pid.and_then(Pid::from_raw).filter(|_| !text.is_empty()) {
-                // It leads a session of its own.
-                let _ = kill_process_group(pid, Signal::KILL).or_else(|_| kill_process(pid, Signal::KILL));
-            }
-            let _ = std::fs::remove_file(&path);
-        };
-        let _ = std::thread::Builder::new().name("exec".to_owned()).spawn(end);
     }
 }
 
@@ -80,21 +57,16 @@ impl Execs {
         let runtime = OciRuntime::of(&containers.context, container.handler())?;
         let time = (!time.is_zero()).then_some(time);
         let exec = Exec { command, pid_file: &pid_file, output_bytes_max, time };
-        let guard = Command(pid_file.clone());
-        let ran = runtime.exec(id.as_str(), exec).await;
-        let output = match ran {
+        let output = match runtime.exec(id.as_str(), exec).await {
             Ok(output) => output,
             Err(ProgramError::TooSlow(_, time)) => {
-                drop(guard);
                 let seconds = time.as_secs_f64();
                 let message = format!("command {:?} timed out after {seconds} s: it was killed", command[0]);
                 return Err(RuntimeError::DeadlineExceeded(message));
             }
             Err(error) => return Err(failed(format!("container {id}: {error}"))),
         };
-        // It has exited: nothing has to be killed.
-        let path = std::mem::take(&mut std::mem::ManuallyDrop::new(guard).0);
-        let was_started = containers.context.blocking(move || std::fs::remove_file(path).is_ok()).await;
+        let was_started = containers.context.blocking(move || std::fs::remove_file(pid_file).is_ok()).await;
         let code = output.status.code().unwrap_or(-1);
         if !was_started && OCI_FAILED.contains(&code) {
             let why = message_of(&output.last_error());

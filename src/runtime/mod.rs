@@ -12,6 +12,7 @@
 mod archives;
 mod cgroups;
 mod cni;
+mod command;
 mod conditions;
 mod container;
 mod container_calls;

@@ -113,7 +113,7 @@ impl OciRuntime {
     /// `exec`. The exit code is the command's.
     ///
     /// # Errors
-    /// The program cannot be run, or takes too long: then it is killed, and the command has to be.
+    /// The program cannot be run, or takes too long: then the command is killed, as it is when the future is dropped.
     pub(super) async fn exec(&self, id: &str, exec: Exec<'_>) -> Result<Output, ProgramError> {
         let mut program = self.program(&["exec", "--pid-file"]);
         program.arguments.push(exec.pid_file.as_os_str().to_owned());
@@ -122,6 +122,7 @@ impl OciRuntime {
         program.stdout_bytes_max = exec.output_bytes_max;
         program.stderr_bytes_max = exec.output_bytes_max;
         program.time = exec.time;
+        program.command = Some(exec.pid_file.to_owned());
         process::run(&self.context.blocking, &self.context.clock, program).await
     }
 
@@ -136,6 +137,7 @@ impl OciRuntime {
             stdout_bytes_max: 64 * KIB,
             stderr_bytes_max: PROGRAM_ERROR_BYTES_MAX,
             time: Some(OCI_RUNTIME_TIME),
+            command: None,
         }
     }
 
@@ -172,6 +174,7 @@ pub(super) async fn features(
         stdout_bytes_max: OCI_FEATURES_BYTES_MAX,
         stderr_bytes_max: PROGRAM_ERROR_BYTES_MAX,
         time: Some(OCI_RUNTIME_TIME),
+        command: None,
     };
     // crun has the command since 1.9, runc since 1.1.
     let output = process::run(blocking, clock, program).await;

@@ -1,7 +1,7 @@
 //! Runs the programs that the embedded runtime stands on (the OCI runtime, CNI plugins). I/O, without blocking the loop: a thread
 //! starts the program, its pipes and its exit (a pidfd) are awaited by the reactor.
 //!
-//! Dropping the future kills the program with its process group.
+//! Dropping the future kills the program with its process group, and the command that it runs in a container.
 
 use std::cell::RefCell;
 use std::ffi::OsString;
@@ -16,12 +16,14 @@ use std::time::Duration;
 
 use async_io::Async;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use smol::channel::{Receiver, bounded};
 use smol::future::{or, zip};
 use smol::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 
+use super::command;
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
-use crate::limits::{OUTPUT_TURN_BYTES, PROGRAM_DRAIN_TIME};
+use crate::limits::{EXEC_PID_TIME, OUTPUT_TURN_BYTES, PROGRAM_DRAIN_TIME};
 use crate::text::start_of;
 
 /// A program to run.
@@ -38,6 +40,8 @@ pub(super) struct Program {
     pub(super) stderr_bytes_max: usize,
     /// `None`: it may run for ever.
     pub(super) time: Option<Duration>,
+    /// Where the OCI runtime writes the process ID of a command in a container. Then it is the command that is killed.
+    pub(super) command: Option<PathBuf>,
 }
 
 /// A program that has exited.
@@ -84,19 +88,47 @@ impl fmt::Display for ProgramError {
 
 impl std::error::Error for ProgramError {}
 
-/// Kills the program's process group when dropped before its exit.
-struct Running(Option<Child>);
+/// Killed when dropped before its exit.
+struct Running {
+    child: Option<Child>,
+    /// Where the process ID of its command is.
+    command: Option<PathBuf>,
+}
+
+impl Running {
+    /// Kills it. The channel closes when its command has ended.
+    fn kill(&mut self) -> Option<Receiver<()>> {
+        let mut child = self.child.take()?;
+        let pid = Pid::from_child(&child);
+        let command = self.command.take();
+        if command.is_none() {
+            if let Ok(Some(_)) = child.try_wait() {
+                return None;
+            }
+            // It may have exited meanwhile; it is not reaped, so its PID is still its own.
+            let _ = kill_process_group(pid, Signal::KILL);
+        }
+        let (ended, end) = bounded(1);
+        // A killed process takes a moment to exit: its thread ends with it. Without a thread it is reaped when the agent ends, and the
+        // OCI runtime of a command is killed, which may leave the command behind.
+        let wait = move || {
+            match command {
+                Some(pid_file) => command::end(pid, &pid_file),
+                None => drop(child.wait()),
+            }
+            drop(ended);
+        };
+        let thread = std::thread::Builder::new().name("reaper".to_owned()).spawn(wait);
+        if thread.is_err() {
+            let _ = kill_process_group(pid, Signal::KILL);
+        }
+        thread.is_ok().then_some(end)
+    }
+}
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let Some(mut child) = self.0.take() else { return };
-        if let Ok(Some(_)) = child.try_wait() {
-            return;
-        }
-        // It may have exited meanwhile; it is not reaped, so its PID is still its own.
-        let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
-        // A killed process takes a moment to exit: its thread ends with it. Without a thread it is reaped when the agent ends.
-        let _ = std::thread::Builder::new().name("reaper".to_owned()).spawn(move || child.wait());
+        self.kill();
     }
 }
 
@@ -109,12 +141,14 @@ pub(super) async fn run(
     clock: &SharedClock,
     program: Program,
 ) -> Result<Output, ProgramError> {
-    let Program { path, arguments, environment, stdin, stdout_bytes_max, stderr_bytes_max, time } = program;
-    let mut command = Command::new(&path);
-    command.args(arguments).envs(environment).process_group(0);
-    command.stdin(if stdin.is_empty() { Stdio::null() } else { Stdio::piped() });
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let started = blocking.run(move || command.spawn().map(|child| Running(Some(child)))).await;
+    let Program { path, arguments, environment, stdin, stdout_bytes_max, stderr_bytes_max, time, command } =
+        program;
+    let mut starts = Command::new(&path);
+    starts.args(arguments).envs(environment).process_group(0);
+    starts.stdin(if stdin.is_empty() { Stdio::null() } else { Stdio::piped() });
+    starts.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let started = move || starts.spawn().map(|child| Running { child: Some(child), command });
+    let started = blocking.run(started).await;
     let mut running = started.map_err(|error| ProgramError::NotStarted(path.clone(), error))?;
     // Boxed: it waits below many others.
     let ended = Box::pin(ended(&mut running, clock, stdin, (stdout_bytes_max, stderr_bytes_max)));
@@ -126,7 +160,14 @@ pub(super) async fn run(
     match or(async { Some(ended.await) }, late).await {
         Some(Ok(output)) => Ok(output),
         Some(Err(error)) => Err(ProgramError::Lost(path, error)),
-        None => Err(ProgramError::TooSlow(path, time)),
+        None => {
+            // Whoever is told that a command was killed finds it gone.
+            if let (true, Some(end)) = (running.command.is_some(), running.kill()) {
+                let end = async { drop(end.recv().await) };
+                or(end, async { drop(clock.sleep(EXEC_PID_TIME).await) }).await;
+            }
+            Err(ProgramError::TooSlow(path, time))
+        }
     }
 }
 
@@ -136,7 +177,7 @@ async fn ended(
     stdin: Vec<u8>,
     (stdout_bytes_max, stderr_bytes_max): (usize, usize),
 ) -> io::Result<Output> {
-    let Some(child) = running.0.as_mut() else { return Err(io::ErrorKind::NotFound.into()) };
+    let Some(child) = running.child.as_mut() else { return Err(io::ErrorKind::NotFound.into()) };
     let exit = Async::new_nonblocking(pidfd_open(Pid::from_child(child), PidfdFlags::empty())?)?;
     let input = child.stdin.take().map(Async::new).transpose()?;
     let (stdout, stderr) = (Kept::new(stdout_bytes_max), Kept::new(stderr_bytes_max));
@@ -166,7 +207,7 @@ async fn ended(
         or(pipes, clock.sleep(PROGRAM_DRAIN_TIME)).await;
     }
     let status = child.try_wait()?.ok_or_else(|| io::Error::other("it has not exited"))?;
-    running.0 = None;
+    running.child = None;
     let is_cut = stdout.is_cut();
     Ok(Output { status, stdout: stdout.take(), stderr: stderr.take(), is_cut })
 }
@@ -238,6 +279,7 @@ mod tests {
             stdout_bytes_max: 100,
             stderr_bytes_max: 10,
             time,
+            command: None,
         };
         smol::block_on(run(&blocking, &clock, program))
     }

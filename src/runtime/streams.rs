@@ -20,15 +20,12 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
-use std::time::Instant;
 
 use async_io::{Async, Timer};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitOptions, kill_process, kill_process_group, pidfd_open, waitpid,
-};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use rustix::pty::OpenptFlags;
 use rustix::termios::{self, OptionalActions, Winsize};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -36,14 +33,13 @@ use smol::channel::{Receiver, Sender};
 use smol::future::{or, zip};
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::Embedded;
 use super::oci_runtime::message_of;
+use super::{Embedded, command};
 use crate::cri::{RuntimeError, RuntimeResult, StreamRequest};
 use crate::executor::Executor;
-use crate::filesystem::read_start;
 use crate::limits::{
-    EXEC_COMMAND_BYTES_MAX, EXEC_PID_PERIOD, EXEC_PID_TIME, PORT_CONNECT_TIME, PROGRAM_DRAIN_TIME,
-    PROGRAM_ERROR_BYTES_MAX, STREAM_CHUNK_BYTES, STREAM_OPEN_TIME,
+    EXEC_COMMAND_BYTES_MAX, PORT_CONNECT_TIME, PROGRAM_DRAIN_TIME, PROGRAM_ERROR_BYTES_MAX,
+    STREAM_CHUNK_BYTES, STREAM_OPEN_TIME,
 };
 use crate::monitor::attach;
 use crate::proto::runtime::v1::{AttachRequest, ExecRequest};
@@ -131,35 +127,9 @@ impl Drop for Exec {
             return;
         }
         let (runtime, pid_file) = (Pid::from_child(&self.child), std::mem::take(&mut self.pid_file));
-        let end = move || {
-            // The command may run before its process ID is written: killed now, the OCI runtime would leave it behind.
-            let is_over = || waitpid(Some(runtime), WaitOptions::NOHANG).is_ok_and(|status| status.is_some());
-            let deadline = Instant::now() + EXEC_PID_TIME;
-            let mut is_reaped = is_over();
-            while !is_reaped && Instant::now() < deadline && !kill_command(&pid_file) {
-                std::thread::sleep(EXEC_PID_PERIOD);
-                is_reaped = is_over();
-            }
-            if !is_reaped {
-                // It is not reaped, so its PID is still its own.
-                let _ = kill_process_group(runtime, Signal::KILL);
-                let _ = waitpid(Some(runtime), WaitOptions::empty());
-                kill_command(&pid_file);
-            }
-            let _ = std::fs::remove_file(&pid_file);
-        };
+        let end = move || command::end(runtime, &pid_file);
         let _ = std::thread::Builder::new().name("exec".to_owned()).spawn(end);
     }
-}
-
-/// Kills the command whose process ID the OCI runtime has written; false: it has not. Blocking.
-fn kill_command(pid_file: &Path) -> bool {
-    let text = read_start(pid_file, 32).unwrap_or_default();
-    let pid = std::str::from_utf8(&text).ok().and_then(|text| text.trim().parse().ok());
-    let Some(pid) = pid.and_then(Pid::from_raw) else { return false };
-    // It leads a session of its own.
-    let _ = kill_process_group(pid, Signal::KILL).or_else(|_| kill_process(pid, Signal::KILL));
-    true
 }
 
 /// A pipe, or a terminal's other side.

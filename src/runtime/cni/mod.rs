@@ -222,6 +222,7 @@ impl Plugins {
             stdout_bytes_max: CNI_RESULT_BYTES_MAX,
             stderr_bytes_max: PROGRAM_ERROR_BYTES_MAX,
             time: Some(CNI_PLUGIN_TIME),
+            command: None,
         };
         let ran = process::run(&self.blocking, &self.clock, program).await;
         let output = ran.map_err(|error: ProgramError| blame(network, index, command, error.to_string()))?;
