@@ -53,6 +53,8 @@ pub const CGROUP_STAT_BYTES_MAX: usize = 64 * KIB;
 pub const CDI_FILES_MAX: usize = 256;
 /// Longest text of a command that `ExecSync` runs, its arguments included (Linux: a quarter of the stack's limit). More: it is refused.
 pub const EXEC_COMMAND_BYTES_MAX: usize = MIB;
+/// Bytes of a container's runtime-spec that a verbose `ContainerStatus` shows. More: it shows none.
+pub const SHOWN_SPEC_BYTES_MAX: usize = MIB;
 /// Commands that `ExecSync` runs at once, each of which is a process of the OCI runtime beside its own. Full: the next one waits.
 pub const EXEC_SYNC_AT_ONCE_MAX: usize = 32;
 /// How often the end of a half-made container's monitor is looked for at the start.

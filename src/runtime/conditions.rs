@@ -65,10 +65,14 @@ fn cgroups(mounts: &Path) -> Option<String> {
     })
 }
 
-fn network_ready(settings: &Settings, pod_cidr: &str) -> cri::RuntimeCondition {
+/// The CNI configuration of sandboxes, which is that of a file, or the node's own.
+pub(super) fn network(settings: &Settings, pod_cidr: &str) -> Result<String, cni::CniError> {
     // Ports are an everyday wish, limits of the bandwidth are not.
-    let asked = Asked { ports: true, bandwidth: false };
-    let trouble = match cni::load(settings, pod_cidr, asked).and_then(|text| cni::kept(&text)) {
+    cni::load(settings, pod_cidr, Asked { ports: true, bandwidth: false })
+}
+
+fn network_ready(settings: &Settings, pod_cidr: &str) -> cri::RuntimeCondition {
+    let trouble = match network(settings, pod_cidr).and_then(|text| cni::kept(&text)) {
         Ok(network) => Plugins::missing(&settings.cni_bin_dirs, &network),
         Err(error) => Some(error),
     };

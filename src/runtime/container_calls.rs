@@ -7,9 +7,10 @@ use super::container::{Container, Containers};
 use super::context::{failed, invalid, not_now};
 use super::records::ContainerPhase;
 use super::sandbox::{Sandbox, Sandboxes};
-use super::{Embedded, create, namespaces, spec, stats, status};
+use super::{Embedded, create, namespaces, spec, stats, status, verbose};
 use crate::cri::{RuntimeEvent, RuntimeEventKind, RuntimeResult};
-use crate::limits::EXEC_SYNC_BYTES_MAX;
+use crate::filesystem::read_bounded;
+use crate::limits::{EXEC_SYNC_BYTES_MAX, SHOWN_SPEC_BYTES_MAX};
 use crate::proto::runtime::v1 as cri;
 
 #[allow(clippy::unused_async, reason = "every call of the CRI is awaited, whatever it does")]
@@ -133,13 +134,14 @@ impl Embedded {
         let status = status::status(container.id().as_str(), &container.record.borrow(), &logs);
         let mut answer = cri::ContainerStatusResponse { status: Some(status), ..Default::default() };
         if request.verbose {
-            let dir = self.containers.run_dir(container.id());
-            let init = self.context.blocking(move || crate::monitor::init_of(&dir)).await.ok().flatten();
-            let info = serde_json::json!({
-                "sandboxID": container.sandbox_id().as_str(),
-                "pid": init.map_or(0, |init| init.pid),
-            });
-            answer.info.insert("info".to_owned(), info.to_string());
+            let (dir, record) = (self.containers.run_dir(container.id()), container.record.borrow().clone());
+            let look = move || {
+                let init =
+                    crate::monitor::init_of(&dir).ok().flatten().filter(crate::monitor::Init::is_there);
+                let spec = read_bounded(&dir.join("config.json"), SHOWN_SPEC_BYTES_MAX).ok();
+                verbose::container(&record, init.map_or(0, |init| init.pid), spec.as_deref())
+            };
+            answer.info = self.context.blocking(look).await;
         }
         Ok(answer)
     }

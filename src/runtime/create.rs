@@ -28,7 +28,7 @@ pub(super) async fn create(
     containers: &Rc<Containers>,
     sandboxes: &Sandboxes,
     sandbox: &Rc<Sandbox>,
-    config: cri::ContainerConfig,
+    mut config: cri::ContainerConfig,
 ) -> RuntimeResult<Rc<Container>> {
     let Some(metadata) = config.metadata.clone() else { return Err(invalid("config.metadata is missing")) };
     let named = format!("container {} of sandbox {}", metadata.name, sandbox.id());
@@ -49,7 +49,7 @@ pub(super) async fn create(
         )));
     };
     let id = ContainerId::from(containers.context.new_id().await?);
-    let image_mounts = config.mounts.iter().filter(|mount| mount.image.is_some()).count();
+    let mounted = find_mounted_images(containers, &named, &mut config).await?;
     let mut kept = config.clone();
     // It may have secrets; the bundle, which has it, is on a tmpfs.
     kept.envs.clear();
@@ -62,12 +62,12 @@ pub(super) async fn create(
         image_id: image.id.clone(),
         image_ref: image.reference.clone(),
         image_name: image.name.clone(),
-        image_mounts: u32::try_from(image_mounts).unwrap_or(u32::MAX),
+        image_mounts: u32::try_from(mounted.len()).unwrap_or(u32::MAX),
         ..ContainerRecord::default()
     };
     let container = Container::new(id, record, sandbox.handler(), sandbox.pod_uid().into());
     containers.reserve(&container)?;
-    match Box::pin(make(containers, sandboxes, sandbox, &container, config, &image)).await {
+    match Box::pin(make(containers, sandboxes, sandbox, &container, (config, mounted), &image)).await {
         Ok(()) => {
             containers.publish(RuntimeEventKind::Created, &container);
             Ok(container)
@@ -91,7 +91,7 @@ async fn make(
     sandboxes: &Sandboxes,
     sandbox: &Rc<Sandbox>,
     container: &Rc<Container>,
-    mut config: cri::ContainerConfig,
+    (mut config, mounted): (cri::ContainerConfig, Vec<FoundImage>),
     image: &FoundImage,
 ) -> RuntimeResult<()> {
     let context = &containers.context;
@@ -102,7 +102,7 @@ async fn make(
     made.map_err(|error| failed(format!("its directory: {error}")))?;
     containers.write(container).await?;
     let rootfs = containers.images.make_rootfs(id, &image.id, false).await?;
-    mount_images(containers, container, &mut config).await?;
+    mount_images(containers, container, &mut config, &mounted).await?;
     let sandbox_config = sandbox.config();
     real_paths(containers, container, &mut config).await?;
     let log = (!config.log_path.is_empty())
@@ -168,19 +168,46 @@ fn write_bundle(
     Ok(made)
 }
 
-/// Mounts the images that are volumes of the container; its configuration gets their paths.
+/// The images that are volumes of the container, in the order of its mounts, which get their ids (KEP-5365).
+async fn find_mounted_images(
+    containers: &Rc<Containers>,
+    named: &str,
+    config: &mut cri::ContainerConfig,
+) -> RuntimeResult<Vec<FoundImage>> {
+    let mut all = Vec::new();
+    for mount in &mut config.mounts {
+        let Some(image) = &mut mount.image else { continue };
+        let refused =
+            |why: &str| invalid(format!("{named}: the image mounted on {:?} {why}", mount.container_path));
+        if !mount.readonly {
+            return Err(refused("cannot be written to; set readonly"));
+        }
+        if !mount.host_path.is_empty() {
+            return Err(refused("has a host_path too; one of the two is possible"));
+        }
+        let found = containers.images.find(&image.image).await?;
+        let found = found.ok_or_else(|| {
+            RuntimeError::NotFound(format!(
+                "{named}: volume image {:?} is not present; pull it first",
+                image.image
+            ))
+        })?;
+        image.image_ref = found.id.to_string();
+        all.push(found);
+    }
+    Ok(all)
+}
+
+/// Mounts these images; the container's configuration gets their paths.
 async fn mount_images(
     containers: &Rc<Containers>,
     container: &Container,
     config: &mut cri::ContainerConfig,
+    images: &[FoundImage],
 ) -> RuntimeResult<()> {
-    let mut index = 0;
-    for mount in &mut config.mounts {
-        let Some(image) = mount.image.take() else { continue };
-        let found = containers.images.find(&image.image).await?;
-        let found = found.ok_or_else(|| {
-            RuntimeError::NotFound(format!("volume image {:?} is not present; pull it first", image.image))
-        })?;
+    let mounts = config.mounts.iter_mut().filter(|mount| mount.image.is_some());
+    for ((index, mount), found) in (0..).zip(mounts).zip(images) {
+        mount.image = None;
         let name = image_mount_name(container.id().as_str(), index);
         let path = containers.images.make_rootfs(&name, &found.id, true).await?;
         let path = if mount.image_sub_path.is_empty() {
@@ -191,8 +218,6 @@ async fn mount_images(
             inside.map_err(|error| invalid(format!("image_sub_path {:?}: {error}", mount.image_sub_path)))?
         };
         mount.host_path = path.display().to_string();
-        mount.readonly = true;
-        index += 1;
     }
     Ok(())
 }

@@ -37,6 +37,7 @@ mod stats;
 mod status;
 mod stored_images;
 mod streams;
+mod verbose;
 mod watch;
 
 use std::rc::Rc;
@@ -173,9 +174,11 @@ impl Embedded {
         request: cri::PodSandboxStatusRequest,
     ) -> RuntimeResult<cri::PodSandboxStatusResponse> {
         let sandbox = self.sandboxes.existing(&request.pod_sandbox_id)?;
+        let info = if request.verbose { self.sandboxes.info(&sandbox).await } else { verbose::Info::new() };
         Ok(cri::PodSandboxStatusResponse {
             status: Some(Sandboxes::status(&sandbox)),
             timestamp: self.context.now(),
+            info,
             ..cri::PodSandboxStatusResponse::default()
         })
     }
@@ -217,7 +220,7 @@ impl Embedded {
     ///
     /// # Errors
     /// None.
-    pub async fn status_cri(&self, _request: cri::StatusRequest) -> RuntimeResult<cri::StatusResponse> {
+    pub async fn status_cri(&self, request: cri::StatusRequest) -> RuntimeResult<cri::StatusResponse> {
         let (settings, pod_cidr) = (self.context.settings.clone(), self.context.pod_cidr.borrow().clone());
         let handler = |name: &str| cri::RuntimeHandler {
             name: name.to_owned(),
@@ -227,15 +230,21 @@ impl Embedded {
             }),
         };
         let runtime_handlers = settings.handlers.keys().map(|name| handler(name)).collect();
-        let conditions = self.context.blocking(move || conditions::conditions(&settings, &pod_cidr)).await;
+        let look = move || {
+            let network =
+                |settings| conditions::network(settings, &pod_cidr).map_err(|error| error.to_string());
+            let info = request.verbose.then(|| verbose::runtime(&settings, network(&settings)));
+            (conditions::conditions(&settings, &pod_cidr), info.unwrap_or_default())
+        };
+        let (conditions, info) = self.context.blocking(look).await;
         Ok(cri::StatusResponse {
             status: Some(cri::RuntimeStatus { conditions }),
+            info,
             runtime_handlers,
             features: Some(cri::RuntimeFeatures {
                 supplemental_groups_policy: true,
                 user_namespaces_host_network: false,
             }),
-            ..cri::StatusResponse::default()
         })
     }
 

@@ -64,10 +64,15 @@ pub(super) async fn end(context: &Rc<Context>, (id, handler): (&str, &str)) -> R
     }
 }
 
+/// Its process ID; 0 when it does not run. Blocking.
+pub(super) fn pid(run_dir: &std::path::Path) -> u32 {
+    let init = monitor::init_of(&run_dir.join(PAUSE)).ok().flatten();
+    init.filter(monitor::Init::is_there).map_or(0, |init| init.pid)
+}
+
 /// It still runs. Blocking.
 pub(super) fn runs(run_dir: &std::path::Path) -> bool {
-    let init = monitor::init_of(&run_dir.join(PAUSE)).ok().flatten();
-    init.is_some_and(|init| init.is_there())
+    pid(run_dir) != 0
 }
 
 /// `smolet pause`: reaps what containers of the pod leave, until it is killed. `None` when the command line is another one.

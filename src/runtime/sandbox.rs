@@ -22,6 +22,7 @@ use super::namespaces;
 use super::pause;
 use super::pod_config;
 use super::records::{self, SandboxPhase, SandboxRecord};
+use super::verbose;
 use crate::cri::{RuntimeError, RuntimeEventKind, RuntimeResult};
 use crate::filesystem::read_start;
 use crate::limits::{RESOLV_CONF_BYTES_MAX, RUNTIME_ENTRIES_READ_MAX, SANDBOXES_MAX};
@@ -450,6 +451,17 @@ impl Sandboxes {
             annotations: config.annotations,
             runtime_handler: record.handler.to_string(),
         }
+    }
+
+    /// What a verbose `PodSandboxStatus` has beside the status.
+    pub(super) async fn info(&self, sandbox: &Sandbox) -> verbose::Info {
+        let (record, run_dir) = (sandbox.record.borrow().clone(), self.run_dir(&sandbox.id));
+        let look = move || {
+            let is_pinned = |path: &Path| crate::mounts::is_mounted(path).unwrap_or_default();
+            let pid = if record.shares_pids { pause::pid(&run_dir) } else { 0 };
+            verbose::sandbox(&record, pid, &run_dir, is_pinned)
+        };
+        self.context.blocking(look).await
     }
 
     /// `ListPodSandbox`.

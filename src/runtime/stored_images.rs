@@ -115,8 +115,14 @@ impl Images for StoredImages {
         request: cri::ImageStatusRequest,
     ) -> Local<'_, RuntimeResult<cri::ImageStatusResponse>> {
         Box::pin(async move {
-            let image = self.store.resolve(&named(request.image)).as_ref().map(message);
-            Ok(cri::ImageStatusResponse { image, ..cri::ImageStatusResponse::default() })
+            let stored = self.store.resolve(&named(request.image));
+            let info = match &stored {
+                Some(stored) if request.verbose => {
+                    super::verbose::image(&self.store.config(stored).await.map_err(failed)?)
+                }
+                _ => super::verbose::Info::new(),
+            };
+            Ok(cri::ImageStatusResponse { image: stored.as_ref().map(message), info })
         })
     }
 

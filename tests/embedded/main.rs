@@ -13,6 +13,7 @@ mod monitor;
 mod recovery;
 mod registry;
 mod sandbox;
+mod shown;
 mod spec;
 mod spec_containerd;
 mod streams;
