@@ -48,6 +48,8 @@ impl Cri for Embedded {
         container_stats container_stats_cri ContainerStatsRequest ContainerStatsResponse,
         list_container_stats list_container_stats_cri ListContainerStatsRequest ListContainerStatsResponse,
         pod_sandbox_stats pod_sandbox_stats_cri PodSandboxStatsRequest PodSandboxStatsResponse,
+        list_metric_descriptors list_metric_descriptors_cri ListMetricDescriptorsRequest ListMetricDescriptorsResponse,
+        list_pod_sandbox_metrics list_pod_sandbox_metrics_cri ListPodSandboxMetricsRequest ListPodSandboxMetricsResponse,
         list_pod_sandbox_stats list_pod_sandbox_stats_cri ListPodSandboxStatsRequest ListPodSandboxStatsResponse,
     }
 

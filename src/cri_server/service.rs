@@ -4,7 +4,6 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 
-use hyper::body::Bytes;
 use prost::Message;
 use smol::stream::{Stream, StreamExt as _};
 
@@ -108,6 +107,14 @@ pub trait Cri {
         &self,
         request: cri::ListPodSandboxStatsRequest,
     ) -> RuntimeResult<cri::ListPodSandboxStatsResponse>;
+    async fn list_metric_descriptors(
+        &self,
+        request: cri::ListMetricDescriptorsRequest,
+    ) -> RuntimeResult<cri::ListMetricDescriptorsResponse>;
+    async fn list_pod_sandbox_metrics(
+        &self,
+        request: cri::ListPodSandboxMetricsRequest,
+    ) -> RuntimeResult<cri::ListPodSandboxMetricsResponse>;
     async fn list_images(&self, request: cri::ListImagesRequest) -> RuntimeResult<cri::ListImagesResponse>;
     async fn image_status(&self, request: cri::ImageStatusRequest)
     -> RuntimeResult<cri::ImageStatusResponse>;
@@ -178,9 +185,9 @@ where
     })
 }
 
-/// A response without fields.
-fn empty() -> Result<Bytes, Status> {
-    encoded(&cri::ReopenContainerLogResponse {})
+/// A method that is not served, with the reason.
+fn unimplemented(why: &'static str) -> Serving {
+    Box::pin(async move { Err(Status::new(Code::UNIMPLEMENTED, why)) })
 }
 
 impl<R: Cri + 'static> Service for CriService<R> {
@@ -239,17 +246,15 @@ impl<R: Cri + 'static> CriService<R> {
                     Ok(Reply::Many(Box::pin(messages) as Replies))
                 }))
             }
-            // The node's metrics come from the agent itself (`/metrics/resource`), not through the CRI.
-            "ListMetricDescriptors" | "ListPodSandboxMetrics" => {
-                Some(Box::pin(async move { empty().map(Reply::One) }))
-            }
-            "StreamPodSandboxMetrics" => {
-                Some(Box::pin(async move { Ok(Reply::Many(Box::pin(smol::stream::empty()) as Replies)) }))
-            }
-            "CheckpointContainer" => Some(Box::pin(async move {
-                let message = "CheckpointContainer is not implemented: checkpoints need CRIU, which this runtime does not use";
-                Err(Status::new(Code::UNIMPLEMENTED, message))
-            })),
+            "StreamPodSandboxMetrics" => Some(many(
+                runtime,
+                request,
+                |runtime, request| async move { Ok(runtime.list_pod_sandbox_metrics(request).await?.pod_metrics) },
+                |pod_metrics| cri::ListPodSandboxMetricsResponse { pod_metrics },
+            )),
+            "CheckpointContainer" => Some(unimplemented(
+                "CheckpointContainer is not implemented: checkpoints need CRIU, which this runtime does not use",
+            )),
             _ => unary!(runtime, method, request,
                 "Version" => version,
                 "Status" => status,
@@ -277,6 +282,8 @@ impl<R: Cri + 'static> CriService<R> {
                 "ListContainerStats" => list_container_stats,
                 "PodSandboxStats" => pod_sandbox_stats,
                 "ListPodSandboxStats" => list_pod_sandbox_stats,
+                "ListMetricDescriptors" => list_metric_descriptors,
+                "ListPodSandboxMetrics" => list_pod_sandbox_metrics,
             ),
         }
     }

@@ -49,6 +49,10 @@ pub const KILL_TIME: Duration = Duration::from_secs(30);
 pub const KILL_TRIES: u32 = 30;
 /// Bytes of a cgroup's file.
 pub const CGROUP_STAT_BYTES_MAX: usize = 64 * KIB;
+/// Processes of a container whose open files the CRI's metrics count. More: those of the rest are not counted.
+pub const METRICS_PROCESSES_MAX: usize = 64;
+/// Open files of a container that the CRI's metrics count. More: the rest is not counted.
+pub const METRICS_FILES_MAX: usize = 1024;
 /// Names read in a directory of CDI specifications. More: the rest is passed over.
 pub const CDI_FILES_MAX: usize = 256;
 /// Longest text of a command that `ExecSync` runs, its arguments included (Linux: a quarter of the stack's limit). More: it is refused.

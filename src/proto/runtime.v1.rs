@@ -1165,6 +1165,60 @@ pub struct RuntimeConfigResponse {
     #[prost(message, optional, tag = "1")]
     pub linux: ::core::option::Option<LinuxRuntimeConfiguration>,
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListMetricDescriptorsRequest {
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MetricDescriptor {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub help: ::prost::alloc::string::String,
+    #[prost(string, repeated, tag = "3")]
+    pub label_keys: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListMetricDescriptorsResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub descriptors: ::prost::alloc::vec::Vec<MetricDescriptor>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Metric {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(int64, tag = "2")]
+    pub timestamp: i64,
+    #[prost(enumeration = "MetricType", tag = "3")]
+    pub metric_type: i32,
+    #[prost(string, repeated, tag = "4")]
+    pub label_values: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, optional, tag = "5")]
+    pub value: ::core::option::Option<UInt64Value>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ContainerMetrics {
+    #[prost(string, tag = "1")]
+    pub container_id: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "2")]
+    pub metrics: ::prost::alloc::vec::Vec<Metric>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PodSandboxMetrics {
+    #[prost(string, tag = "1")]
+    pub pod_sandbox_id: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "2")]
+    pub metrics: ::prost::alloc::vec::Vec<Metric>,
+    #[prost(message, repeated, tag = "3")]
+    pub container_metrics: ::prost::alloc::vec::Vec<ContainerMetrics>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListPodSandboxMetricsRequest {
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListPodSandboxMetricsResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub pod_metrics: ::prost::alloc::vec::Vec<PodSandboxMetrics>,
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Protocol {
@@ -1611,6 +1665,32 @@ impl CgroupDriver {
         match value {
             "SYSTEMD" => Some(Self::Systemd),
             "CGROUPFS" => Some(Self::Cgroupfs),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum MetricType {
+    Counter = 0,
+    Gauge = 1,
+}
+impl MetricType {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Counter => "COUNTER",
+            Self::Gauge => "GAUGE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "COUNTER" => Some(Self::Counter),
+            "GAUGE" => Some(Self::Gauge),
             _ => None,
         }
     }

@@ -7,7 +7,7 @@ use super::container::{Container, Containers};
 use super::context::{failed, invalid, not_now};
 use super::records::ContainerPhase;
 use super::sandbox::{Sandbox, Sandboxes};
-use super::{Embedded, create, namespaces, spec, stats, status, verbose};
+use super::{Embedded, create, metrics, namespaces, spec, stats, status, verbose};
 use crate::cri::{RuntimeEvent, RuntimeEventKind, RuntimeResult};
 use crate::filesystem::read_bounded;
 use crate::limits::{EXEC_SYNC_BYTES_MAX, SHOWN_SPEC_BYTES_MAX};
@@ -327,6 +327,88 @@ impl Embedded {
                 containers,
             }),
         }
+    }
+
+    /// `ListPodSandboxMetrics`, of ready sandboxes and their running containers.
+    ///
+    /// # Errors
+    /// None.
+    pub async fn list_pod_sandbox_metrics_cri(
+        &self,
+        _request: cri::ListPodSandboxMetricsRequest,
+    ) -> RuntimeResult<cri::ListPodSandboxMetricsResponse> {
+        let mut pod_metrics = Vec::new();
+        for item in self.sandboxes.list(None) {
+            if let Some(sandbox) = self.sandboxes.find(&item.id).filter(|sandbox| sandbox.is_ready()) {
+                pod_metrics.push(self.metrics_of(&sandbox).await);
+            }
+        }
+        Ok(cri::ListPodSandboxMetricsResponse { pod_metrics })
+    }
+
+    async fn metrics_of(&self, sandbox: &Rc<Sandbox>) -> cri::PodSandboxMetrics {
+        let config = sandbox.config();
+        let cgroup = stats::parent_dir(config.linux.as_ref().map_or("", |linux| &*linux.cgroup_parent));
+        let pod = config.metadata.unwrap_or_default();
+        let whose = |container: String, cgroup: &str, image: String, id: &str| metrics::Whose {
+            labels: [
+                container,
+                format!("/{cgroup}"),
+                image,
+                id.to_owned(),
+                pod.namespace.clone(),
+                pod.name.clone(),
+            ],
+        };
+        let of_pod = whose(String::new(), &cgroup, String::new(), sandbox.id().as_str());
+        let run_dir = self.sandboxes.run_dir(sandbox.id());
+        let read = move || {
+            let text = namespaces::pinned_net(&run_dir).and_then(|net| stats::network_counters(&net));
+            metrics::of_pod(&of_pod, &text.unwrap_or_default())
+        };
+        let of_network = self.context.blocking(read).await;
+        let mut container_metrics = Vec::new();
+        for container in self.containers.of_sandbox(sandbox.id()) {
+            if container.phase() != ContainerPhase::Running {
+                continue;
+            }
+            let id = container.id().as_str();
+            let written = self.containers.images.written(id).await.map(|(bytes, _)| bytes);
+            let known = {
+                let record = container.record.borrow();
+                let (config, cgroup) = (record.config(), stats::cgroup_dir(&record.cgroup));
+                let name = config.metadata.unwrap_or_default().name;
+                metrics::Known {
+                    whose: whose(name, &cgroup, record.image_ref.to_string(), id),
+                    cgroup,
+                    resources: config.linux.and_then(|linux| linux.resources).unwrap_or_default(),
+                    started_at: record.started_at,
+                    now: self.context.now(),
+                    written,
+                    root_dir: self.context.settings.root_dir.clone(),
+                }
+            };
+            let mounts = self.context.settings.cgroup_mounts.clone();
+            let read = move || metrics::of_container(&mounts, &known);
+            let metrics = self.context.blocking(read).await;
+            container_metrics.push(cri::ContainerMetrics { container_id: id.to_owned(), metrics });
+        }
+        cri::PodSandboxMetrics {
+            pod_sandbox_id: sandbox.id().to_string(),
+            metrics: of_network,
+            container_metrics,
+        }
+    }
+
+    /// `ListMetricDescriptors`.
+    ///
+    /// # Errors
+    /// None.
+    pub async fn list_metric_descriptors_cri(
+        &self,
+        _request: cri::ListMetricDescriptorsRequest,
+    ) -> RuntimeResult<cri::ListMetricDescriptorsResponse> {
+        Ok(cri::ListMetricDescriptorsResponse { descriptors: metrics::descriptors() })
     }
 
     // ---- events, and the way to a container -----------------------------------------------------------

@@ -22,6 +22,7 @@ mod events;
 mod exec;
 mod host;
 mod images;
+mod metrics;
 mod namespaces;
 mod oci_runtime;
 mod pause;

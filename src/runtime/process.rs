@@ -128,7 +128,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.kill();
+        let _ = self.kill();
     }
 }
 
@@ -163,8 +163,10 @@ pub(super) async fn run(
         None => {
             // Whoever is told that a command was killed finds it gone.
             if let (true, Some(end)) = (running.command.is_some(), running.kill()) {
-                let end = async { drop(end.recv().await) };
-                or(end, async { drop(clock.sleep(EXEC_PID_TIME).await) }).await;
+                let end = async {
+                    let _ = end.recv().await;
+                };
+                or(end, clock.sleep(EXEC_PID_TIME)).await;
             }
             Err(ProgramError::TooSlow(path, time))
         }

@@ -103,7 +103,7 @@ fn memory_of(usage: u64, stat: &str, unified: bool) -> Memory {
 }
 
 /// The number behind a name at a line's beginning. PURE.
-fn field(text: &str, name: &str) -> Option<u64> {
+pub(super) fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
@@ -136,8 +136,16 @@ impl Usage {
     }
 }
 
-/// Counters of the interfaces in a network namespace, read by a thread that enters it and ends.
+/// Counters of the interfaces in a network namespace.
 pub(super) fn network(namespace: &Path, timestamp: i64) -> Option<cri::NetworkUsage> {
+    let mut interfaces = interfaces(&network_counters(namespace)?);
+    let at = interfaces.iter().position(|of| of.name == super::cni::INTERFACE)?;
+    let default_interface = Some(interfaces.remove(at));
+    Some(cri::NetworkUsage { timestamp, default_interface, interfaces })
+}
+
+/// `/proc/net/dev` of a network namespace, read by a thread that enters it and ends.
+pub(super) fn network_counters(namespace: &Path) -> Option<String> {
     let file = std::fs::File::open(namespace).ok()?;
     let read = move || {
         use std::os::fd::AsFd as _;
@@ -146,10 +154,7 @@ pub(super) fn network(namespace: &Path, timestamp: i64) -> Option<cri::NetworkUs
         String::from_utf8(bytes).ok()
     };
     let thread = std::thread::Builder::new().name("network".to_owned()).spawn(read).ok()?;
-    let mut interfaces = interfaces(&thread.join().ok()??);
-    let at = interfaces.iter().position(|of| of.name == super::cni::INTERFACE)?;
-    let default_interface = Some(interfaces.remove(at));
-    Some(cri::NetworkUsage { timestamp, default_interface, interfaces })
+    thread.join().ok()?
 }
 
 /// `/proc/net/dev` without the loopback interface. PURE.

@@ -111,3 +111,51 @@ fn an_image_is_a_volume_that_is_read_only_and_named_by_its_id() {
     });
     machine.assert_clean();
 }
+
+#[test]
+fn metrics_of_pods_and_containers_have_the_names_and_labels_of_cadvisor() {
+    let machine = Machine::new();
+    machine.run(async {
+        let runtime = machine.open().await;
+        let sandbox = run_sandbox(&runtime, machine.pod("metrics")).await;
+        let mut config = script("app", "nc -l -p 80 & wait");
+        config.linux.as_mut().unwrap().resources =
+            Some(cri::LinuxContainerResources { memory_limit_in_bytes: 64 << 20, ..Default::default() });
+        let id = run_container(&runtime, &sandbox, config).await;
+        while exec(&runtime, &id, "busybox netstat -ltn | busybox grep -q :80").await.unwrap().exit_code != 0
+        {
+            async_io::Timer::after(std::time::Duration::from_millis(50)).await;
+        }
+        let described =
+            runtime.list_metric_descriptors_cri(cri::ListMetricDescriptorsRequest {}).await.unwrap();
+        let request = cri::ListPodSandboxMetricsRequest {};
+        let pods = runtime.list_pod_sandbox_metrics_cri(request).await.unwrap().pod_metrics;
+        assert_eq!((pods.len(), &*pods[0].pod_sandbox_id), (1, &*sandbox));
+        let containers = &pods[0].container_metrics;
+        assert_eq!((containers.len(), &*containers[0].container_id), (1, &*id));
+        let label = |metric: &cri::Metric, key: &str| {
+            let described = described.descriptors.iter().find(|of| of.name == metric.name).unwrap();
+            assert_eq!(described.label_keys.len(), metric.label_values.len(), "{metric:?}");
+            let at = described.label_keys.iter().position(|of| of == key).unwrap();
+            metric.label_values[at].clone()
+        };
+        let find = |all: &[cri::Metric], name: &str| all.iter().find(|of| of.name == name).unwrap().clone();
+        for (name, expected) in [
+            // The shell and nc.
+            ("container_processes", 2),
+            ("container_threads", 2),
+            ("container_sockets", 1),
+            ("container_spec_memory_limit_bytes", 64 << 20),
+            ("container_fs_usage_bytes", 4096),
+        ] {
+            let metric = find(&containers[0].metrics, name);
+            assert_eq!(metric.value.unwrap().value, expected, "{metric:?}");
+            assert_eq!((&*label(&metric, "container"), &*label(&metric, "pod")), ("app", "metrics"));
+        }
+        assert!(find(&containers[0].metrics, "container_memory_rss").value.unwrap().value > 0);
+        let sent = find(&pods[0].metrics, "container_network_transmit_packets_total");
+        assert_eq!((&*label(&sent, "interface"), &*label(&sent, "namespace")), ("eth0", "default"));
+        remove_sandbox(&runtime, &sandbox).await;
+    });
+    machine.assert_clean();
+}

@@ -309,6 +309,19 @@ fn the_cri_is_served_on_a_socket() {
         let part: cri::ListContainersResponse = stream.next().await.unwrap().expect("a message");
         assert_eq!(part.containers[0].id, container_id);
         assert_eq!(stream.next::<cri::ListContainersResponse>().await, Ok(None));
+        let described: cri::ListMetricDescriptorsResponse =
+            call!("ListMetricDescriptors", cri::ListMetricDescriptorsRequest {}).await.unwrap();
+        assert!(described.descriptors.iter().any(|of| of.name == "container_memory_rss"));
+        let mut stream = channel
+            .server_stream(
+                "/runtime.v1.RuntimeService/StreamPodSandboxMetrics",
+                &cri::ListPodSandboxMetricsRequest {},
+                None,
+            )
+            .await
+            .unwrap();
+        let part: cri::ListPodSandboxMetricsResponse = stream.next().await.unwrap().expect("a message");
+        assert_eq!(part.pod_metrics[0].container_metrics[0].container_id, container_id);
         let request = cri::ContainerStatsRequest { container_id: container_id.clone() };
         let stats: cri::ContainerStatsResponse = call!("ContainerStats", request).await.unwrap();
         assert!(stats.stats.unwrap().cpu.is_some());
