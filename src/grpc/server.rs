@@ -31,7 +31,7 @@ use crate::executor::Executor;
 use crate::http2::Spawner;
 use crate::limits::{
     GRPC_FRAME_BYTES_MAX, GRPC_REQUEST_BYTES_MAX, GRPC_SERVED_ANSWER_BYTES_MAX, GRPC_SERVED_BYTES_MAX,
-    GRPC_SERVED_CALLS_MAX, GRPC_SERVED_HEADER_BYTES_MAX, GRPC_SERVED_REQUEST_TIME,
+    GRPC_SERVED_CALLS_MAX, GRPC_SERVED_CLOSE_TIME, GRPC_SERVED_HEADER_BYTES_MAX, GRPC_SERVED_REQUEST_TIME,
     GRPC_SERVED_SEND_BYTES_MAX, GRPC_WINDOW_CONNECTION_BYTES, GRPC_WINDOW_STREAM_BYTES,
     HTTP2_HEADER_TABLE_BYTES,
 };
@@ -145,16 +145,16 @@ impl Server {
     }
 
     /// Serves one connection until the client closes it, or `close` resolves: then the calls that run end first, and a client of
-    /// gRPC opens another one for its next call. Dropped: its calls end.
+    /// gRPC opens another one for its next call. A client that does not answer then is dropped. Dropped: its calls end.
     pub(crate) async fn serve(
         &self,
         socket: impl Duplex + 'static,
         activity: Rc<Activity>,
         close: impl Future<Output = ()>,
     ) {
-        let server = self.clone();
+        let (server, calls) = (self.clone(), activity.clone());
         let service = hyper::service::service_fn(move |request| {
-            let (server, activity) = (server.clone(), activity.clone());
+            let (server, activity) = (server.clone(), calls.clone());
             // Boxed: of one size for hyper, whatever the call needs.
             Box::pin(async move {
                 let running = activity.begin();
@@ -183,7 +183,18 @@ impl Server {
             served
         } else {
             connection.as_mut().graceful_shutdown();
-            connection.await
+            loop {
+                let late = async {
+                    self.clock.sleep(GRPC_SERVED_CLOSE_TIME).await;
+                    None
+                };
+                match smol::future::or(async { Some(connection.as_mut().await) }, late).await {
+                    Some(served) => break served,
+                    // A client that is stopped does not answer the shutdown, and would keep its place.
+                    None if activity.is_idle() => return,
+                    None => {}
+                }
+            }
         };
         if let Err(error) = served {
             log::trace!("a gRPC connection: {error}");

@@ -20,6 +20,9 @@ pub const GRPC_SERVED_HEADER_BYTES_MAX: u32 = 16 * 1024;
 pub const GRPC_SERVED_SEND_BYTES_MAX: usize = 64 * KIB;
 /// How long the bytes of one request may take to arrive. Longer: the call fails with `DEADLINE_EXCEEDED`.
 pub const GRPC_SERVED_REQUEST_TIME: Duration = Duration::from_secs(30);
+/// How long a client may take to answer the end of a connection that has no calls, for which another one waits. Longer: it is closed
+/// without.
+pub const GRPC_SERVED_CLOSE_TIME: Duration = Duration::from_millis(100);
 /// Items of one message of a streamed list (`StreamContainers` and the like). More: a further message.
 pub const CRI_STREAMED_ITEMS: usize = 32;
 

@@ -3,6 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use smolet::clock::SystemClock;
 use smolet::cri::{Runtime as _, StreamRequest};
 use smolet::cri_server::CriServer;
 use smolet::grpc::{Channel, Code, GrpcError};
+use smolet::limits::CRI_CONNECTIONS_MAX;
 use smolet::proto::runtime::v1 as cri;
 use smolet::runtime::Embedded;
 use smolet::streaming::command::{self, Ending, Size, Streams};
@@ -354,6 +356,39 @@ fn the_cri_is_served_on_a_socket() {
         let _: cri::RemovePodSandboxResponse = call!("RemovePodSandbox", request).await.unwrap();
         serving.cancel().await;
         assert!(!path.exists());
+    });
+    machine.assert_clean();
+}
+
+/// More of them than there are places, and none reads, writes or closes anything: stopped processes.
+#[test]
+fn clients_that_do_not_answer_keep_no_others_out() {
+    let machine = Machine::new();
+    machine.run(async {
+        let runtime = open(&machine).await;
+        let path = machine.root.join("cri.sock");
+        let clock = Rc::new(SystemClock);
+        let server = CriServer::bind(&path).unwrap();
+        let serve = server.run(Rc::new(runtime.clone()), machine.executor.clone(), clock.clone());
+        let serving = machine.executor.spawn("CRI server", serve);
+        let mut silent = Vec::new();
+        for said in
+            [&b""[..], &b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"[..], &b"garbage\r\n\r\n"[..]]
+        {
+            for _ in 0..CRI_CONNECTIONS_MAX + 1 {
+                let mut client = UnixStream::connect(&path).unwrap();
+                client.write_all(said).unwrap();
+                silent.push(client);
+            }
+            let channel = Channel::new(&path, &machine.executor, clock.clone());
+            let request = cri::VersionRequest::default();
+            let call =
+                channel.unary("/runtime.v1.RuntimeService/Version", &request, Some(Duration::from_secs(20)));
+            let version: cri::VersionResponse = call.await.unwrap();
+            assert_eq!(&*version.runtime_name, "smolet");
+        }
+        drop(silent);
+        serving.cancel().await;
     });
     machine.assert_clean();
 }
