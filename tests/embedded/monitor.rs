@@ -673,11 +673,11 @@ fn a_full_disk_holds_no_container_and_the_loss_is_told() {
     assert_eq!(after, "after");
 }
 
-/// Of the release binary: a debug build's code is not what devices get. 148 KiB of it are what the loader corrects in a program that
-/// can lie anywhere.
+/// Of the release binary: a debug build's code is not what devices get. 188 KiB of it are what the start-up code corrects in a program
+/// that can lie anywhere; the code that all of them run lies together (build.rs).
 #[test]
 fn ten_monitors_of_the_release_binary_are_small() {
-    const PSS_KIB_MAX: usize = 512;
+    const PSS_KIB_MAX: usize = 400;
     if std::env::var_os("SMOLET_BIN").is_none() {
         return;
     }

@@ -275,11 +275,21 @@ fn parts_of(pattern: &str) -> Vec<(Option<usize>, &str)> {
             let length: usize = rest[..digits].parse().unwrap();
             let name = &rest[digits..];
             let end = name.find('*').unwrap_or(name.len()).min(length);
-            parts.push((Some(length), &name[..end]));
+            parts.push(match name[..end].split_once("$LT$") {
+                // `Type$LT$R$GT$`.
+                Some((of, _)) if of != "_" => (None, of),
+                _ => (Some(length), &name[..end]),
+            });
             rest = &name[end..];
         }
     } else if let Some((_, rest)) = pattern.split_once("smolet..") {
-        parts.extend(rest.trim_end_matches(['*', '.']).split("..").map(|name| (None, name)));
+        for name in rest.trim_end_matches(['*', '.']).split("..") {
+            // Of a trait's implementation the trait's or the type's name.
+            parts.push((None, name.split('$').next().unwrap_or(name)));
+            if name.contains('$') {
+                break;
+            }
+        }
     }
     parts
 }
@@ -322,14 +332,18 @@ fn is_named(root: &Path, parts: &[(Option<usize>, &str)]) -> bool {
 fn what_the_linker_puts_apart_is_there() {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     let build = fs::read_to_string(manifest.join("build.rs")).unwrap();
-    let list =
-        build.split("const NEVER").nth(1).and_then(|rest| rest.split("];").next()).expect("a list NEVER");
-    let patterns: Vec<&str> = list.split('"').skip(1).step_by(2).collect();
-    let ours: Vec<&&str> = patterns.iter().filter(|pattern| pattern.contains("smolet")).collect();
-    assert!(ours.len() > 50, "{} patterns of {}", ours.len(), patterns.len());
-    let gone: Vec<_> =
-        ours.iter().filter(|pattern| !is_named(&manifest.join("src"), &parts_of(pattern))).collect();
-    assert!(gone.is_empty(), "build.rs, NEVER: nothing in src has these names any more: {gone:#?}");
+    let list = |name: &str| -> Vec<&str> {
+        let after = build.split(&format!("const {name}:")).nth(1).expect(name);
+        after.split("];").next().expect(name).split('"').skip(1).step_by(2).collect()
+    };
+    for (name, ours_min) in [("NEVER", 50), ("EMBEDDED", 100), ("COMMON", 8)] {
+        let patterns = list(name);
+        let ours: Vec<&&str> = patterns.iter().filter(|pattern| pattern.contains("smolet")).collect();
+        assert!(ours.len() >= ours_min, "{name}: {} patterns of {}", ours.len(), patterns.len());
+        let gone: Vec<_> =
+            ours.iter().filter(|pattern| !is_named(&manifest.join("src"), &parts_of(pattern))).collect();
+        assert!(gone.is_empty(), "build.rs, {name}: nothing in src has these names any more: {gone:#?}");
+    }
 }
 
 /// Each rule finds what it forbids.
