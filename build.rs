@@ -19,7 +19,7 @@ fn link_small() -> Result<(), Box<dyn Error>> {
     let out = env::var("OUT_DIR")?;
     // A function is in the first of these that has its name.
     let mut script = put_together() + &put_in_its_own_segment() + &put_apart();
-    if env::var("CARGO_CFG_TARGET_ARCH")? == "x86_64" {
+    if ["x86_64", "aarch64"].contains(&env::var("CARGO_CFG_TARGET_ARCH")?.as_str()) {
         // A panic of the release binary ends it at once (`panic = "abort"`), so nobody reads `.eh_frame`, a seventh of the
         // binary. std comes compiled with it, and the compiler has no option that leaves it out.
         script += "SECTIONS { /DISCARD/ : { *(.eh_frame .eh_frame.* .gcc_except_table .gcc_except_table.*) } } INSERT AFTER .text;\n";
