@@ -56,7 +56,7 @@ pub(super) fn wanted(config: &cri::PodSandboxConfig) -> Result<Wanted, String> {
     Ok(Wanted { net: !of.host_network, ipc: !of.host_ipc, hostname, sysctls })
 }
 
-/// The text of a pod's resolv.conf. `None`: it gets the node's.
+/// The text of a pod's resolv.conf, its lines in containerd's order. `None`: it gets the node's.
 pub(super) fn resolv_conf(config: &cri::PodSandboxConfig) -> Option<String> {
     let dns = config.dns_config.as_ref()?;
     if dns.servers.is_empty() && dns.searches.is_empty() && dns.options.is_empty() {
@@ -65,15 +65,15 @@ pub(super) fn resolv_conf(config: &cri::PodSandboxConfig) -> Option<String> {
     let mut text = String::new();
     // A line break in a value would forge another line.
     let clean = |value: &String| value.replace(['\n', '\r'], " ");
-    for (keyword, values) in [("search", &dns.searches), ("options", &dns.options)] {
+    let mut line = |keyword: &str, values: &[String]| {
         if !values.is_empty() {
             let values: Vec<String> = values.iter().map(clean).collect();
             let _ = writeln!(text, "{keyword} {}", values.join(" "));
         }
-    }
-    for server in &dns.servers {
-        let _ = writeln!(text, "nameserver {}", clean(server));
-    }
+    };
+    line("search", &dns.searches);
+    dns.servers.iter().for_each(|server| line("nameserver", std::slice::from_ref(server)));
+    line("options", &dns.options);
     Some(text)
 }
 
@@ -125,7 +125,7 @@ mod tests {
             options: vec!["ndots:5".into()],
         });
         let text = resolv_conf(&config).unwrap();
-        let wanted = "search a.local b\noptions ndots:5\nnameserver 10.0.0.10\nnameserver fd00::a nameserver 6.6.6.6\n";
+        let wanted = "search a.local b\nnameserver 10.0.0.10\nnameserver fd00::a nameserver 6.6.6.6\noptions ndots:5\n";
         assert_eq!(text, wanted);
     }
 }

@@ -369,12 +369,21 @@ async fn connect(runtime: &Embedded, sandbox: &str, port: u16) -> Result<Socket<
             Ok(socket) => return Ok(socket),
             // IPv4's error is the one that is known to users.
             Err(error) if refused.is_empty() => {
-                refused = format!("failed to connect to localhost:{port} inside the pod's network: {error}");
+                let why = why(&error);
+                refused = format!("failed to connect to localhost:{port} inside the pod's network: {why}");
             }
             Err(_) => {}
         }
     }
     Err(refused)
+}
+
+/// The errors that users of containerd know in its words, which scripts look for.
+fn why(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => "connection refused".to_owned(),
+        _ => error.to_string(),
+    }
 }
 
 async fn connect_in(

@@ -84,7 +84,9 @@ pub(super) fn runtime(settings: &Settings, network: Result<String, String>) -> I
         CgroupDriver::Systemd => "systemd",
         CgroupDriver::Cgroupfs => "cgroupfs",
     };
+    let plugins: Vec<String> = settings.cni_bin_dirs.iter().map(|dir| shown(dir)).collect();
     let config = json!({
+        "cni": { "confDir": shown(&settings.cni_conf_dir), "binDirs": plugins },
         "rootDir": shown(&settings.root_dir),
         "stateDir": shown(&settings.run_dir),
         "runtimes": handlers,
@@ -99,7 +101,6 @@ pub(super) fn runtime(settings: &Settings, network: Result<String, String>) -> I
         }
         Err(error) => (error, Vec::new()),
     };
-    let plugins: Vec<String> = settings.cni_bin_dirs.iter().map(|dir| shown(dir)).collect();
     let network = json!({
         "PluginDirs": plugins,
         "PluginConfDir": shown(&settings.cni_conf_dir),
@@ -122,6 +123,18 @@ mod tests {
 
     fn read(info: &Info, name: &str) -> Value {
         serde_json::from_str(&info[name]).unwrap()
+    }
+
+    #[test]
+    fn the_runtimes_is_read_as_any_runtimes_configuration() {
+        let mut settings =
+            Settings::of_machine(Path::new("/a"), Path::new("/b"), Path::new("/c"), Path::new("/"));
+        settings.cni_conf_dir = "/d/net.d".into();
+        settings.cni_bin_dirs = vec!["/d/one".into(), "/d/two".into()];
+        let told = runtime(&settings, Err("none".to_owned()));
+        let read = crate::cni::RuntimeSettings::parse(told.get("config").map(String::as_str));
+        assert_eq!(read.cni_conf_dir, "/d/net.d");
+        assert_eq!(read.cni_bin_dirs, ["/d/one", "/d/two"]);
     }
 
     #[test]

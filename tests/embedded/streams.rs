@@ -238,7 +238,7 @@ fn ports_of_a_pod_are_forwarded() {
                 assert_eq!((ended, &*came), (Ok(()), &b"through the pod"[..]));
             } else {
                 let why = ended.unwrap_err();
-                assert!(why.contains("localhost:9 inside the pod's network: Connection refused"), "{why}");
+                assert!(why.contains("localhost:9 inside the pod's network: connection refused"), "{why}");
             }
         }
         stop_sandbox(&runtime, &sandbox).await;

@@ -13,6 +13,7 @@ readonly TEST_IMAGES="smolet.test/pause:1 smolet.test/busybox:1 smolet.test/busy
 readonly GATEWAY_IMAGES='docker.io/library/busybox:1.36 "Cmd":["sh"]
 docker.io/library/eclipse-mosquitto:2 "Cmd":["/usr/sbin/mosquitto","-c","/mosquitto/config/mosquitto.conf"]
 docker.io/prom/node-exporter@sha256:4032c6d5bfd752342c3e631c2f1de93ba6b86c41db6b167b9a35372c139e7706 "User":"nobody","Entrypoint":["/bin/node_exporter"]
+docker.io/prom/node-exporter:v1.8.2 "User":"nobody","Entrypoint":["/bin/node_exporter"]
 docker.io/volkszaehler/mbmd:latest "Entrypoint":["/usr/local/bin/mbmd"]
 docker.io/fluent/fluent-bit:3.1.9 "Entrypoint":["/fluent-bit/bin/fluent-bit"]
 docker.io/keinos/sqlite3:3.46.1 "Cmd":["sqlite3"]

@@ -110,6 +110,13 @@ configure_embedded() {
     mkdir -p "$DIR"/{root/images,manifests}
     echo "$EMBEDDED" >"$DIR/embedded"
     cp "$here/calm.yaml" "$CONFIG"
+    # The second handler, for pods with a runtime class: it writes down what it is called with.
+    cat >"$DIR/other-runc" <<E
+#!/bin/sh
+echo "\$*" >>'$DIR/other-runc.log'
+exec $(command -v runc) "\$@"
+E
+    chmod +x "$DIR/other-runc"
     cni_network
 }
 
@@ -196,7 +203,7 @@ start() {
         rm -f "$SOCKET"
         eval "setsid '$EMBEDDED' run --config '$CONFIG' --runtime-endpoint embedded --node-name '$ID' --manifests '$DIR/manifests' \
             --root-dir '$DIR/root' --socket '$DIR/smolet.sock' --pod-logs-dir '$DIR/logs/pods' --container-logs-dir '$DIR/logs/containers' \
-            --cgroup-root '$CGROUP_ROOT' --cni-conf-dir '$DIR/cni/conf' --oci-runtime other=$(command -v runc) \
+            --cgroup-root '$CGROUP_ROOT' --cni-conf-dir '$DIR/cni/conf' --oci-runtime 'other=$DIR/other-runc' \
             </dev/null >>'$DIR/containerd.log' 2>&1 $fds &"
         echo $! >"$DIR/containerd.pid"
         within $START_SECONDS [ -S "$SOCKET" ] || {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::runtime::{Runtime, wait_for};
+use crate::runtime::{Runtime, is_embedded, wait_for};
 
 /// How long any one step of a pod may take on a slow machine.
 pub const PATIENCE: u64 = 60;
@@ -139,9 +139,39 @@ impl<'r> Agent<'r> {
         self.dir.join("manifests")
     }
 
-    /// Where image archives are imported from; made by the agent.
+    /// Where image archives are imported from; made by who imports them: the agent, or the one whose runtime is embedded.
     pub fn images(&self) -> PathBuf {
-        self.dir.join("root/images")
+        let of = if is_embedded() { self.runtime.dir() } else { &self.dir };
+        of.join("root/images")
+    }
+
+    /// How often these archives were imported.
+    pub fn imports(&self, archives: &[&Path]) -> usize {
+        let log = self.log_of_imports();
+        archives.iter().map(|path| log.matches(&format!("{}: imported in ", path.display())).count()).sum()
+    }
+
+    /// What who imports archives says.
+    pub fn log_of_imports(&self) -> String {
+        if is_embedded() { self.runtime.log() } else { self.log() }
+    }
+
+    /// Ends who imports archives, if it runs.
+    pub fn stop_imports(&mut self) {
+        if is_embedded() {
+            self.runtime.kill();
+        } else if self.child.is_some() {
+            self.stop();
+        }
+    }
+
+    pub fn start_imports(&mut self) {
+        if is_embedded() {
+            self.runtime.start();
+            self.runtime.answers();
+        } else {
+            self.start();
+        }
     }
 
     pub fn socket(&self) -> PathBuf {

@@ -67,11 +67,17 @@ pub fn thirty_kills_during_churn_double_nothing(runtime: &Runtime) {
         }
     }
     agent.start();
-    for name in wanted.keys() {
-        agent.running(name);
+    for (name, (_, version)) in &wanted {
         let full = agent.full(name);
+        let image = runtime.image(&format!("smolet.test/busybox:{version}")).expect("the image is there").id;
+        // Until the agent has looked at it, the container of the image before counts as a good one.
+        wait_for(&format!("{name} runs with its last image"), PATIENCE, || {
+            let mut all = runtime.containers_of(&full);
+            all.retain(|container| container.state == ContainerState::Running);
+            matches!(&all[..], [one] if one.image == image).then_some(())
+        });
+        agent.running(name);
         runtime.ready_sandbox(&full);
-        runtime.running_container(&full, "app");
     }
     assert_alone(runtime);
     assert!(runtime.sandboxes().iter().any(|sandbox| sandbox.id == foreign), "another agent's pod is there");

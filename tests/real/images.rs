@@ -9,7 +9,7 @@ use smolet::cri::Runtime as _;
 
 use crate::agent::{Agent, PATIENCE, container, waits_for};
 use crate::registry::{MANIFEST, Registry, STAYS, TestImage, architecture, basic, digest, pack};
-use crate::runtime::{Runtime, wait_for};
+use crate::runtime::{Runtime, is_embedded, wait_for};
 
 fn logins(registry: &Registry, login: &str) -> String {
     let (user, password) = login.split_once(':').unwrap();
@@ -175,88 +175,119 @@ pub fn archives_are_imported_and_their_pods_start_without_a_registry(runtime: &R
     agent.running("oci");
     agent.running("saved");
     for (name, archive) in
-        [("archive.test/oci:1", "1 a.tar"), ("docker.io/library/archive-test-saved:2", "1 b.tar")]
+        [("archive.test/oci:1", "a.tar"), ("docker.io/library/archive-test-saved:2", "b.tar")]
     {
-        let labels = labels(runtime, name);
-        assert!(
-            labels.contains("io.cri-containerd.pinned=pinned") && labels.contains(archive),
-            "{name}: {labels}"
-        );
+        assert!(is_kept_for(runtime, name, archive), "{name}");
     }
-    assert!(!runtime.ctr(&["leases", "ls"]).contains("smolet-images"), "the lease is over");
-    // Nothing but the records keeps them now: what containerd takes for garbage is gone when this lease is.
-    runtime.ctr(&["leases", "create", "--id", "collect"]);
-    runtime.ctr(&["leases", "delete", "--sync", "collect"]);
-    for name in ["archive.test/oci:1", "docker.io/library/archive-test-saved:2"] {
-        let check = runtime.ctr(&["images", "check", &format!("name=={name}")]);
-        assert!(check.contains("complete (") && !check.contains("incomplete"), "{check}");
+    if !is_embedded() {
+        garbage_of_containerd_is_none_of_theirs(runtime);
     }
     agent.end_pods();
     agent.apply_pod("again", &never_pulled("archive.test/oci:1"));
     agent.running("again");
-
-    // containerd's own importer makes the same image of it.
-    let target = || {
-        labels(runtime, "docker.io/library/archive-test-saved:2").split_whitespace().nth(2).map(str::to_owned)
-    };
-    let ours = target();
-    runtime.ctr(&["images", "import", &b.display().to_string()]);
-    assert!(
-        ours.as_ref().is_some_and(|digest| digest.starts_with("sha256:")) && target() == ours,
-        "{ours:?}"
-    );
+    if !is_embedded() {
+        importer_of_containerd_makes_the_same(runtime, &b);
+    }
 
     // What is there is not imported again, what has changed is.
-    agent.stop();
-    let imports = |agent: &Agent| agent.log().matches(": imported in ").count();
-    assert_eq!(imports(&agent), 2);
-    agent.start();
+    agent.stop_imports();
+    assert_eq!(agent.imports(&[&a, &b]), 2);
+    agent.start_imports();
     let changed = TestImage::new(&agent.dir, "changed", architecture());
     docker_archive(&agent, &b, &changed, "archive-test-saved:2");
-    wait_for("the changed archive is imported", PATIENCE, || (imports(&agent) == 3).then_some(()));
+    wait_for("the changed archive is imported", PATIENCE, || (agent.imports(&[&a, &b]) == 3).then_some(()));
     let status = runtime.image("archive-test-saved:2").expect("the image is there");
     assert_eq!(&*status.id, digest(&changed.config));
 
     // An image whose archive is gone is as any other.
     fs::remove_file(a).unwrap();
     wait_for("it is not pinned any more", PATIENCE, || {
-        let labels = labels(runtime, "archive.test/oci:1");
-        (!labels.contains("pinned=") && !labels.contains("smolet.io/archive")).then_some(())
+        is_as_any_other(runtime, "archive.test/oci:1").then_some(())
     });
+    fs::remove_file(b).unwrap();
     agent.end_pods();
 }
 
-/// Two archives with one image, over restarts of the agent. The first one finds what an import that was killed left.
+/// The image is pinned for that archive: containerd's record names it, of the embedded runtime the CRI tells that it is pinned.
+fn is_kept_for(runtime: &Runtime, name: &str, archive: &str) -> bool {
+    if is_embedded() {
+        return runtime.image(name).is_some_and(|image| image.pinned);
+    }
+    let labels = labels(runtime, name);
+    labels.contains("io.cri-containerd.pinned=pinned") && labels.contains(&format!("1 {archive}"))
+}
+
+fn is_as_any_other(runtime: &Runtime, name: &str) -> bool {
+    if is_embedded() {
+        return runtime.image(name).is_some_and(|image| !image.pinned);
+    }
+    let labels = labels(runtime, name);
+    !labels.contains("pinned=") && !labels.contains("smolet.io/archive")
+}
+
+/// Nothing but the records keeps them now: what containerd takes for garbage is gone when this lease is.
+fn garbage_of_containerd_is_none_of_theirs(runtime: &Runtime) {
+    assert!(!runtime.ctr(&["leases", "ls"]).contains("smolet-images"), "the lease is over");
+    runtime.ctr(&["leases", "create", "--id", "collect"]);
+    runtime.ctr(&["leases", "delete", "--sync", "collect"]);
+    for name in ["archive.test/oci:1", "docker.io/library/archive-test-saved:2"] {
+        let check = runtime.ctr(&["images", "check", &format!("name=={name}")]);
+        assert!(check.contains("complete (") && !check.contains("incomplete"), "{check}");
+    }
+}
+
+fn importer_of_containerd_makes_the_same(runtime: &Runtime, archive: &Path) {
+    let target = || {
+        labels(runtime, "docker.io/library/archive-test-saved:2").split_whitespace().nth(2).map(str::to_owned)
+    };
+    let ours = target();
+    runtime.ctr(&["images", "import", &archive.display().to_string()]);
+    assert!(
+        ours.as_ref().is_some_and(|digest| digest.starts_with("sha256:")) && target() == ours,
+        "{ours:?}"
+    );
+}
+
+/// Two archives with one image, over restarts of who imports them. With containerd the first life finds what an import that was
+/// killed left.
 pub fn an_image_in_two_archives_is_that_of_the_last(runtime: &Runtime) {
     const NAME: &str = "twice.test/app:1";
     let mut agent = Agent::new(runtime, "twice");
-    runtime.ctr(&["leases", "create", "--id", "smolet-images-twice"]);
+    if !is_embedded() {
+        runtime.ctr(&["leases", "create", "--id", "smolet-images-twice"]);
+    }
     let (first, last) = (
         TestImage::new(&agent.dir, "first", architecture()),
         TestImage::new(&agent.dir, "last", architecture()),
     );
-    let (a, b) = (agent.images().join("a.tar"), agent.images().join("b.tar"));
+    let (a, b) = (agent.images().join("twice-a.tar"), agent.images().join("twice-b.tar"));
+    agent.stop_imports();
     docker_archive(&agent, &a, &first, NAME);
     docker_archive(&agent, &b, &last, NAME);
-    let imports = |agent: &Agent| agent.log().matches(": imported in ").count();
+    let imports = |agent: &Agent| agent.imports(&[&a, &b]);
     let told = |agent: &Agent| {
-        let line = format!("{}: image {NAME} is also in b.tar; using b.tar, the last by name", a.display());
-        agent.log().matches(&line).count()
+        let line = format!(
+            "{}: image {NAME} is also in twice-b.tar; using twice-b.tar, the last by name",
+            a.display()
+        );
+        agent.log_of_imports().matches(&line).count()
     };
     for life in 1..=3 {
-        agent.start();
+        agent.start_imports();
         // The last one is looked at first.
         wait_for("both archives are looked at", PATIENCE, || (told(&agent) == life).then_some(()));
-        assert_eq!(imports(&agent), 1, "b.tar once, a.tar never");
+        assert_eq!(imports(&agent), 1, "the last one once, the first one never");
         assert_eq!(&*runtime.image(NAME).expect("the image is there").id, digest(&last.config));
-        assert!(!runtime.ctr(&["leases", "ls"]).contains("smolet-images-twice"), "no lease is left");
-        agent.stop();
+        let has_lease = || runtime.ctr(&["leases", "ls"]).contains("smolet-images-twice");
+        assert!(is_embedded() || !has_lease(), "no lease is left");
+        agent.stop_imports();
     }
-    agent.start();
-    fs::remove_file(b).unwrap();
+    agent.start_imports();
+    fs::remove_file(&b).unwrap();
     wait_for("the other archive's image", PATIENCE, || (imports(&agent) == 2).then_some(()));
     assert_eq!(&*runtime.image(NAME).expect("the image is there").id, digest(&first.config));
-    assert!(labels(runtime, NAME).contains("1 a.tar"));
+    assert!(is_kept_for(runtime, NAME, "twice-a.tar"));
+    fs::remove_file(&a).unwrap();
     agent.end_pods();
 }
 
@@ -282,18 +313,24 @@ pub fn archives_that_cannot_be_imported_are_named(runtime: &Runtime) {
     }
     docker_archive(&agent, &agent.images().join("foreign.tar"), &foreign, "foreign.test/app:1");
     fs::write(agent.images().join("packed.tar.gz"), [b"\x1f\x8b".as_slice(), &[0; 600]].concat()).unwrap();
-    for (name, wanted) in [
+    let flipped =
+        if is_embedded() { "content of sha256:" } else { "the runtime refuses it: unexpected commit digest" };
+    let archives = [
         ("cut.tar", "is cut off"),
         ("junk.tar", "is cut off"),
         ("foreign.tar", "foreign.test/app:1 is for linux/s390x, and this node is linux/"),
         ("packed.tar.gz", "is compressed (gzip), which is not supported; unpack it with gunzip"),
-        ("flipped.tar", "the runtime refuses it: unexpected commit digest"),
-    ] {
+        ("flipped.tar", flipped),
+    ];
+    for (name, wanted) in archives {
         let line = format!("{}: {wanted}", agent.images().join(name).display());
-        wait_for(&line, PATIENCE, || agent.log().contains(&line).then_some(()));
+        wait_for(&line, PATIENCE, || agent.log_of_imports().contains(&line).then_some(()));
     }
     assert!(runtime.image("bad.test/app:1").is_none());
-    assert!(!runtime.ctr(&["leases", "ls"]).contains("smolet-images"), "no lease is left");
+    assert!(is_embedded() || !runtime.ctr(&["leases", "ls"]).contains("smolet-images"), "no lease is left");
+    for (name, _) in archives {
+        fs::remove_file(agent.images().join(name)).unwrap();
+    }
 }
 
 /// Two containers say what they see of one image, in part and as a whole; a third pod's image needs a login.

@@ -132,18 +132,6 @@ const TESTS: &[Test] = tests![
     probes::probing_thirty_pods_costs_little,
 ];
 
-/// What containerd alone has: its own store behind `ctr`, whose labels and leases these tests look at, and a socket that is not an agent's.
-const OF_CONTAINERD: [&str; 4] = [
-    "images::archives_are_imported_and_their_pods_start_without_a_registry",
-    "images::an_image_in_two_archives_is_that_of_the_last",
-    "images::archives_that_cannot_be_imported_are_named",
-    "handover::a_node_goes_from_a_kubelet_to_smolet_and_back",
-];
-
-fn is_for_the_runtime(name: &str) -> bool {
-    !runtime::is_embedded() || !OF_CONTAINERD.contains(&name)
-}
-
 /// Goes on in a mount namespace of its own. `/` is a shared mount there, as systemd makes it: containerd wants that of
 /// what a pod mounts with HostToContainer.
 fn with_own_mounts() {
@@ -183,12 +171,8 @@ fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| name.contains(w));
     let (number, of) = share();
-    let chosen: Vec<&Test> = TESTS
-        .iter()
-        .filter(|(name, _)| is_wanted(name) && is_for_the_runtime(name))
-        .skip(number - 1)
-        .step_by(of)
-        .collect();
+    let chosen: Vec<&Test> =
+        TESTS.iter().filter(|(name, _)| is_wanted(name)).skip(number - 1).step_by(of).collect();
     let (name, on) = if runtime::is_embedded() {
         ("embedded", "the embedded runtime")
     } else {

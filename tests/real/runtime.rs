@@ -104,6 +104,12 @@ impl Runtime {
         run(&self.dir, "start");
     }
 
+    /// What containerd, or the agent with the embedded runtime, says.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(self.dir.join("containerd.log")).unwrap_or_default())
+            .into_owned()
+    }
+
     /// What `ctr` says in the CRI's namespace.
     pub fn ctr(&self, arguments: &[&str]) -> String {
         let mut command = Command::new(script());
