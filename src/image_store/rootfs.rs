@@ -25,7 +25,7 @@ use super::error::{ImageStoreError, ImageStoreResult};
 use super::layer::directory;
 use super::overlay::{Overlay, detach};
 use super::record::{self, RootfsRecord, Snapshotter, StoredImage};
-use crate::filesystem::replace;
+use crate::filesystem::replace_unsynced;
 use crate::limits::{REMOVAL_PIECE, ROOTFS_MAX, VOLUME_USAGE_PIECE, WRITABLE_LAYER_ENTRIES_MAX};
 use crate::tree::{self, Walk, WalkResult};
 
@@ -232,7 +232,9 @@ fn make(
         remove(disk, id, || true)?;
         make_directories(&merged, 0o755).map_err(failed)?;
         restrict(&dir, shift).map_err(failed)?;
-        replace(&dir.join("record"), &dir.join("record.new"), &record::to_bytes(record)).map_err(failed)?;
+        // Not synced: after a power cut no container runs, and a root file system without a record is removed with its container.
+        replace_unsynced(&dir.join("record"), &dir.join("record.new"), &record::to_bytes(record))
+            .map_err(failed)?;
     } else if record.snapshotter == Snapshotter::Native
         || crate::mounts::is_mounted(&merged).map_err(failed)?
     {

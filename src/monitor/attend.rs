@@ -79,9 +79,37 @@ enum Source {
     Client(usize),
 }
 
-impl Monitor {
+/// What a monitor opens before the container starts: where that fails nothing of the container ran.
+pub(super) struct Opened {
+    log: LogFile,
+    clients: Clients,
+    control: control::Listener,
+}
+
+impl Opened {
     /// Opens the log and the sockets.
-    pub(super) fn new(directory: &Path, arguments: Arguments, ready: Ready) -> Result<Self, MonitorError> {
+    pub(super) fn open(directory: &Path, arguments: &Arguments) -> Result<Self, MonitorError> {
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |source: io::Error| MonitorError::Io { path, source }
+        };
+        let log = arguments.log.clone();
+        let shown = log.as_deref().unwrap_or(directory);
+        Ok(Self {
+            log: LogFile::open(log.clone()).map_err(failed(shown))?,
+            clients: Clients::listen(directory).map_err(failed(&directory.join(names::ATTACH)))?,
+            control: control::Listener::listen(directory).map_err(failed(&directory.join(names::CONTROL)))?,
+        })
+    }
+}
+
+impl Monitor {
+    pub(super) fn new(
+        directory: &Path,
+        arguments: Arguments,
+        ready: Ready,
+        opened: Opened,
+    ) -> Result<Self, MonitorError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
             move |source: io::Error| MonitorError::Io { path, source }
@@ -99,13 +127,12 @@ impl Monitor {
             Ok(fd.map(|fd| Output { stream, fd, lines: Lines::default() }))
         };
         let outputs = [output(Stream::Stdout, stdout)?, output(Stream::Stderr, stderr)?];
-        let log = arguments.log.clone();
-        let log = LogFile::open(log.clone()).map_err(failed(log.as_deref().unwrap_or(directory)))?;
+        let Opened { log, clients, control } = opened;
         let spaces = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
         let has_orphans = spaces("self") == spaces(&init.pid.to_string());
         Ok(Self {
-            clients: Clients::listen(directory).map_err(failed(&directory.join(names::ATTACH)))?,
-            control: control::Listener::listen(directory).map_err(failed(&directory.join(names::CONTROL)))?,
+            clients,
+            control,
             directory: directory.to_owned(),
             arguments,
             init,

@@ -2,18 +2,18 @@
 //!
 //! ```text
 //!     agent ── spawn ──► smolet monitor DIR ── spawns ──► smolet monitor --held DIR     own session, child of init
-//!        ▲                (ends at once)                    │  OCI runtime: create ──► the container's first process
+//!        ▲                (ends at once)                    │  OCI runtime: run ─────► the container's first process
 //!        └──────────── report: PIDs, or the error ──────────┘  (ends)                  child of the subreaper --held
 //! ```
 //!
 //! Owns the files below, all in the container's directory. The agent makes the directory with `monitor.json`
-//! ([`write_arguments`]), calls [`spawn`], and starts, kills and deletes the container with the OCI runtime itself.
+//! ([`write_arguments`]), calls [`spawn`], and kills and deletes the container with the OCI runtime itself.
 //!
 //! | file | what it is |
 //! |---|---|
 //! | `monitor.json` | [`Arguments`], written by the agent |
 //! | `lock` | locked while a monitor lives; its text is the monitor's process ID |
-//! | `pid` | [`Init`], once the container is created |
+//! | `pid` | [`Init`], once the container has started |
 //! | `stdin`, `stdout`, `stderr` | FIFOs between the container and its monitor, without a terminal |
 //! | `attach`, `control` | sockets for [`attach::connect`] and [`control`] |
 //! | `exit` | [`Exit`], appears whole by a rename when the container has ended and its output is in the log |
@@ -44,7 +44,8 @@ mod process;
 mod record;
 
 use std::fmt;
-use std::io::{self, Read as _};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -146,16 +147,16 @@ pub mod names {
     pub const STDOUT: &str = "stdout";
     /// FIFO of the container's standard error.
     pub const STDERR: &str = "stderr";
-    /// Where the OCI runtime sends the terminal; gone when the container is created.
+    /// Where the OCI runtime sends the terminal; gone when the container has started.
     pub const CONSOLE: &str = "console";
-    /// The OCI runtime's own log; gone when the container is created.
+    /// The OCI runtime's own log; gone when the container has started.
     pub const RUNTIME_LOG: &str = "runtime.log";
-    /// Where the OCI runtime writes the process ID; gone when the container is created.
+    /// Where the OCI runtime writes the process ID; gone when the container has started.
     pub const RUNTIME_PID: &str = "runtime.pid";
 }
 
-/// Starts the monitor of the container whose directory this is, and waits until it has created the container with
-/// `RUNTIME create`. `program` is smolet's own binary (`/proc/self/exe`). Blocks for up to `limits::MONITOR_REPORT_TIME`.
+/// Starts the monitor of the container whose directory this is, and waits until it has started the container with
+/// `RUNTIME run --detach`. `program` is smolet's own binary (`/proc/self/exe`). Blocks for up to `limits::MONITOR_REPORT_TIME`.
 ///
 /// When the caller ends meanwhile the monitor goes on: the next agent finds the directory with a living monitor
 /// ([`is_alive`]) and, soon, `pid`.
@@ -163,6 +164,14 @@ pub mod names {
 /// # Errors
 /// As [`MonitorError`] says. The monitor has then removed what it made, but for `Died` and `DeadlineExceeded`.
 pub fn spawn(program: &Path, directory: &Path) -> Result<Created, MonitorError> {
+    start(program, None, directory)?.wait()
+}
+
+/// The same without the wait: the caller reads the report.
+///
+/// # Errors
+/// The monitor could not be started.
+pub fn launch(program: &Path, directory: &Path) -> Result<Launched, MonitorError> {
     start(program, None, directory)
 }
 
@@ -170,13 +179,54 @@ pub fn spawn(program: &Path, directory: &Path) -> Result<Created, MonitorError> 
 /// has ended meanwhile gets its `exit`, with the code [`EXIT_CODE_UNKNOWN`].
 ///
 /// # Errors
-/// As [`spawn`]; `Failed` when there is no `pid` (the container was not yet created) or a monitor lives.
+/// As [`spawn`]; `Failed` when there is no `pid` (the container has not started) or a monitor lives.
 pub fn adopt(program: &Path, directory: &Path) -> Result<Created, MonitorError> {
-    start(program, Some(process::ADOPT), directory)
+    start(program, Some(process::ADOPT), directory)?.wait()
 }
 
-fn start(program: &Path, mode: Option<&str>, directory: &Path) -> Result<Created, MonitorError> {
-    let began = Instant::now();
+/// A monitor that has not yet reported.
+#[derive(Debug)]
+pub struct Launched {
+    /// It writes its report there, at most `limits::MONITOR_RECORD_BYTES_MAX`, and closes it.
+    pub report: OwnedFd,
+    directory: PathBuf,
+}
+
+impl Launched {
+    /// What the report says.
+    ///
+    /// # Errors
+    /// As [`spawn`].
+    pub fn read(directory: PathBuf, report: &[u8]) -> Result<Created, MonitorError> {
+        match serde_json::from_slice(report) {
+            Ok(Report::Created(created)) => Ok(created),
+            Ok(Report::Refused(message)) => Err(MonitorError::Refused(message)),
+            Ok(Report::Failed(message)) => Err(MonitorError::Failed(message)),
+            Err(_) => Err(MonitorError::Died(directory)),
+        }
+    }
+
+    fn wait(self) -> Result<Created, MonitorError> {
+        let failed = |error: io::Error| MonitorError::Io { path: self.directory.clone(), source: error };
+        let (began, mut text) = (Instant::now(), Vec::new());
+        loop {
+            let Some(left) = MONITOR_REPORT_TIME.checked_sub(began.elapsed()) else {
+                return Err(MonitorError::DeadlineExceeded(self.directory));
+            };
+            if !wait_readable(&self.report, left).map_err(failed)? {
+                continue;
+            }
+            let mut piece = [0; 1024];
+            let read = rustix::io::read(&self.report, &mut piece).map_err(|error| failed(error.into()))?;
+            text.extend_from_slice(&piece[..read]);
+            if read == 0 || text.len() > MONITOR_RECORD_BYTES_MAX {
+                return Self::read(self.directory, &text);
+            }
+        }
+    }
+}
+
+fn start(program: &Path, mode: Option<&str>, directory: &Path) -> Result<Launched, MonitorError> {
     let failed = |source| MonitorError::Io { path: program.to_owned(), source };
     let mut command = Command::new(program);
     command.arg(process::MODE).args(mode).arg(directory);
@@ -185,29 +235,10 @@ fn start(program: &Path, mode: Option<&str>, directory: &Path) -> Result<Created
     let report = child.stdout.take();
     // It ends as soon as it has started the one that stays.
     child.wait().map_err(failed)?;
-    let Some(mut report) = report else {
-        return Err(MonitorError::Died(directory.to_owned()));
-    };
-    let mut text = Vec::new();
-    loop {
-        let Some(left) = MONITOR_REPORT_TIME.checked_sub(began.elapsed()) else {
-            return Err(MonitorError::DeadlineExceeded(directory.to_owned()));
-        };
-        if !wait_readable(&report, left).map_err(failed)? {
-            continue;
-        }
-        let mut piece = [0; 1024];
-        let read = report.read(&mut piece).map_err(failed)?;
-        text.extend_from_slice(&piece[..read]);
-        if read == 0 || text.len() > MONITOR_RECORD_BYTES_MAX {
-            break;
-        }
-    }
-    match serde_json::from_slice(&text) {
-        Ok(Report::Created(created)) => Ok(created),
-        Ok(Report::Refused(message)) => Err(MonitorError::Refused(message)),
-        Ok(Report::Failed(message)) => Err(MonitorError::Failed(message)),
-        Err(_) => Err(MonitorError::Died(directory.to_owned())),
+    let directory = directory.to_owned();
+    match report {
+        Some(report) => Ok(Launched { report: report.into(), directory }),
+        None => Err(MonitorError::Died(directory)),
     }
 }
 

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use rustix::process::{getpid, set_child_subreaper, setsid, umask};
 use rustix::thread::set_name;
 
-use super::attend::Monitor;
+use super::attend::{Monitor, Opened};
 use super::create;
 use super::record::read_arguments;
 use super::{Created, MonitorError, Report, names};
@@ -82,18 +82,22 @@ fn hold(directory: &Path, how: How) -> Result<(), MonitorError> {
     let directory = std::path::absolute(directory).map_err(failed)?;
     let arguments = read_arguments(&directory)?;
     let lock = locked(&directory)?;
-    let ready = match how {
+    let (ready, opened) = match how {
         How::Create => {
+            let opened = Opened::open(&directory, &arguments)?;
             // What the OCI runtime starts is to have the machine's usual score, unless its configuration says another one.
             adjust_oom_score("0");
-            create::create(&directory, &arguments)?
+            (create::create(&directory, &arguments)?, opened)
         }
-        How::Adopt => create::adopted(&directory, &arguments)?,
+        How::Adopt => {
+            let ready = create::adopted(&directory, &arguments)?;
+            (ready, Opened::open(&directory, &arguments)?)
+        }
     };
     // Without its monitor a container has no log and no exit code, and it is small.
     adjust_oom_score("-999");
     let created = Created { pid: ready.init.pid, monitor: std::process::id() };
-    let mut monitor = Monitor::new(&directory, arguments, ready)?;
+    let mut monitor = Monitor::new(&directory, arguments, ready, opened)?;
     // No directory of the spawner's is held.
     std::env::set_current_dir("/").map_err(failed)?;
     report(&Report::Created(created));

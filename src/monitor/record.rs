@@ -138,7 +138,7 @@ pub fn exit_of(directory: &Path) -> Result<Option<Exit>, MonitorError> {
     record(directory, names::EXIT)
 }
 
-/// The container's first process; `None` before the container is created.
+/// The container's first process; `None` before the container has started.
 ///
 /// # Errors
 /// The file system's.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!     create:  record (Making) ─► root file system ─► bundle ─► record (Created)
-//!     start:   record (Starting) ─► monitor (OCI create) ─► OCI start ─► record (Running)
+//!     start:   record (Starting) ─► monitor (OCI run) ─► record (Running)
 //!     end:     the monitor's exit file ─► record (Exited) ─► OCI delete
 //!     remove:  record (Removing) ─► OCI delete ─► root file system, bundle, directory removed
 //! ```
@@ -21,6 +21,7 @@ use smol::lock::Mutex;
 use super::cgroups;
 use super::context::{Context, failed, full, not_now};
 use super::images::Images;
+use super::monitors;
 use super::namespaces;
 use super::oci_runtime::OciRuntime;
 use super::records::{ContainerPhase, ContainerRecord};
@@ -216,13 +217,9 @@ impl Containers {
     }
 
     async fn run_init(&self, container: &Rc<Container>) -> RuntimeResult<()> {
-        let runtime = OciRuntime::of(&self.context, &container.handler)?;
-        let dir = self.run_dir(&container.id);
         self.watch(container).await?;
-        let (program, spawned) = (self.context.settings.program.clone(), dir.clone());
-        let created = self.context.blocking(move || monitor::spawn(&program, &spawned)).await;
-        created.map_err(|error| failed(error.to_string()))?;
-        runtime.start(container.id.as_str()).await?;
+        let spawned = monitors::spawn(&self.context, self.run_dir(&container.id)).await;
+        spawned.map_err(|error| failed(error.to_string()))?;
         {
             let mut record = container.record.borrow_mut();
             record.started_at = self.context.now();

@@ -23,6 +23,7 @@ mod exec;
 mod host;
 mod images;
 mod metrics;
+mod monitors;
 mod namespaces;
 mod oci_runtime;
 mod pause;

@@ -59,14 +59,6 @@ impl OciRuntime {
         arguments
     }
 
-    /// `start`: lets the created container's first process go on.
-    ///
-    /// # Errors
-    /// The OCI runtime's.
-    pub(super) async fn start(&self, id: &str) -> RuntimeResult<()> {
-        self.call("start", &["start", id]).await.map(drop)
-    }
-
     /// `kill`.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 
 use super::context::{Context, failed};
+use super::monitors;
 use super::oci_runtime::OciRuntime;
 use super::spec;
 use crate::cri::RuntimeResult;
@@ -36,8 +37,8 @@ pub(super) async fn start(
         ..monitor::Arguments::default()
     };
     let (id_, config, node) = (id.to_owned(), config.clone(), context.node.clone());
-    let program = context.settings.program.clone();
-    let spawn = move || {
+    let (program, of) = (context.settings.program.clone(), run_dir.join(PAUSE));
+    let write = move || {
         let dir = run_dir.join(PAUSE);
         let rootfs = dir.join("rootfs");
         let failed_at = |error: std::io::Error| failed(format!("{}: {error}", dir.display()));
@@ -45,11 +46,10 @@ pub(super) async fn start(
         let json = spec::of_pause((&id_, &config), (&rootfs, &program), &run_dir, &node)?;
         let beside = dir.join("config.json.new");
         crate::filesystem::replace_unsynced(&dir.join("config.json"), &beside, &json).map_err(failed_at)?;
-        monitor::write_arguments(&dir, &arguments).map_err(|error| failed(error.to_string()))?;
-        monitor::spawn(&program, &dir).map_err(|error| failed(error.to_string()))
+        monitor::write_arguments(&dir, &arguments).map_err(|error| failed(error.to_string()))
     };
-    context.blocking(spawn).await?;
-    runtime.start(id).await
+    context.blocking(write).await?;
+    monitors::spawn(context, of).await.map(drop).map_err(|error| failed(error.to_string()))
 }
 
 /// Ends it, and everything in its PID namespace. Idempotent.

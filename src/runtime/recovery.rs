@@ -4,7 +4,8 @@
 //! |---|---|---|
 //! | none, Making, Removing | | removed |
 //! | Created | of this boot | Created |
-//! | Starting | | ended and removed from the OCI runtime: Exited, `StartError`; but Running when the OCI runtime says so |
+//! | Starting | its process is recorded, or the OCI runtime says that it runs | Running |
+//! | Starting | | ended and removed from the OCI runtime: Exited, `StartError` |
 //! | Running | exit file | Exited with it |
 //! | Running | monitor lives | Running |
 //! | Running | monitor was killed | Running with a new monitor, else ended: Exited 255 |
@@ -94,14 +95,15 @@ async fn remove(containers: &Rc<Containers>, container: &Rc<Container>) {
 /// The agent ended while it was started.
 async fn starting(containers: &Rc<Containers>, container: &Rc<Container>) {
     end_makers(containers, container).await;
-    let state = match OciRuntime::of(&containers.context, container.handler()) {
-        Ok(runtime) => runtime.state(container.id().as_str()).await,
-        Err(_) => None,
-    };
     let dir = containers.run_dir(container.id());
-    let exit = containers.context.blocking(move || monitor::exit_of(&dir).ok().flatten()).await;
-    // `stopped`: it ran, and its exit is or will be recorded.
-    if matches!(state.as_deref(), Some("running")) || exit.is_some() {
+    let init = containers.context.blocking(move || monitor::init_of(&dir).ok().flatten()).await;
+    let has_started = match OciRuntime::of(&containers.context, container.handler()) {
+        _ if init.is_some() => true,
+        // Its monitor was killed before it had recorded the process.
+        Ok(runtime) => runtime.state(container.id().as_str()).await.as_deref() == Some("running"),
+        Err(_) => false,
+    };
+    if has_started {
         {
             let mut record = container.record.borrow_mut();
             record.phase = ContainerPhase::Running;

@@ -75,7 +75,7 @@ impl Container {
         self.root.path().join("container")
     }
 
-    fn create(&self) -> monitor::Created {
+    fn run(&self) -> monitor::Created {
         monitor::spawn(&program(), &self.directory()).unwrap()
     }
 
@@ -85,19 +85,8 @@ impl Container {
         assert!(done.status.success(), "runc {arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
     }
 
-    fn start(&self) {
-        self.runc(&["start", &self.arguments.id]);
-    }
-
     fn kill(&self, signal: &str) {
         self.runc(&["kill", &self.arguments.id, signal]);
-    }
-
-    /// Creates and starts it.
-    fn run(&self) -> monitor::Created {
-        let created = self.create();
-        self.start();
-        created
     }
 
     fn exit(&self) -> Exit {
@@ -166,8 +155,8 @@ fn entry(stream: &str, tag: &str, text: &str) -> (String, String, String) {
 
 #[test]
 fn both_streams_are_logged_and_the_exit_is_recorded() {
-    let container = Container::plain("echo out; echo err >&2; echo -n part; exit 3");
-    let created = container.create();
+    let container = Container::plain(&format!("{WAIT}; echo out; echo err >&2; echo -n part; exit 3"));
+    let created = container.run();
     assert!(monitor::is_alive(&container.directory()).unwrap());
     assert_eq!(monitor::monitor_of(&container.directory()).unwrap(), Some(created.monitor));
     let init = monitor::init_of(&container.directory()).unwrap().unwrap();
@@ -180,7 +169,7 @@ fn both_streams_are_logged_and_the_exit_is_recorded() {
     if may.status.success() {
         assert_eq!(score(created.monitor).trim(), "-999");
     }
-    container.start();
+    container.go();
     let exit = container.exit();
     assert_eq!((exit.code, exit.oom_killed), (3, false));
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as i64;
@@ -584,8 +573,7 @@ fn the_spawner_may_be_killed_meanwhile() {
     // The end of the pipe is closed, as when the agent is killed.
     drop(first.stdout.take());
     assert!(first.wait().unwrap().success());
-    until("it is created", || monitor::init_of(&container.directory()).unwrap());
-    container.start();
+    until("it has started", || monitor::init_of(&container.directory()).unwrap());
     assert_eq!(container.exit().code, 4);
     assert_eq!(container.entries(), [entry("stdout", "F", "here")]);
 }

@@ -42,7 +42,7 @@ fn a_pod_has_its_network_host_name_sysctls_and_files() {
         assert!(shown.contains(&format!("eth0    inet {ip}/24")) && shown.contains("127.0.0.1/8"), "{shown}");
         let file = machine.settings.root_dir.join("sandboxes").join(&id).join("resolv.conf");
         let text = std::fs::read_to_string(file).unwrap();
-        assert_eq!(text, "search a.local\noptions ndots:5\nnameserver 10.0.0.10\n");
+        assert_eq!(text, "search a.local\nnameserver 10.0.0.10\noptions ndots:5\n");
         runtime.check_network(&id).await.unwrap();
 
         // Its pod has one sandbox of an attempt.
