@@ -57,17 +57,17 @@ FUZZ_SECONDS ?= 600
 # How often `make test` runs each.
 FUZZ_TIMES := 5000
 
-.PHONY: help demo test lint fmt clippy deny deny-here unit unit-beside-release sim proto vectors attack embedded real systemd real-beside-others size leftovers package packages pages arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
+.PHONY: help demo test lint fmt clippy deny deny-here unit unit-beside-release sim proto vectors attack embedded real real-embedded systemd real-beside-others size leftovers package packages pages arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
 	setup-rust release
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
 
-demo: setup  ## runs tests/manifests on a private containerd; Ctrl-C ends it. ONCE=1: checks the pods and ends by itself
+demo: setup  ## runs tests/manifests on a private containerd; Ctrl-C ends it. ONCE=1: checks the pods and ends by itself. RUNTIME=embedded: without containerd
 	@$(CARGO) build --release --locked --quiet
-	@ONCE='$(ONCE)' tests/env/demo.sh target/release/smolet $(DEMO_DIR) tests/manifests
+	@ONCE='$(ONCE)' RUNTIME='$(RUNTIME)' tests/env/demo.sh target/release/smolet $(DEMO_DIR) tests/manifests
 
-test: setup fmt unit-beside-release vectors size attack embedded systemd real-beside-others leftovers  ## every check and test, the ones on a real containerd included
+test: setup fmt unit-beside-release vectors size attack embedded systemd real-beside-others leftovers  ## every check and test, the ones on a real containerd and on the embedded runtime included
 	@printf '\nmake test: all passed\n'
 
 lint: fmt clippy  ## rustfmt and clippy
@@ -131,16 +131,22 @@ attack: release  ## the release binary under attack, by manifests, the runtime, 
 	$(call step,silence under attack)
 	@SMOLET_BIN=$(CURDIR)/$(RELEASE) $(TEST) --quiet --test attack -- --nocapture --test-threads=1 $(ATTACKS_ALONE)
 
-# Shares side by side, each with a containerd of its own: they wait most of the time.
-real: setup release  ## the release binary on private containerds
-	$(call step,tests on a real containerd)
-	@trap 'for share in $(SHARES); do tests/env/runtime.sh down target/tmp/real-$$share; done' EXIT; mkdir -p target/tmp; \
-	export SMOLET_BIN=$(CURDIR)/$(RELEASE); shares=(); failed=0; \
+# Shares side by side, each with a runtime of its own: they wait most of the time. $(1): the name of their folders; $(2): the runtime.
+real-shares = @trap 'for share in $(SHARES); do tests/env/runtime.sh down target/tmp/$(1)-$$share; done' EXIT; mkdir -p target/tmp; \
+	export SMOLET_BIN=$(CURDIR)/$(RELEASE) SMOLET_TEST_RUNTIME=$(2); shares=(); failed=0; \
 	for share in $(SHARES); do \
 		SMOLET_TEST_SHARE=$$share/$(words $(SHARES)) $(TEST) --quiet --test real -- --nocapture \
-			>target/tmp/real-$$share.log 2>&1 & shares+=($$!); \
+			>target/tmp/$(1)-$$share.log 2>&1 & shares+=($$!); \
 	done; \
-	for share in $(SHARES); do wait "$${shares[share - 1]}" || failed=1; cat target/tmp/real-$$share.log; done; exit $$failed
+	for share in $(SHARES); do wait "$${shares[share - 1]}" || failed=1; cat target/tmp/$(1)-$$share.log; done; exit $$failed
+
+real: setup release  ## the release binary on private containerds
+	$(call step,tests on a real containerd)
+	$(call real-shares,real,containerd)
+
+real-embedded: setup release  ## the same tests on private embedded runtimes
+	$(call step,the same tests on the embedded runtime)
+	$(call real-shares,embedded,embedded)
 
 embedded: setup release  ## the release binary as the runtime of its own containers, with a real OCI runtime and CNI plugins
 	$(call step,tests of the embedded runtime)
@@ -153,18 +159,22 @@ systemd: setup package  ## the release binary with the cgroup driver systemd and
 	SMOLET_BIN=$(CURDIR)/$(RELEASE) SMOLET_PACKAGE=$(CURDIR)/$(PACKAGE) \
 	$(TEST) --quiet --test systemd -- --nocapture --test-threads=4
 
-# The one waits most of the time, the others compute. Their tests are built first: clippy keeps the folder to itself.
+# The one waits most of the time, on either runtime, the others compute. Their tests are built first: clippy keeps the folder to itself.
 real-beside-others: setup release
 	@mkdir -p target/tmp; $(TEST) --quiet --test real --test sim --no-run; \
 	nice -n 10 $(MAKE) --no-print-directory --keep-going sim deny-here fuzz-times clippy >target/tmp/others.log 2>&1 & others=$$!; \
-	trap 'kill $$others 2>/dev/null || true' EXIT; \
+	$(MAKE) --no-print-directory real-embedded >target/tmp/real-embedded.log 2>&1 & embedded=$$!; \
+	trap 'kill $$others $$embedded 2>/dev/null || true' EXIT; \
 	real=0; $(MAKE) --no-print-directory real || real=$$?; \
+	too=0; wait $$embedded || too=$$?; cat target/tmp/real-embedded.log; \
 	rest=0; wait $$others || rest=$$?; \
-	cat target/tmp/others.log; exit $$((real | rest))
+	cat target/tmp/others.log; exit $$((real | too | rest))
 
 leftovers:  ## fails when a test left a process, mount, bridge or rule behind
 	$(call step,leftovers)
-	@for share in $(SHARES); do tests/env/runtime.sh leftovers target/tmp/real-$$share; done
+	@for share in $(SHARES); do \
+		for name in real embedded; do tests/env/runtime.sh leftovers target/tmp/$$name-$$share; done; \
+	done
 	@tests/env/runtime.sh leftovers && echo none
 
 packages: package  ## Debian packages for amd64, arm64 and armhf, below target/packages
@@ -203,7 +213,7 @@ bench: setup release  ## benchmarks, and the promises on a real containerd. KUBE
 	@$(CARGO) bench --locked --bench plan --bench render --bench status
 	$(call step,the whole agent on a real containerd)
 	@trap 'for one in bench bench-embedded; do tests/env/runtime.sh down target/tmp/$$one; done' EXIT; \
-	SMOLET_BIN=$(CURDIR)/target/tmp/smolet-measured $(CARGO) bench --locked --bench node
+	SMOLET_BIN=$(CURDIR)/target/tmp/smolet-measured SMOLET_CONFIG=$(CURDIR)/tests/env/watched.yaml $(CARGO) bench --locked --bench node
 
 fuzz: fuzz-build  ## fuzzing, FUZZ_SECONDS (600) for each target; a finding fails it and is kept in target/fuzz/artifacts
 	$(call step,fuzzing)

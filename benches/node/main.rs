@@ -81,8 +81,9 @@ fn main() -> ExitCode {
         let (start, raw_start) = starts(&subject, Some(&floor), &effort);
         let (restart, raw_restart) = restarts(&runtime, &subject, Some(&floor), &effort);
         let (burst, raw_burst) = bursts(&subject, Some(&floor), &effort);
+        let probe_ms = probes(&subject, &effort);
         (
-            Figures { idle, node_pss_kib, start, restart, burst },
+            Figures { idle, node_pss_kib, start, restart, burst, probe_ms },
             Floored { start: raw_start, restart: raw_restart, burst: raw_burst },
         )
     };
@@ -92,7 +93,8 @@ fn main() -> ExitCode {
         let (start, _) = starts(&subject, None, &effort);
         let (restart, _) = restarts(&runtime, &subject, None, &effort);
         let (burst, _) = bursts(&subject, None, &effort);
-        Figures { idle, node_pss_kib, start, restart, burst }
+        let probe_ms = probes(&subject, &effort);
+        Figures { idle, node_pss_kib, start, restart, burst, probe_ms }
     });
     drop(runtime);
     let embedded = {
@@ -102,7 +104,8 @@ fn main() -> ExitCode {
         let (start, _) = starts(&subject, None, &effort);
         let (restart, _) = restarts(&runtime, &subject, None, &effort);
         let (burst, _) = bursts(&subject, None, &effort);
-        Figures { idle, node_pss_kib, start, restart, burst }
+        let probe_ms = probes(&subject, &effort);
+        Figures { idle, node_pss_kib, start, restart, burst, probe_ms }
     };
 
     let binary_bytes = fs::metadata(&binary).expect("the binary is there").len();
@@ -126,6 +129,23 @@ spec:
   terminationGracePeriodSeconds: 2
   containers:
   - {{name: app, image: 'smolet.test/version:1'}}
+"
+    )
+}
+
+/// A pod that is probed once a second.
+fn probed(name: &str) -> String {
+    format!(
+        "apiVersion: v1
+kind: Pod
+metadata: {{name: {name}}}
+spec:
+  terminationGracePeriodSeconds: 2
+  containers:
+  - name: app
+    image: smolet.test/busybox:1
+    command: [forever]
+    livenessProbe: {{exec: {{command: ['true']}}, periodSeconds: 1, timeoutSeconds: 20}}
 "
     )
 }
@@ -292,6 +312,21 @@ fn bursts(
         subject.end_pods();
     }
     (figures, raw)
+}
+
+/// CPU of the whole node for each exec probe, in milliseconds.
+fn probes(subject: &Subject<'_>, effort: &Effort) -> f64 {
+    const PROBED: usize = 10;
+    say("exec probes");
+    let (names, manifests) = named("probed", 0, PROBED, probed);
+    subject.apply(&manifests);
+    subject.running(&names);
+    std::thread::sleep(effort.settle);
+    let (before, at) = (subject.node_cpu_ms(), Instant::now());
+    std::thread::sleep(effort.idle);
+    let (took, seconds) = (subject.node_cpu_ms() - before, at.elapsed().as_secs_f64());
+    subject.end_pods();
+    took / (PROBED as f64 * seconds)
 }
 
 /// Microseconds of one plan of a pod that nothing is to be done for; the median of many batches.

@@ -70,6 +70,8 @@ pub struct Figures {
     pub start: Starts,
     pub restart: Restarts,
     pub burst: Bursts,
+    /// CPU of the whole node for an exec probe.
+    pub probe_ms: f64,
 }
 
 /// What was measured of the calls alone.
@@ -140,6 +142,8 @@ impl Report {
         let (at_once, best) = raw.best_burst();
         let best = format!("{best:.0} ({at_once} at once)");
         row("30 pods at once, ms (beside: raw calls)", &both(&embedded.burst.agent), &best);
+        let probe = |figures: &Figures| format!("{:.1}", figures.probe_ms);
+        row("an exec probe, CPU ms (beside: smolet with containerd)", &probe(embedded), &probe(&self.smolet));
     }
 
     fn table_at_rest(&self, out: &mut String) {

@@ -74,11 +74,26 @@ impl<'r> Subject<'r> {
     /// KiB of the whole node but for the containers' own processes, shared pages counted once (proportional set size): the agent, the
     /// runtime, and what the runtime has for each pod or container.
     pub fn node_pss_kib(&self) -> u64 {
+        self.node_processes().into_iter().map(finding::pss_kib).sum()
+    }
+
+    /// CPU of the same processes so far, and of the programs that they have run to an end, in milliseconds.
+    pub fn node_cpu_ms(&self) -> f64 {
+        // utime, stime, cutime and cstime of proc(5), in hundredths of a second; the name may have spaces.
+        let ticks = |pid: u32| -> u64 {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let (_, fields) = stat.rsplit_once(") ").unwrap_or_default();
+            fields.split(' ').skip(11).take(4).filter_map(|field| field.parse::<u64>().ok()).sum()
+        };
+        self.node_processes().into_iter().map(ticks).sum::<u64>() as f64 * 10.0
+    }
+
+    fn node_processes(&self) -> Vec<u32> {
         let mut pids = self.runtime.processes();
         pids.push(self.pid());
         pids.sort_unstable();
         pids.dedup();
-        pids.into_iter().map(finding::pss_kib).sum()
+        pids
     }
 
     fn node(&self) -> &str {
@@ -203,7 +218,9 @@ fn smolet(runtime: &Runtime, binary: &Path, dir: &Path) -> Command {
     let mut command = Command::new(binary);
     command
         .args(["run", "--node-name", "smolet", "--runtime-endpoint", &runtime.endpoint()])
-        .args(["--cgroup-root", &runtime.cgroup_root]);
+        .args(["--cgroup-root", &runtime.cgroup_root])
+        // A machine whose disk is nearly full would have its pods evicted.
+        .args(["--config", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/env/watched.yaml")]);
     for (flag, part) in [
         ("--manifests", "manifests"),
         ("--root-dir", "root"),

@@ -17,7 +17,7 @@
 # smt), so that nothing else is ever taken for ours. Root only. One pod sandbox network: bridge + host-local + portmap.
 #
 # `up-embedded` starts no containerd but the smolet that $SMOLET names, without manifests, with the embedded runtime behind its CRI
-# socket: the same tests run on both. It has no `ctr`.
+# socket: the same tests run on both. It has no `ctr`. $SMOLET_CONFIG is its KubeletConfiguration, if not calm.yaml.
 #
 # With CONTAINERD=PATH in the environment another containerd than the machine's is started, with the shim beside it; with
 # SYSTEMD_CGROUP=true its containers are systemd's units.
@@ -109,7 +109,7 @@ E
 configure_embedded() {
     mkdir -p "$DIR"/{root/images,manifests}
     echo "$EMBEDDED" >"$DIR/embedded"
-    cp "$here/calm.yaml" "$CONFIG"
+    cp "${SMOLET_CONFIG:-$here/calm.yaml}" "$CONFIG"
     # The second handler, for pods with a runtime class: it writes down what it is called with.
     cat >"$DIR/other-runc" <<E
 #!/bin/sh

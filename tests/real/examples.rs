@@ -22,7 +22,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use crate::agent::{Agent, PATIENCE, WATCHED, bridge_address, container, id_of, ip_of, is_release, text};
 use crate::finding::Finding;
-use crate::runtime::{Runtime, http_get, is_embedded, wait_for};
+use crate::runtime::{Runtime, alone, http_get, is_embedded, wait_for};
 
 /// What ten pods may cost; docs/promises.md promises it.
 const RESIDENT_KIB_MAX: u64 = 5 * 1024;
@@ -32,6 +32,7 @@ type Step = (&'static str, fn(&Agent));
 
 pub fn ten_manifests_of_a_gateway_run_unchanged(runtime: &Runtime) {
     runtime.import_gateway_images();
+    let _ports_and_adapter = alone("examples");
     let _srv = prepared_srv();
     for address in ["127.0.0.1:9090", "127.0.0.1:9100"] {
         let free = TcpListener::bind(address);

@@ -5,12 +5,13 @@ use std::time::Duration;
 use smolet::model::ContainerState;
 
 use crate::agent::{Agent, PATIENCE, bridge_address, container, id_of, ip_of, is_ready, text, waits_for};
-use crate::runtime::{Runtime, http_get, wait_for};
+use crate::runtime::{Runtime, alone, http_get, wait_for};
 
 /// Waits for SIGTERM in a container of the test images.
 const STAYS: &str = "[sh, -c, exec forever]";
 
 pub fn a_pod_runs_with_address_log_and_volume(runtime: &Runtime) {
+    let _host_port = alone("host-port");
     let agent = Agent::started(runtime, "start");
     agent.apply_pod(
         "web",

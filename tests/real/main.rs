@@ -1,7 +1,7 @@
 //! smolet on a real containerd: the built binary, real pods, real crashes.
 //!
 //! Root only; `make real` runs it. One private containerd (tests/env/runtime.sh) serves all tests, one after the
-//! other; each has an agent of its own (state, manifests, socket, node name) and leaves no pod behind. The harness
+//! other; with `SMOLET_TEST_RUNTIME=embedded` (`make real-embedded`) it is a smolet with the embedded runtime, by its CRI; each has an agent of its own (state, manifests, socket, node name) and leaves no pod behind. The harness
 //! is this file's own, because libtest offers no place to take the runtime down, whatever a test does.
 //!
 //! All of it happens in a mount namespace of its own: what is mounted for a test is nobody else's and ends with it.

@@ -281,6 +281,14 @@ fn run(dir: &Path, command: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// Held by a test that needs what the machine has once, as a port of the node: tests on the other runtime run beside it.
+pub fn alone(what: &str) -> std::fs::File {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{what}.lock"));
+    let file = std::fs::File::create(path).expect("a lock file");
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).expect("locked");
+    file
+}
+
 /// Looks every 20 ms until there is something, at most `seconds`.
 pub fn wait_for<T>(what: &str, seconds: u64, mut look: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + Duration::from_secs(seconds);
