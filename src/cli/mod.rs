@@ -82,7 +82,8 @@ struct SocketArg {
 /// Runs the command of the arguments.
 pub fn main() -> ExitCode {
     // Before anything else is touched: there is one for each container.
-    if let Some(code) = crate::monitor::main().or_else(crate::runtime::pause_main) {
+    let of_containers = || crate::monitor::main().or_else(crate::runtime::pause_main);
+    if let Some(code) = of_containers().or_else(crate::runtime::user_namespace_main) {
         return code;
     }
     run_command()

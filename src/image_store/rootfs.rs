@@ -29,16 +29,7 @@ use crate::filesystem::replace_unsynced;
 use crate::limits::{REMOVAL_PIECE, ROOTFS_MAX, VOLUME_USAGE_PIECE, WRITABLE_LAYER_ENTRIES_MAX};
 use crate::tree::{self, Walk, WalkResult};
 
-/// A range of users or groups of a user namespace (OCI `LinuxIDMapping`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IdMapping {
-    /// The first one in the container.
-    pub container_id: u32,
-    /// The first one on the node.
-    pub host_id: u32,
-    /// How many.
-    pub size: u32,
-}
+pub use crate::oci::runtime_spec::IdMapping;
 
 /// How a root file system is wanted.
 #[derive(Clone, Debug, Default)]

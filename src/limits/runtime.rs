@@ -36,6 +36,8 @@ pub const PROGRAM_DRAIN_TIME: Duration = Duration::from_millis(500);
 /// Bytes of outputs read before other tasks have a turn.
 pub const OUTPUT_TURN_BYTES: usize = 64 * KIB;
 
+/// How long the process that makes a pod's user namespace may take. Longer: it is killed, and the sandbox fails.
+pub const USER_NAMESPACE_TIME: Duration = Duration::from_secs(10);
 /// Size of a pod's `/dev/shm` (containerd, CRI-O). Full: writes to it fail in the pod.
 pub const POD_SHM_BYTES: usize = 64 * MIB;
 

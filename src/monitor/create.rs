@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{CWD, Mode, OFlags, mkfifoat, open};
+use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid, chownat, mkfifoat, open};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::{PidfdFlags, pidfd_open};
 use serde::Deserialize;
@@ -162,7 +162,14 @@ fn fifos(directory: &Path, arguments: &Arguments) -> Result<(Stdios, Ends), Moni
     let made = |name: &str| -> Result<PathBuf, MonitorError> {
         let path = directory.join(name);
         let _ = std::fs::remove_file(&path);
-        match mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR) {
+        let given = mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR).and_then(|()| match arguments.owner {
+            Some((uid, gid)) => {
+                let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+                chownat(CWD, &path, uid, gid, AtFlags::SYMLINK_NOFOLLOW)
+            }
+            None => Ok(()),
+        });
+        match given {
             Ok(()) => Ok(path),
             Err(error) => Err(MonitorError::Io { path, source: error.into() }),
         }

@@ -44,6 +44,10 @@ pub struct Arguments {
     /// memory controller with version 1. `None`: nobody sees an OOM kill.
     #[serde(default)]
     pub oom_events: Option<PathBuf>,
+    /// The user and group whose the standard streams are, the root of the container's user namespace: its processes may open them by
+    /// their names (`/dev/stdout`). `None`: the monitor's own.
+    #[serde(default)]
+    pub owner: Option<(u32, u32)>,
 }
 
 /// The exit code of a container whose end nobody saw: its monitor was killed before (containerd's `UnknownExitStatus`).

@@ -18,6 +18,17 @@ use crate::render::CgroupVersion;
 /// The number of `CAP_SYS_RESOURCE`.
 const SYS_RESOURCE: u32 = 24;
 
+/// Linux 5.12 maps the ids of mounts.
+fn has_user_namespaces() -> bool {
+    let of_kernel = rustix::system::uname();
+    let release = of_kernel.release().to_string_lossy().into_owned();
+    let mut numbers =
+        release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0_u32));
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    let most = text("/proc/sys/user/max_user_namespaces").unwrap_or_default();
+    version >= (5, 12) && most.trim().parse().unwrap_or(0_u64) > 0
+}
+
 impl NodeFacts {
     /// Reads them. `mountinfo` is what is mounted now: read it anew for a container with mounts that propagate
     /// ([`Self::read_mountinfo`]).
@@ -51,6 +62,7 @@ impl NodeFacts {
             last_capability: text("/proc/sys/kernel/cap_last_cap")?.trim().parse().unwrap_or(u8::MAX),
             capabilities,
             oom_score_adj_min: if capabilities >> SYS_RESOURCE & 1 == 1 { -1000 } else { own_adj },
+            user_namespaces: has_user_namespaces(),
             runtime,
             mountinfo: Self::read_mountinfo()?,
             hostname,

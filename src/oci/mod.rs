@@ -45,7 +45,7 @@ pub use mounts::{Volume, image_volume_paths};
 pub use process::exec_process;
 pub use resources::{cgroups_path, update};
 pub use runtime_spec::Spec;
-pub use sandbox::{SandboxInput, sandbox_spec, sysctls};
+pub use sandbox::{SandboxInput, sandbox_spec, sysctls, user_mappings};
 pub use security::{APPARMOR_PROFILE, APPARMOR_PROFILE_NAME, SelinuxLabels};
 pub use signal::stop_signal;
 
@@ -111,6 +111,8 @@ pub struct NodeFacts {
     pub capabilities: u64,
     /// The lowest `oom_score_adj` that the agent can give: without `CAP_SYS_RESOURCE` its own, else −1000.
     pub oom_score_adj_min: i64,
+    /// The kernel makes user namespaces, and maps the ids of mounts (Linux 5.12).
+    pub user_namespaces: bool,
     /// What the OCI runtime has; in the specs of a `RuntimeClass` handler that of the handler.
     pub runtime: RuntimeFeatures,
     /// `/proc/self/mountinfo`, for mounts that propagate; without it their sources are not checked.
@@ -222,7 +224,7 @@ fn is_privileged_sandbox(sandbox: &PodSandboxConfig) -> bool {
 }
 
 /// Ranges of user ids and of group ids.
-type Mappings = (Vec<IdMapping>, Vec<IdMapping>);
+pub type Mappings = (Vec<IdMapping>, Vec<IdMapping>);
 
 /// The id ranges of the container's user namespace, which are the sandbox's (`parseUsernsIDs`, `sameUsernsConfig`); `None`
 /// in the node's.
@@ -232,10 +234,8 @@ fn user_namespace(
 ) -> Result<Option<Mappings>, SpecError> {
     const FIELD: &str = "linux.security_context.namespace_options.userns_options";
     let own = context.namespace_options.as_ref().and_then(|options| options.userns_options.as_ref());
-    let of_sandbox = input.sandbox.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
-    let of_sandbox = of_sandbox.and_then(|c| c.namespace_options.as_ref()?.userns_options.as_ref());
     let own = sandbox::id_mappings(own, FIELD)?;
-    if own != sandbox::id_mappings(of_sandbox, FIELD)? {
+    if own != user_mappings(input.sandbox)? {
         return Err(SpecError::invalid(
             FIELD,
             "it is another one than the sandbox's; a pod has one user namespace",

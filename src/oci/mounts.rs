@@ -141,9 +141,9 @@ pub(super) fn system_mounts(binds_sys: bool) -> Vec<Mount> {
 }
 
 /// `/etc/hostname`, `/etc/hosts`, `/etc/resolv.conf` and `/dev/shm` of the pod. They are the pod's: a container with a read-only
-/// root file system reads them only.
+/// root file system reads them only. In a user namespace they are the namespace's, as with CRI-O: the caller gives them to its root
+/// user, and no mount has to be mapped.
 fn sandbox_files(input: &Input<'_>, context: &LinuxContainerSecurityContext) -> Vec<proto::Mount> {
-    let users = context.namespace_options.as_ref().and_then(|options| options.userns_options.as_ref());
     let files = input.files;
     let mut mounts = Vec::new();
     for (container_path, host_path) in [
@@ -157,13 +157,10 @@ fn sandbox_files(input: &Input<'_>, context: &LinuxContainerSecurityContext) -> 
                 host_path: host_path.clone(),
                 readonly: context.readonly_rootfs,
                 selinux_relabel: true,
-                uid_mappings: users.map(|users| users.uids.clone()).unwrap_or_default(),
-                gid_mappings: users.map(|users| users.gids.clone()).unwrap_or_default(),
                 ..Default::default()
             });
         }
     }
-    // Not mapped: it is empty, and the kernel maps a tmpfs since 6.3 only.
     if let Some(host_path) = &files.shm {
         mounts.push(proto::Mount {
             container_path: "/dev/shm".to_owned(),
@@ -230,7 +227,7 @@ fn bind(input: &Input<'_>, asked: &proto::Mount) -> Result<Mount, SpecError> {
     if is_mapped && !input.node.runtime.id_mapped_mounts {
         return Err(SpecError::unsupported(
             "mounts[].uid_mappings",
-            "the OCI runtime or the kernel has no id-mapped mounts (runc 1.2 or crun 1.4, Linux 5.12)",
+            "the OCI runtime or the kernel has no id-mapped mounts (runc 1.2 or crun 1.9, Linux 5.12)",
         ));
     }
     let source = asked.host_path.clone();

@@ -49,7 +49,7 @@ pub struct SandboxInput<'a> {
 pub fn sandbox_spec(input: &SandboxInput<'_>) -> Result<Spec, SpecError> {
     let context = input.config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
     let options = context.and_then(|context| context.namespace_options.as_ref());
-    let mapped = id_mappings(options.and_then(|options| options.userns_options.as_ref()), USERNS_OPTIONS)?;
+    let mapped = user_mappings(input.config)?;
     let binds_sys = mapped.is_some() && is_of_node(options, |options| options.network);
     let (uid_mappings, gid_mappings) = mapped.unwrap_or_default();
     let bound = |source: &str, destination: &str| Mount {
@@ -139,8 +139,7 @@ pub fn sysctls(config: &PodSandboxConfig) -> Result<Map, SpecError> {
     if owns_network {
         paths.insert("net/ipv4/ip_unprivileged_port_start".into(), "0".into());
         // The range would be of ids that a user namespace does not have.
-        if id_mappings(options.and_then(|options| options.userns_options.as_ref()), USERNS_OPTIONS)?.is_none()
-        {
+        if user_mappings(config)?.is_none() {
             paths.insert("net/ipv4/ping_group_range".into(), "0 2147483647".into());
         }
     }
@@ -203,6 +202,16 @@ fn sysctl_path(name: &str) -> Result<String, SpecError> {
 
 pub(super) fn id_mapping(of: &proto::IdMapping) -> IdMapping {
     IdMapping { container_id: of.container_id, host_id: of.host_id, size: of.length }
+}
+
+/// The id ranges of a sandbox's user namespace; `None` in the node's.
+///
+/// # Errors
+/// Ranges that cannot be.
+pub fn user_mappings(config: &PodSandboxConfig) -> Result<Option<Mappings>, SpecError> {
+    let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+    let options = context.and_then(|context| context.namespace_options.as_ref());
+    id_mappings(options.and_then(|options| options.userns_options.as_ref()), USERNS_OPTIONS)
 }
 
 /// The id ranges of a pod's user namespace; `None` in the node's (`parseUsernsIDs`).

@@ -16,6 +16,7 @@ pub(super) fn node() -> NodeFacts {
         last_capability: 40,
         capabilities: u64::MAX,
         oom_score_adj_min: -1000,
+        user_namespaces: true,
         runtime: RuntimeFeatures { recursive_read_only: true, id_mapped_mounts: true },
         mountinfo: String::new(),
         hostname: "gateway".into(),

@@ -27,6 +27,7 @@ use super::oci_runtime::OciRuntime;
 use super::records::{ContainerPhase, ContainerRecord};
 use super::sandbox::Sandbox;
 use super::stats;
+use super::users::{Owner, Users};
 use super::watch::{Change, Watch};
 use crate::cri::{RuntimeError, RuntimeEventKind, RuntimeResult};
 use crate::limits::{KILL_TIME, KILL_TRIES, RUNTIME_CONTAINERS_MAX};
@@ -52,24 +53,34 @@ pub(super) struct Container {
     end: Cell<Option<Sender<()>>>,
     /// Closed when it has ended.
     ended: Receiver<()>,
-    /// The runtime handler of its sandbox.
+    of: OfSandbox,
+}
+
+/// What a container has from its sandbox.
+#[derive(Debug, Default)]
+pub(super) struct OfSandbox {
+    /// The runtime handler.
     handler: Box<str>,
-    /// The UID of its pod.
+    /// The UID of the pod.
     pod: Box<str>,
+    /// The root user of its user namespace, on the node.
+    root: Option<Owner>,
+}
+
+impl OfSandbox {
+    pub(super) fn of(sandbox: &Sandbox) -> Self {
+        let root = sandbox.users().as_ref().map(Users::root);
+        Self { handler: sandbox.handler(), pod: sandbox.pod_uid().into(), root }
+    }
 }
 
 impl Container {
-    pub(super) fn new(
-        id: ContainerId,
-        record: ContainerRecord,
-        handler: Box<str>,
-        pod: Box<str>,
-    ) -> Rc<Self> {
+    pub(super) fn new(id: ContainerId, record: ContainerRecord, of: OfSandbox) -> Rc<Self> {
         let (end, ended) = bounded(1);
         let is_over = matches!(record.phase, ContainerPhase::Exited | ContainerPhase::Removing);
         let end = Cell::new((!is_over).then_some(end));
         let (turn, looking, writing) = (Mutex::new(()), Mutex::new(()), Mutex::new(()));
-        Rc::new(Self { id, record: RefCell::new(record), turn, looking, writing, end, ended, handler, pod })
+        Rc::new(Self { id, record: RefCell::new(record), turn, looking, writing, end, ended, of })
     }
 
     pub(super) fn id(&self) -> &ContainerId {
@@ -77,7 +88,12 @@ impl Container {
     }
 
     pub(super) fn handler(&self) -> &str {
-        &self.handler
+        &self.of.handler
+    }
+
+    /// The root user of its user namespace, on the node; `None` in the node's.
+    pub(super) fn root(&self) -> Option<Owner> {
+        self.of.root
     }
 
     pub(super) fn phase(&self) -> ContainerPhase {
@@ -90,7 +106,7 @@ impl Container {
 
     /// The UID of its pod.
     pub(super) fn pod(&self) -> &str {
-        &self.pod
+        &self.of.pod
     }
 
     /// Waits for its end.
@@ -190,7 +206,7 @@ impl Containers {
     }
 
     pub(super) fn publish(&self, kind: RuntimeEventKind, container: &Container) {
-        self.context.events.publish(kind, container.id.as_str(), &container.pod);
+        self.context.events.publish(kind, container.id.as_str(), &container.of.pod);
     }
 
     // ---- start -----------------------------------------------------------------------------------------
@@ -356,7 +372,7 @@ impl Containers {
     }
 
     pub(super) async fn delete_oci(&self, container: &Container) {
-        let deleted = match OciRuntime::of(&self.context, &container.handler) {
+        let deleted = match OciRuntime::of(&self.context, &container.of.handler) {
             Ok(runtime) => runtime.delete(container.id.as_str()).await,
             Err(error) => Err(error),
         };
@@ -378,7 +394,7 @@ impl Containers {
         if container.phase() != ContainerPhase::Running {
             return Ok(());
         }
-        let runtime = OciRuntime::of(&self.context, &container.handler)?;
+        let runtime = OciRuntime::of(&self.context, &container.of.handler)?;
         if !grace.is_zero() {
             let signal = container.record.borrow().stop_signal.to_string();
             if let Err(error) = runtime.kill(container.id.as_str(), &signal).await {
@@ -466,7 +482,7 @@ impl Containers {
     pub(super) async fn dismantle(&self, container: &Container) -> RuntimeResult<()> {
         let id = container.id.as_str();
         // A handler that is not configured any more leaves nothing of this boot.
-        if let Ok(runtime) = OciRuntime::of(&self.context, &container.handler) {
+        if let Ok(runtime) = OciRuntime::of(&self.context, &container.of.handler) {
             runtime.delete(id).await?;
         }
         let cgroup = stats::cgroup_dir(&container.record.borrow().cgroup);
@@ -506,7 +522,7 @@ impl Containers {
         let _turn = container.turn.lock().await;
         match container.phase() {
             ContainerPhase::Running => {
-                OciRuntime::of(&self.context, &container.handler)?
+                OciRuntime::of(&self.context, &container.of.handler)?
                     .update(container.id.as_str(), resources)
                     .await?;
             }

@@ -19,7 +19,8 @@ use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::cri::{RuntimeError, StreamRequest};
 use crate::executor::Executor;
-use crate::oci::NodeFacts;
+use crate::model::SortedMap;
+use crate::oci::{NodeFacts, RuntimeFeatures};
 use crate::text::hex;
 
 /// Shared by the parts.
@@ -29,8 +30,10 @@ pub(super) struct Context {
     pub(super) clock: SharedClock,
     pub(super) plugins: Plugins,
     pub(super) events: Events,
-    /// The machine.
+    /// The machine, with the default OCI runtime.
     pub(super) node: Arc<NodeFacts>,
+    /// What the OCI runtimes of the handlers have.
+    pub(super) features: SortedMap<Box<str>, RuntimeFeatures>,
     /// This boot's id.
     pub(super) boot: Box<str>,
     /// The node's pod CIDRs, separated by commas; empty until they are known.
@@ -49,10 +52,11 @@ impl Context {
         blocking: Rc<Blocking>,
         clock: SharedClock,
         executor: Rc<Executor>,
-        node: NodeFacts,
+        (node, features): (NodeFacts, SortedMap<Box<str>, RuntimeFeatures>),
     ) -> Self {
         Self {
             node: Arc::new(node),
+            features,
             plugins: Plugins::new(&settings.cni_bin_dirs, blocking.clone(), clock.clone()),
             settings,
             blocking,
@@ -62,6 +66,16 @@ impl Context {
             pod_cidr: RefCell::default(),
             streaming_url: RefCell::default(),
             executor,
+        }
+    }
+
+    /// The machine, with the OCI runtime of a handler.
+    pub(super) fn node_of(&self, handler: &str) -> Arc<NodeFacts> {
+        let runtime = self.features.get(handler).copied().unwrap_or_default();
+        if runtime == self.node.runtime {
+            self.node.clone()
+        } else {
+            Arc::new(NodeFacts { runtime, ..(*self.node).clone() })
         }
     }
 

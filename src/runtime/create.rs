@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use prost::Message as _;
 
-use super::container::{Container, Containers, image_mount_name};
+use super::container::{Container, Containers, OfSandbox, image_mount_name};
 use super::context::{failed, invalid, not_now};
 use super::images::FoundImage;
 use super::oci_runtime::OciRuntime;
@@ -14,7 +14,9 @@ use super::pause::PAUSE;
 use super::records::{ContainerPhase, ContainerRecord};
 use super::sandbox::{Sandbox, Sandboxes};
 use super::spec::{self, Made};
+use super::users::{self, Users};
 use crate::cri::{RuntimeError, RuntimeEventKind, RuntimeResult};
+use crate::image_store::RootfsOptions;
 use crate::limits::CONTAINER_MOUNTS_MAX as MOUNTS_MAX;
 use crate::model::{ContainerId, PodUid};
 use crate::monitor;
@@ -65,7 +67,7 @@ pub(super) async fn create(
         image_mounts: u32::try_from(mounted.len()).unwrap_or(u32::MAX),
         ..ContainerRecord::default()
     };
-    let container = Container::new(id, record, sandbox.handler(), sandbox.pod_uid().into());
+    let container = Container::new(id, record, OfSandbox::of(sandbox));
     containers.reserve(&container)?;
     match Box::pin(make(containers, sandboxes, sandbox, &container, (config, mounted), &image)).await {
         Ok(()) => {
@@ -101,8 +103,15 @@ async fn make(
     let made = context.blocking(move || dirs.iter().try_for_each(|dir| make_dir(dir))).await;
     made.map_err(|error| failed(format!("its directory: {error}")))?;
     containers.write(container).await?;
-    let rootfs = containers.images.make_rootfs(id, &image.id, false).await?;
-    mount_images(containers, container, &mut config, &mounted).await?;
+    let users = sandbox.users();
+    let rootfs = containers.images.make_rootfs(id, &image.id, rootfs_options(false, users.as_ref())).await?;
+    if let Some(root) = users.as_ref().map(Users::root) {
+        let (path, ours) = (rootfs.clone(), context.settings.root_dir.clone());
+        let reached =
+            context.blocking(move || users::let_reach(&path, ours.parent().unwrap_or(&ours), root)).await;
+        reached.map_err(|error| failed(format!("its root file system: {error}")))?;
+    }
+    mount_images(containers, container, users.as_ref(), &mut config, &mounted).await?;
     let sandbox_config = sandbox.config();
     real_paths(containers, container, &mut config).await?;
     let log = (!config.log_path.is_empty())
@@ -118,6 +127,7 @@ async fn make(
         stdin: config.stdin,
         stdin_once: config.stdin_once,
         oom_events: None,
+        owner: container.root(),
     };
     let asked = spec::Asked {
         id: id.to_owned(),
@@ -130,7 +140,7 @@ async fn make(
         rootfs,
         pod_pid: pod_pid(containers, sandboxes, sandbox).await?,
         target: target_pid(containers, container).await?,
-        node: context.node.clone(),
+        node: context.node_of(container.handler()),
         cgroup_mounts: context.settings.cgroup_mounts.clone(),
     };
     let made = context.blocking(move || write_bundle(&run_dir, &asked, arguments)).await?;
@@ -168,6 +178,11 @@ fn write_bundle(
     Ok(made)
 }
 
+fn rootfs_options(read_only: bool, users: Option<&Users>) -> RootfsOptions {
+    let (uids, gids) = users.map(|users| (users.uids.clone(), users.gids.clone())).unwrap_or_default();
+    RootfsOptions { read_only, uids, gids }
+}
+
 /// The images that are volumes of the container, in the order of its mounts, which get their ids (KEP-5365).
 async fn find_mounted_images(
     containers: &Rc<Containers>,
@@ -198,10 +213,11 @@ async fn find_mounted_images(
     Ok(all)
 }
 
-/// Mounts these images; the container's configuration gets their paths.
+/// Mounts these images; the container's configuration gets their paths. Their files are the users' already: the mounts are not mapped.
 async fn mount_images(
     containers: &Rc<Containers>,
     container: &Container,
+    users: Option<&Users>,
     config: &mut cri::ContainerConfig,
     images: &[FoundImage],
 ) -> RuntimeResult<()> {
@@ -209,7 +225,7 @@ async fn mount_images(
     for ((index, mount), found) in (0..).zip(mounts).zip(images) {
         mount.image = None;
         let name = image_mount_name(container.id().as_str(), index);
-        let path = containers.images.make_rootfs(&name, &found.id, true).await?;
+        let path = containers.images.make_rootfs(&name, &found.id, rootfs_options(true, users)).await?;
         let path = if mount.image_sub_path.is_empty() {
             path
         } else {
@@ -218,6 +234,7 @@ async fn mount_images(
             inside.map_err(|error| invalid(format!("image_sub_path {:?}: {error}", mount.image_sub_path)))?
         };
         mount.host_path = path.display().to_string();
+        (mount.uid_mappings, mount.gid_mappings) = Default::default();
     }
     Ok(())
 }

@@ -56,7 +56,7 @@ impl Execs {
         let pid_file = containers.run_dir(id).join(format!("exec-{number}.pid"));
         let runtime = OciRuntime::of(&containers.context, container.handler())?;
         let time = (!time.is_zero()).then_some(time);
-        let exec = Exec { command, pid_file: &pid_file, output_bytes_max, time };
+        let exec = Exec { command, pid_file: &pid_file, output_bytes_max, time, owner: container.root() };
         let output = match runtime.exec(id.as_str(), exec).await {
             Ok(output) => output,
             Err(ProgramError::TooSlow(_, time)) => {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::pin::Pin;
 
 use crate::cri::{RuntimeError, RuntimeResult};
+use crate::image_store::RootfsOptions;
 use crate::proto::runtime::v1 as cri;
 
 /// A future on the loop's thread.
@@ -28,12 +29,13 @@ pub struct FoundImage {
 pub trait Images {
     /// Finds an image by id or name; `None` when it is not present.
     fn find<'a>(&'a self, image: &'a str) -> Local<'a, RuntimeResult<Option<FoundImage>>>;
-    /// Mounts a root file system of that name for an image, with a layer to write to unless it is read-only. The path of the mount.
+    /// Mounts a root file system of that name for an image, with a layer to write to unless it is read-only. Its files are those of the
+    /// users of a user namespace, if there is one. The path of the mount.
     fn make_rootfs<'a>(
         &'a self,
         name: &'a str,
         image_id: &'a str,
-        read_only: bool,
+        options: RootfsOptions,
     ) -> Local<'a, RuntimeResult<PathBuf>>;
     /// Unmounts and removes the root file system of that name, with what was written to it. Idempotent.
     fn remove_rootfs<'a>(&'a self, name: &'a str) -> Local<'a, RuntimeResult<()>>;

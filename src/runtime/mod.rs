@@ -39,6 +39,7 @@ mod stats;
 mod status;
 mod stored_images;
 mod streams;
+mod users;
 mod verbose;
 mod watch;
 
@@ -48,7 +49,7 @@ use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::cri::{RuntimeEvent, RuntimeResult};
 use crate::executor::Executor;
-use crate::oci::NodeFacts;
+use crate::oci::{NodeFacts, RuntimeFeatures};
 use crate::proto::runtime::v1 as cri;
 use crate::render::CgroupDriver;
 use container::Containers;
@@ -61,6 +62,7 @@ pub use images::{FoundImage, Images, Local};
 pub use pause::main as pause_main;
 pub use settings::{Settings, find_oci_runtime, find_program};
 pub use stored_images::StoredImages;
+pub use users::main as user_namespace_main;
 
 /// The embedded runtime. Clones are the same one.
 #[derive(Clone)]
@@ -88,9 +90,10 @@ impl Embedded {
     ) -> RuntimeResult<Self> {
         let mounts = settings.cgroup_mounts.clone();
         let features = oci_runtime::features(&settings, &blocking, &clock).await;
-        let node = move || NodeFacts::read(host::cgroup_version(&mounts), features);
+        let of_default = features.get("").copied().unwrap_or_default();
+        let node = move || NodeFacts::read(host::cgroup_version(&mounts), of_default);
         let node = blocking.run(node).await.map_err(|error| context::failed(format!("/proc: {error}")))?;
-        let context = Rc::new(Context::new(settings, blocking, clock, executor, node));
+        let context = Rc::new(Context::new(settings, blocking, clock, executor, (node, features)));
         let sandboxes = Box::pin(Sandboxes::open(context.clone())).await?;
         let containers = Containers::new(context.clone(), images);
         let containers = containers.map_err(|error| container_calls::no_inotify(&error))?;
@@ -224,14 +227,16 @@ impl Embedded {
     /// None.
     pub async fn status_cri(&self, request: cri::StatusRequest) -> RuntimeResult<cri::StatusResponse> {
         let (settings, pod_cidr) = (self.context.settings.clone(), self.context.pod_cidr.borrow().clone());
-        let handler = |name: &str| cri::RuntimeHandler {
+        let handler = |name: &str, features: &RuntimeFeatures| cri::RuntimeHandler {
             name: name.to_owned(),
             features: Some(cri::RuntimeHandlerFeatures {
-                recursive_read_only_mounts: self.context.node.runtime.recursive_read_only,
-                user_namespaces: false,
+                recursive_read_only_mounts: features.recursive_read_only,
+                // The agent's files and volumes are mapped by their mounts.
+                user_namespaces: features.id_mapped_mounts && self.context.node.user_namespaces,
             }),
         };
-        let runtime_handlers = settings.handlers.keys().map(|name| handler(name)).collect();
+        let runtime_handlers =
+            self.context.features.iter().map(|(name, features)| handler(name, features)).collect();
         let look = move || {
             let network =
                 |settings| conditions::network(settings, &pod_cidr).map_err(|error| error.to_string());

@@ -4,6 +4,7 @@
 //!     RUN_DIR/sandboxes/ID/net   the network namespace, unless it is the node's
 //!                          ipc   the same for IPC
 //!                          uts   the host name
+//!                          user  the user namespace of a pod that has one: the others belong to it (`users`)
 //!                          shm/  /dev/shm of the pod, a tmpfs
 //! ```
 //!
@@ -13,14 +14,16 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, unmount};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
-use rustix::thread::UnshareFlags;
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 use super::pod_config::DEFAULT_SYSCTLS;
+use super::users::{self, Users};
 use crate::limits::POD_SHM_BYTES;
 use crate::mounts;
 
@@ -40,6 +43,8 @@ pub(super) struct Wanted {
     pub(super) hostname: Option<String>,
     /// Paths below `/proc/sys`, which are those of the thread's namespaces.
     pub(super) sysctls: Vec<(String, String)>,
+    /// The user namespace.
+    pub(super) users: Option<Users>,
 }
 
 /// A sandbox's namespaces could not be made or removed.
@@ -65,11 +70,11 @@ fn failed<E: Into<io::Error>>(what: impl fmt::Display) -> impl FnOnce(E) -> Name
     move |error| NamespaceError { what: what.to_string(), source: error.into() }
 }
 
-/// Makes the namespaces in that directory, which is made too.
+/// Makes the namespaces in that directory, which is made too. The program is smolet's own.
 ///
 /// # Errors
 /// The kernel's. [`release`] removes what was made.
-pub(super) fn make(dir: &Path, wanted: &Wanted) -> Result<(), NamespaceError> {
+pub(super) fn make(dir: &Path, wanted: &Wanted, program: &Path) -> Result<(), NamespaceError> {
     std::fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -78,9 +83,11 @@ pub(super) fn make(dir: &Path, wanted: &Wanted) -> Result<(), NamespaceError> {
     if wanted.ipc {
         make_shm(&dir.join(SHM))?;
     }
-    let (dir, wanted) = (dir.to_owned(), wanted.clone());
+    let (dir, wanted, program) = (dir.to_owned(), wanted.clone(), program.to_owned());
     let thread = std::thread::Builder::new().name("namespaces".to_owned());
-    let made = thread.spawn(move || on_thread(&dir, &wanted)).map_err(failed("a thread for namespaces"))?;
+    let made = thread
+        .spawn(move || on_thread(&dir, &wanted, &program))
+        .map_err(failed("a thread for namespaces"))?;
     made.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
@@ -94,15 +101,29 @@ fn make_shm(path: &Path) -> Result<(), NamespaceError> {
 }
 
 /// Leaves the thread in the new namespaces, with which it ends.
-fn on_thread(dir: &Path, wanted: &Wanted) -> Result<(), NamespaceError> {
-    let mut flags = UnshareFlags::empty();
-    flags.set(UnshareFlags::NEWNET, wanted.net);
-    flags.set(UnshareFlags::NEWIPC, wanted.ipc);
-    flags.set(UnshareFlags::NEWUTS, wanted.hostname.is_some());
-    if !flags.is_empty() {
-        // Unsound with CLONE_FILES alone, which is not among the flags.
-        #[allow(deprecated, reason = "its successor is an unsafe function")]
-        rustix::thread::unshare(flags).map_err(failed("new namespaces"))?;
+fn on_thread(dir: &Path, wanted: &Wanted, program: &Path) -> Result<(), NamespaceError> {
+    let kinds = [
+        (NET, wanted.net, LinkNameSpaceType::Network, UnshareFlags::NEWNET),
+        (IPC, wanted.ipc, LinkNameSpaceType::InterProcessCommunication, UnshareFlags::NEWIPC),
+        (UTS, wanted.hostname.is_some(), LinkNameSpaceType::HostNameAndNISDomainName, UnshareFlags::NEWUTS),
+    ];
+    let kinds = kinds.into_iter().filter(|(_, is_wanted, ..)| *is_wanted);
+    let names: Vec<&str> = kinds.clone().map(|(name, ..)| name).collect();
+    if let Some(users) = &wanted.users {
+        let made = users::make(program, dir, users, &names);
+        made.map_err(failed("a user namespace (/proc/sys/user/max_user_namespaces may forbid it)"))?;
+        for (name, _, kind, _) in kinds {
+            let entered = File::open(dir.join(name))
+                .and_then(|file| Ok(move_into_link_name_space(file.as_fd(), Some(kind))?));
+            entered.map_err(failed(format_args!("entering the {name} namespace")))?;
+        }
+    } else {
+        let flags = kinds.fold(UnshareFlags::empty(), |flags, (.., flag)| flags | flag);
+        if !flags.is_empty() {
+            // Unsound with CLONE_FILES alone, which is not among the flags.
+            #[allow(deprecated, reason = "its successor is an unsafe function")]
+            rustix::thread::unshare(flags).map_err(failed("new namespaces"))?;
+        }
     }
     if wanted.net {
         set_loopback_up().map_err(failed("the loopback interface of the pod"))?;
@@ -118,13 +139,12 @@ fn on_thread(dir: &Path, wanted: &Wanted) -> Result<(), NamespaceError> {
             set => set.map_err(failed(format_args!("the pod's sysctl {path}={value}")))?,
         }
     }
-    for (name, is_wanted) in [(NET, wanted.net), (IPC, wanted.ipc), (UTS, wanted.hostname.is_some())] {
-        if is_wanted {
-            let file = dir.join(name);
-            let named = || format!("the {name} namespace at {}", file.display());
-            File::create_new(&file).map_err(failed(named()))?;
-            mount_bind(format!("/proc/thread-self/ns/{name}"), &file).map_err(failed(named()))?;
-        }
+    // Those of a user namespace are pinned already.
+    for name in names.iter().filter(|_| wanted.users.is_none()) {
+        let file = dir.join(name);
+        let named = || format!("the {name} namespace at {}", file.display());
+        File::create_new(&file).map_err(failed(named()))?;
+        mount_bind(format!("/proc/thread-self/ns/{name}"), &file).map_err(failed(named()))?;
     }
     Ok(())
 }
@@ -233,9 +253,12 @@ mod tests {
                 ("net/ipv4/ip_unprivileged_port_start".into(), "0".into()),
                 ("kernel/shm_rmid_forced".into(), "1".into()),
             ],
+            users: None,
         };
+        // None is run without a user namespace.
+        let program = Path::new("/nonexistent");
         let node = std::fs::read("/proc/sys/kernel/shm_rmid_forced").unwrap();
-        make(&dir, &wanted).unwrap();
+        make(&dir, &wanted, program).unwrap();
         let script = "hostname; cat /proc/sys/net/ipv4/ip_unprivileged_port_start; \
                       cat /proc/sys/kernel/shm_rmid_forced; cat /sys/class/net/lo/flags; ip -o address show lo";
         let at = |name: &str| dir.join(name).display().to_string();
@@ -256,7 +279,7 @@ mod tests {
         release(&dir).unwrap();
         // Half-made: what is there is released.
         let bad = Wanted { sysctls: vec![("net/no/such".into(), "1".into())], ..wanted };
-        let error = make(&dir, &bad).unwrap_err().to_string();
+        let error = make(&dir, &bad, program).unwrap_err().to_string();
         assert!(error.starts_with("the pod's sysctl net/no/such=1: "), "{error}");
         release(&dir).unwrap();
     }

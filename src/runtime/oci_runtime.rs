@@ -8,10 +8,12 @@ use std::time::Duration;
 use super::context::{Context, failed};
 use super::process::{self, Output, Program, ProgramError};
 use super::settings::Settings;
+use super::users::Owner;
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::cri::{RuntimeError, RuntimeResult};
 use crate::limits::{KIB, OCI_FEATURES_BYTES_MAX, OCI_RUNTIME_TIME, PROGRAM_ERROR_BYTES_MAX};
+use crate::model::SortedMap;
 use crate::oci::RuntimeFeatures;
 use crate::render::CgroupDriver;
 
@@ -29,6 +31,8 @@ pub(super) struct Exec<'a> {
     pub(super) output_bytes_max: usize,
     /// `None`: it may run for ever.
     pub(super) time: Option<Duration>,
+    /// Whose its outputs are: it may open them by their names (`/dev/stdout`).
+    pub(super) owner: Option<Owner>,
 }
 
 impl OciRuntime {
@@ -115,6 +119,7 @@ impl OciRuntime {
         program.stderr_bytes_max = exec.output_bytes_max;
         program.time = exec.time;
         program.command = Some(exec.pid_file.to_owned());
+        program.owner = exec.owner;
         process::run(&self.context.blocking, &self.context.clock, program).await
     }
 
@@ -130,6 +135,7 @@ impl OciRuntime {
             stderr_bytes_max: PROGRAM_ERROR_BYTES_MAX,
             time: Some(OCI_RUNTIME_TIME),
             command: None,
+            owner: None,
         }
     }
 
@@ -151,15 +157,22 @@ impl OciRuntime {
     }
 }
 
-/// Features of the default OCI runtime: none where there is none.
+/// Features of the OCI runtimes, by their handlers. One that does not say has none.
 pub(super) async fn features(
     settings: &Settings,
     blocking: &Blocking,
     clock: &SharedClock,
-) -> RuntimeFeatures {
-    let Some(path) = settings.handlers.get("").cloned() else { return RuntimeFeatures::default() };
+) -> SortedMap<Box<str>, RuntimeFeatures> {
+    let mut all = SortedMap::new();
+    for (handler, path) in &settings.handlers {
+        all.insert(handler.clone(), features_of(path, blocking, clock).await);
+    }
+    all
+}
+
+async fn features_of(path: &Path, blocking: &Blocking, clock: &SharedClock) -> RuntimeFeatures {
     let program = Program {
-        path,
+        path: path.to_owned(),
         arguments: vec!["features".into()],
         environment: Vec::new(),
         stdin: Vec::new(),
@@ -167,6 +180,7 @@ pub(super) async fn features(
         stderr_bytes_max: PROGRAM_ERROR_BYTES_MAX,
         time: Some(OCI_RUNTIME_TIME),
         command: None,
+        owner: None,
     };
     // crun has the command since 1.9, runc since 1.1.
     let output = process::run(blocking, clock, program).await;

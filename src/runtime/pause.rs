@@ -9,6 +9,7 @@ use super::context::{Context, failed};
 use super::monitors;
 use super::oci_runtime::OciRuntime;
 use super::spec;
+use super::users::{self, Users};
 use crate::cri::RuntimeResult;
 use crate::monitor;
 use crate::proto::runtime::v1 as cri;
@@ -29,20 +30,30 @@ pub(super) async fn start(
     run_dir: PathBuf,
 ) -> RuntimeResult<()> {
     let runtime = OciRuntime::of(context, handler)?;
+    let root = Users::of(config).map_err(failed)?.as_ref().map(Users::root);
     let arguments = monitor::Arguments {
         id: id.to_owned(),
         bundle: run_dir.join(PAUSE),
         runtime: runtime.path().to_owned(),
         runtime_arguments: runtime.global_arguments(),
+        owner: root,
         ..monitor::Arguments::default()
     };
-    let (id_, config, node) = (id.to_owned(), config.clone(), context.node.clone());
+    let (id_, config, node) = (id.to_owned(), config.clone(), context.node_of(handler));
     let (program, of) = (context.settings.program.clone(), run_dir.join(PAUSE));
+    let ours = context.settings.run_dir.parent().unwrap_or(&context.settings.run_dir).to_owned();
     let write = move || {
         let dir = run_dir.join(PAUSE);
         let rootfs = dir.join("rootfs");
         let failed_at = |error: std::io::Error| failed(format!("{}: {error}", dir.display()));
         std::fs::create_dir_all(&rootfs).map_err(failed_at)?;
+        if let Some(root) = root {
+            for dir in [&run_dir, &dir] {
+                users::let_pass(dir, root).map_err(failed_at)?;
+            }
+            users::give(&rootfs, root).map_err(failed_at)?;
+            users::let_reach(&rootfs, &ours, root).map_err(failed_at)?;
+        }
         let json = spec::of_pause((&id_, &config), (&rootfs, &program), &run_dir, &node)?;
         let beside = dir.join("config.json.new");
         crate::filesystem::replace_unsynced(&dir.join("config.json"), &beside, &json).map_err(failed_at)?;

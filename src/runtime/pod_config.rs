@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::namespaces::Wanted;
+use super::users::Users;
 use crate::proto::runtime::v1 as cri;
 
 /// Set in each network namespace of a pod by default; a kernel without one of them goes without it.
@@ -38,22 +39,13 @@ pub(super) fn namespaces(config: &cri::PodSandboxConfig) -> Namespaces {
 /// A field is not valid, or asks for what is not served.
 pub(super) fn wanted(config: &cri::PodSandboxConfig) -> Result<Wanted, String> {
     let of = namespaces(config);
-    let linux = config.linux.as_ref();
-    let context = linux.and_then(|linux| linux.security_context.as_ref());
-    let users = context.and_then(|context| context.namespace_options.as_ref()?.userns_options.as_ref());
-    if users.is_some_and(|users| users.mode == i32::from(cri::NamespaceMode::Pod)) {
-        return Err(
-            "linux.security_context.namespace_options.userns_options: user namespaces are not served by \
-                    the embedded runtime; leave hostUsers unset"
-                .to_owned(),
-        );
-    }
+    let users = Users::of(config)?;
     let hostname = (!of.host_network).then(|| config.hostname.clone());
     if hostname.as_ref().is_some_and(|name| name.len() > 64 || name.contains(['\0', '/'])) {
         return Err(format!("hostname {:?} has more than 64 characters, or is not valid", config.hostname));
     }
     let sysctls = crate::oci::sysctls(config).map_err(|error| error.to_string())?.into_iter().collect();
-    Ok(Wanted { net: !of.host_network, ipc: !of.host_ipc, hostname, sysctls })
+    Ok(Wanted { net: !of.host_network, ipc: !of.host_ipc, hostname, sysctls, users })
 }
 
 /// The text of a pod's resolv.conf, its lines in containerd's order. `None`: it gets the node's.

@@ -8,6 +8,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::future::pending;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::pin::pin;
@@ -15,12 +16,14 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use async_io::Async;
+use rustix::fs::{Gid, Uid, fchown};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use smol::channel::{Receiver, bounded};
 use smol::future::{or, zip};
 use smol::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::command;
+use super::users::Owner;
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::limits::{EXEC_PID_TIME, OUTPUT_TURN_BYTES, PROGRAM_DRAIN_TIME};
@@ -42,6 +45,8 @@ pub(super) struct Program {
     pub(super) time: Option<Duration>,
     /// Where the OCI runtime writes the process ID of a command in a container. Then it is the command that is killed.
     pub(super) command: Option<PathBuf>,
+    /// Whose its pipes are; the agent's own user where it is not given.
+    pub(super) owner: Option<Owner>,
 }
 
 /// A program that has exited.
@@ -141,14 +146,22 @@ pub(super) async fn run(
     clock: &SharedClock,
     program: Program,
 ) -> Result<Output, ProgramError> {
-    let Program { path, arguments, environment, stdin, stdout_bytes_max, stderr_bytes_max, time, command } =
-        program;
+    let Program {
+        path,
+        arguments,
+        environment,
+        stdin,
+        stdout_bytes_max,
+        stderr_bytes_max,
+        time,
+        command,
+        owner,
+    } = program;
     let mut starts = Command::new(&path);
     starts.args(arguments).envs(environment).process_group(0);
     starts.stdin(if stdin.is_empty() { Stdio::null() } else { Stdio::piped() });
     starts.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let started = move || starts.spawn().map(|child| Running { child: Some(child), command });
-    let started = blocking.run(started).await;
+    let started = blocking.run(move || spawn(starts, command, owner)).await;
     let mut running = started.map_err(|error| ProgramError::NotStarted(path.clone(), error))?;
     // Boxed: it waits below many others.
     let ended = Box::pin(ended(&mut running, clock, stdin, (stdout_bytes_max, stderr_bytes_max)));
@@ -171,6 +184,26 @@ pub(super) async fn run(
             Err(ProgramError::TooSlow(path, time))
         }
     }
+}
+
+/// The pipes have their owner before the OCI runtime, which has some steps to go, runs the command that may open them.
+fn spawn(mut starts: Command, command: Option<PathBuf>, owner: Option<Owner>) -> io::Result<Running> {
+    let child = starts.spawn()?;
+    let given = owner.map_or(Ok(()), |owner| give_pipes(&child, owner));
+    let running = Running { child: Some(child), command };
+    given.map(|()| running)
+}
+
+/// Gives the pipes of a program to a user.
+pub(super) fn give_pipes(child: &Child, (uid, gid): Owner) -> io::Result<()> {
+    let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+    // Both ends of a pipe are one inode.
+    let pipes = [
+        child.stdin.as_ref().map(AsFd::as_fd),
+        child.stdout.as_ref().map(AsFd::as_fd),
+        child.stderr.as_ref().map(AsFd::as_fd),
+    ];
+    pipes.into_iter().flatten().try_for_each(|pipe| Ok(fchown(pipe, uid, gid)?))
 }
 
 async fn ended(
@@ -282,6 +315,7 @@ mod tests {
             stderr_bytes_max: 10,
             time,
             command: None,
+            owner: None,
         };
         smol::block_on(run(&blocking, &clock, program))
     }

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::container::{Container, Containers};
+use super::container::{Container, Containers, OfSandbox};
 use super::context::{failed, is_id};
 use super::oci_runtime::OciRuntime;
 use super::records::{self, ContainerPhase, ContainerRecord};
@@ -52,9 +52,8 @@ pub(super) async fn recover(containers: &Rc<Containers>, sandboxes: &Sandboxes) 
         }
         let record = record.unwrap_or_default();
         let sandbox = sandboxes.find(&record.sandbox);
-        let handler = sandbox.as_ref().map(|of| of.handler()).unwrap_or_default();
-        let pod = sandbox.as_ref().map(|of| of.pod_uid()).unwrap_or_default();
-        let container = Container::new(ContainerId::from(&*id), record, handler, pod.into());
+        let of = sandbox.as_deref().map(OfSandbox::of).unwrap_or_default();
+        let container = Container::new(ContainerId::from(&*id), record, of);
         containers.insert(&container);
         Box::pin(one(containers, &container, sandbox.is_some())).await;
     }

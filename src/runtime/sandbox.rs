@@ -22,6 +22,7 @@ use super::namespaces;
 use super::pause;
 use super::pod_config;
 use super::records::{self, SandboxPhase, SandboxRecord};
+use super::users::{self, Owner, Users};
 use super::verbose;
 use crate::cri::{RuntimeError, RuntimeEventKind, RuntimeResult};
 use crate::filesystem::read_start;
@@ -76,6 +77,12 @@ impl Sandbox {
     /// Held while containers are created in it: it is neither stopped nor removed meanwhile.
     pub(super) fn turn(&self) -> &RwLock<()> {
         &self.turn
+    }
+
+    /// Its user namespace.
+    pub(super) fn users(&self) -> Option<Users> {
+        // It was checked when it was made.
+        Users::of(&self.config()).unwrap_or_default()
     }
 
     /// The UID of its pod.
@@ -300,8 +307,13 @@ impl Sandboxes {
         } else {
             config.hostname.clone()
         };
-        self.context.blocking(move || write_files(&dir, resolv_conf, &hostname)).await.map_err(unmade)?;
-        let spaces = self.context.blocking(move || namespaces::make(&run_dir, &wanted)).await;
+        let root = wanted.users.as_ref().map(Users::root);
+        self.context
+            .blocking(move || write_files(&dir, resolv_conf, &hostname, root))
+            .await
+            .map_err(unmade)?;
+        let program = self.context.settings.program.clone();
+        let spaces = self.context.blocking(move || namespaces::make(&run_dir, &wanted, &program)).await;
         spaces.map_err(|error| failed(error.to_string()))
     }
 
@@ -508,14 +520,22 @@ fn make_dir(dir: &Path) -> std::io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
-fn write_files(dir: &Path, resolv_conf: Option<String>, hostname: &str) -> std::io::Result<()> {
+fn write_files(
+    dir: &Path,
+    resolv_conf: Option<String>,
+    hostname: &str,
+    root: Option<Owner>,
+) -> std::io::Result<()> {
     let resolv_conf = resolv_conf.unwrap_or_else(|| {
         // Without the node's file the pod has no name servers, as the node.
         let node = read_start(Path::new(crate::paths::RESOLV_CONF), RESOLV_CONF_BYTES_MAX);
         String::from_utf8_lossy(&node.unwrap_or_default()).into_owned()
     });
-    namespaces::write_mounted(&dir.join(RESOLV_CONF), &resolv_conf)?;
-    namespaces::write_mounted(&dir.join(HOSTNAME), &format!("{hostname}\n"))
+    for (name, text) in [(RESOLV_CONF, resolv_conf), (HOSTNAME, format!("{hostname}\n"))] {
+        namespaces::write_mounted(&dir.join(name), &text)?;
+        root.map_or(Ok(()), |root| users::give(&dir.join(name), root))?;
+    }
+    Ok(())
 }
 
 /// Ids of sandboxes, with their records; `None` for one without a readable record.

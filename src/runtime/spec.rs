@@ -11,6 +11,7 @@ use super::namespaces::{IPC, NET, SHM, UTS};
 use super::pod_config;
 use super::sandbox::{HOSTNAME, HOSTS, RESOLV_CONF};
 use super::stats;
+use super::users::{self, USER, Users};
 use crate::cri::{RuntimeError, RuntimeResult};
 use crate::filesystem::{read_linked, read_start};
 use crate::limits::{HOSTS_FILE_BYTES_MAX, SECCOMP_PROFILE_BYTES_MAX};
@@ -138,10 +139,14 @@ fn namespaces(asked: &Asked) -> SandboxNamespaces {
         network: if of.host_network { None } else { path(NET) },
         ipc: if of.host_ipc { None } else { path(IPC) },
         uts: if of.host_network { None } else { path(UTS) },
-        user: None,
+        user: has_users(&asked.sandbox_config).then(|| path(USER)).flatten(),
         pid: asked.pod_pid.map(pid),
         target_pid: asked.target.map(pid),
     }
+}
+
+fn has_users(sandbox: &cri::PodSandboxConfig) -> bool {
+    oci::user_mappings(sandbox).is_ok_and(|mappings| mappings.is_some())
 }
 
 fn files(asked: &Asked, hosts: Option<String>) -> SandboxFiles {
@@ -168,6 +173,8 @@ fn hosts_of(asked: &Asked, config: &cri::ContainerConfig) -> io::Result<Option<S
     if !path.exists() {
         let node = read_start(Path::new("/etc/hosts"), HOSTS_FILE_BYTES_MAX).unwrap_or_default();
         super::namespaces::write_mounted(&path, &String::from_utf8_lossy(&node))?;
+        let users = Users::of(&asked.sandbox_config).ok().flatten();
+        users.map_or(Ok(()), |users| users::give(&path, users.root()))?;
     }
     Ok(Some(path.display().to_string()))
 }
@@ -202,6 +209,7 @@ pub(super) fn of_pause(
         network: if of.host_network { None } else { path(NET) },
         ipc: if of.host_ipc { None } else { path(IPC) },
         uts: if of.host_network { None } else { path(UTS) },
+        user: has_users(config).then(|| path(USER)).flatten(),
         ..SandboxNamespaces::default()
     };
     // What a program that is not linked statically needs; released binaries are.

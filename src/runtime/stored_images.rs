@@ -86,11 +86,10 @@ impl Images for StoredImages {
         &'a self,
         name: &'a str,
         image_id: &'a str,
-        read_only: bool,
+        options: RootfsOptions,
     ) -> Local<'a, RuntimeResult<PathBuf>> {
         Box::pin(async move {
             let image = self.existing(image_id)?;
-            let options = RootfsOptions { read_only, ..RootfsOptions::default() };
             self.store.rootfs(name, &image, &options).await.map(|rootfs| rootfs.path).map_err(failed)
         })
     }

@@ -34,6 +34,8 @@ use smol::future::{or, zip};
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::oci_runtime::message_of;
+use super::process::give_pipes;
+use super::users::Owner;
 use super::{Embedded, command};
 use crate::cri::{RuntimeError, RuntimeResult, StreamRequest};
 use crate::executor::Executor;
@@ -143,12 +145,24 @@ struct Stdio3 {
 }
 
 /// Starts the OCI runtime. Blocking.
-fn start(mut command: Command, tty: bool, has_stdin: bool) -> io::Result<(Child, Stdio3)> {
+fn start(
+    mut command: Command,
+    tty: bool,
+    has_stdin: bool,
+    owner: Option<Owner>,
+) -> io::Result<(Child, Stdio3)> {
     command.process_group(0);
     if !tty {
         command.stdin(if has_stdin { Stdio::piped() } else { Stdio::null() });
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
+        if let Some(owner) = owner
+            && let Err(error) = give_pipes(&child, owner)
+        {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(error);
+        }
         let no_pipe = || io::Error::other("it has no pipe");
         let stdin = child.stdin.take().map(|pipe| OwnedFd::from(pipe).into());
         let stdout = OwnedFd::from(child.stdout.take().ok_or_else(no_pipe)?).into();
@@ -187,10 +201,10 @@ async fn exec(streams: &ContainerStreams, request: ExecRequest, ends: Ends) -> R
         command.args(["--tty", "--env", "TERM=xterm"]);
     }
     command.arg(id.as_str()).args(&cmd);
-    let has_stdin = ends.stdin.is_some();
+    let (has_stdin, owner) = (ends.stdin.is_some(), container.root());
     let at = pid_file.clone();
     let start = move || {
-        let (child, stdio) = start(command, tty, has_stdin)?;
+        let (child, stdio) = start(command, tty, has_stdin, owner)?;
         Ok::<_, io::Error>((Exec { child, pid_file: at, has_exited: false }, stdio))
     };
     let started = runtime.context.blocking(start).await;

@@ -9,6 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use smolet::proto::runtime::v1 as cri;
 
 use super::machine::{Machine, create, exited, list_sandboxes, remove_sandbox, run_sandbox, script, start};
+use super::users;
 
 /// Set in a process that is killed while it works: the machine's directory, and its number.
 const VICTIM: &str = "SMOLET_TEST_VICTIM";
@@ -27,11 +28,17 @@ fn victim() {
         let mut attempt = u32::try_from(list_sandboxes(&runtime).await.len()).unwrap() * 100;
         loop {
             attempt += 1;
-            let mut config = machine.pod("crash");
+            // Each second one has a user namespace.
+            let (mut config, container): (_, fn(&str, &str) -> cri::ContainerConfig) =
+                if attempt.is_multiple_of(2) {
+                    (users::pod(&machine, "crash"), users::container)
+                } else {
+                    (machine.pod("crash"), script)
+                };
             config.metadata.as_mut().unwrap().attempt = attempt;
             let id = run_sandbox(&runtime, config).await;
-            let quick = create(&runtime, &id, script("quick", "exit 3")).await.unwrap();
-            let long = create(&runtime, &id, script("long", "sleep 1000")).await.unwrap();
+            let quick = create(&runtime, &id, container("quick", "exit 3")).await.unwrap();
+            let long = create(&runtime, &id, container("long", "sleep 1000")).await.unwrap();
             start(&runtime, &quick).await.unwrap();
             start(&runtime, &long).await.unwrap();
             assert_eq!(exited(&runtime, &quick).await.exit_code, 3);

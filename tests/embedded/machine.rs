@@ -11,6 +11,7 @@ use smolet::blocking::Blocking;
 use smolet::clock::{Clock, SharedClock, SystemClock};
 use smolet::cri::RuntimeResult;
 use smolet::executor::Executor;
+use smolet::image_store::RootfsOptions;
 use smolet::proto::runtime::v1 as cri;
 use smolet::runtime::{Embedded, FoundImage, Images, Local, Settings};
 
@@ -285,7 +286,12 @@ impl Images for Busybox {
         Box::pin(async move { Ok((image == "busybox").then_some(found)) })
     }
 
-    fn make_rootfs<'a>(&'a self, name: &'a str, _: &'a str, _: bool) -> Local<'a, RuntimeResult<PathBuf>> {
+    fn make_rootfs<'a>(
+        &'a self,
+        name: &'a str,
+        _: &'a str,
+        options: RootfsOptions,
+    ) -> Local<'a, RuntimeResult<PathBuf>> {
         Box::pin(async move {
             let path = self.root.join(name);
             for dir in ["bin", "etc", "tmp", "proc", "dev", "sys"] {
@@ -300,9 +306,13 @@ impl Images for Busybox {
             std::fs::copy("/bin/busybox", path.join("bin/busybox")).unwrap();
             for applet in [
                 "sh", "sleep", "echo", "cat", "hostname", "ps", "id", "env", "true", "false", "kill", "dd",
-                "head", "yes", "df", "mount", "nc", "touch", "ls",
+                "head", "yes", "df", "mount", "nc", "touch", "ls", "stat", "readlink",
             ] {
                 std::os::unix::fs::symlink("busybox", path.join("bin").join(applet)).unwrap();
+            }
+            if let (Some(uids), Some(gids)) = (options.uids.first(), options.gids.first()) {
+                let owner = format!("{}:{}", uids.host_id, gids.host_id);
+                output(Command::new("chown").args(["-hR", &owner]).arg(&path));
             }
             Ok(path)
         })

@@ -17,3 +17,4 @@ mod shown;
 mod spec;
 mod spec_containerd;
 mod streams;
+mod users;

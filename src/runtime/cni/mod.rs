@@ -223,6 +223,7 @@ impl Plugins {
             stderr_bytes_max: PROGRAM_ERROR_BYTES_MAX,
             time: Some(CNI_PLUGIN_TIME),
             command: None,
+            owner: None,
         };
         let ran = process::run(&self.blocking, &self.clock, program).await;
         let output = ran.map_err(|error: ProgramError| blame(network, index, command, error.to_string()))?;
