@@ -7,12 +7,12 @@ use std::path::Path;
 
 #[cfg(feature = "tls")]
 use crate::cluster::node_object::{Handler, Machine};
-use crate::config::{Config, Reserved};
+use crate::config::{Config, Reserved, paths};
 #[cfg(feature = "tls")]
 use crate::cri::{RuntimeHandler, RuntimeVersion};
 use crate::eviction::Signal;
 use crate::filesystem::Filesystem;
-use crate::render::{CgroupVersion, NodeSettings, admission};
+use crate::render::{NodeSettings, admission};
 use crate::resolv_conf;
 use crate::runtime;
 
@@ -36,7 +36,7 @@ pub fn node_settings(config: &Config, node_name: &str) -> NodeSettings {
     let mut node = NodeSettings::new(node_name, &config.root_dir.to_string_lossy());
     let (memory, swap) = memory_bytes(&read("/proc/meminfo"));
     node.node_ips = node_ips(&config.registration.addresses);
-    node.cgroup_version = cgroup_version();
+    node.cgroup_version = runtime::cgroup_version(Path::new(paths::CGROUP_MOUNTS));
     node.cgroup_driver = config.cgroup_driver;
     node.cgroup_root = config.cgroup_root.as_str().into();
     node.cpu_cfs_quota = config.cpu_cfs_quota;
@@ -199,18 +199,6 @@ fn memory_bytes(meminfo: &str) -> (i64, i64) {
     };
     let bytes = |name| field(name).unwrap_or(0).saturating_mul(1024);
     (bytes("MemTotal:"), bytes("SwapTotal:"))
-}
-
-fn cgroup_version() -> CgroupVersion {
-    if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
-        // The root cgroup has no swap file; the agent's own cgroup shows whether the kernel accounts swap.
-        let own = read("/proc/self/cgroup");
-        let own = own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
-        let swap_controller = Path::new(&format!("/sys/fs/cgroup{own}/memory.swap.max")).exists();
-        return CgroupVersion::V2 { swap_controller };
-    }
-    let swap_controller = Path::new("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes").exists();
-    CgroupVersion::V1 { swap_controller }
 }
 
 /// As runtimes detect it (libcontainer's `apparmor.IsEnabled`).

@@ -13,7 +13,7 @@ use super::{
     ContainerStats, ExecOutput, FilesystemUsage, Image, Runtime, RuntimeError, RuntimeResult, RuntimeStatus,
     RuntimeVersion, StreamRequest,
 };
-use super::{EventService, ImageStore, RuntimeEvent, convert, events, termination};
+use super::{EventService, ImageStore, RuntimeEvent, convert, events, requests, termination};
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::executor::Executor;
@@ -29,7 +29,6 @@ use crate::model::{
 };
 use crate::proto::runtime::v1 as cri;
 use crate::render::CgroupDriver;
-use crate::render::labels::POD_UID;
 
 /// A client of the container runtime behind a Unix socket. Clones share one connection, which the first call opens.
 #[derive(Clone)]
@@ -338,9 +337,7 @@ impl Runtime for GrpcRuntime {
         pod: Option<&PodUid>,
         each: &mut dyn FnMut(SandboxItem),
     ) -> RuntimeResult<()> {
-        let filter =
-            pod.map(|uid| cri::PodSandboxFilter { label_selector: of_pod(uid), ..Default::default() });
-        let request = cri::ListPodSandboxRequest { filter };
+        let request = requests::list_pod_sandboxes(pod);
         let convert = convert::sandbox_item;
         let list = List {
             whole: method!("Runtime", "ListPodSandbox"),
@@ -394,16 +391,8 @@ impl Runtime for GrpcRuntime {
         let request = cri::ContainerStatusRequest { container_id: id.to_string(), verbose: false };
         let answer: cri::ContainerStatusResponse = self.call(METHOD, request).await?;
         let status = answer.status.unwrap_or_default();
-        // Boxed: nearly all containers run, and have no termination message.
-        let last_word = Box::pin(termination::message(&status, &self.blocking)).await;
-        let mut status = convert::container_status(status).ok_or_else(|| no_id(METHOD))?;
-        // Joined as in the kubelet: the runtime's message and the container's (`convertToKubeContainerStatus`).
-        status.message = match (status.message.is_empty(), last_word.is_empty()) {
-            (true, _) => last_word,
-            (false, true) => status.message,
-            (false, false) => [&*status.message, &*last_word].join(": ").into(),
-        };
-        Ok(status)
+        let status = termination::with_message(status, &self.blocking).await;
+        status.ok_or_else(|| no_id(METHOD))
     }
 
     async fn update_container_resources(
@@ -437,9 +426,7 @@ impl Runtime for GrpcRuntime {
         pod: Option<&PodUid>,
         each: &mut dyn FnMut(ContainerItem),
     ) -> RuntimeResult<()> {
-        let filter =
-            pod.map(|uid| cri::ContainerFilter { label_selector: of_pod(uid), ..Default::default() });
-        let request = cri::ListContainersRequest { filter };
+        let request = requests::list_containers(pod);
         let convert = convert::container_item;
         let list = List {
             whole: method!("Runtime", "ListContainers"),
@@ -530,7 +517,7 @@ impl Runtime for GrpcRuntime {
     }
 
     async fn image_status(&self, image: &str) -> RuntimeResult<Option<Image>> {
-        let request = cri::ImageStatusRequest { image: Some(spec(image)), verbose: false };
+        let request = cri::ImageStatusRequest { image: Some(requests::image(image)), verbose: false };
         let answer: cri::ImageStatusResponse = self.call(method!("Image", "ImageStatus"), request).await?;
         // An image without an id counts as absent; the kubelet makes it an error and pulls again later.
         Ok(answer.image.and_then(convert::image))
@@ -549,11 +536,7 @@ impl Runtime for GrpcRuntime {
         sandbox: &cri::PodSandboxConfig,
     ) -> RuntimeResult<Box<str>> {
         const METHOD: &str = method!("Image", "PullImage");
-        let request = cri::PullImageRequest {
-            image: Some(spec(image)),
-            auth: auth.cloned(),
-            sandbox_config: Some(sandbox.clone()),
-        };
+        let request = requests::pull_image(image, auth, sandbox);
         let pod = PodUid::from(sandbox.metadata.as_ref().map_or("", |metadata| &*metadata.uid));
         let permit = self.pulls.acquire((&pod).into());
         let answer: cri::PullImageResponse =
@@ -562,7 +545,7 @@ impl Runtime for GrpcRuntime {
     }
 
     async fn remove_image(&self, image: &str) -> RuntimeResult<()> {
-        let request = cri::RemoveImageRequest { image: Some(spec(image)) };
+        let request = cri::RemoveImageRequest { image: Some(requests::image(image)) };
         idempotent(self.call::<cri::RemoveImageResponse>(method!("Image", "RemoveImage"), request).await)
     }
 
@@ -577,18 +560,6 @@ impl Runtime for GrpcRuntime {
         each: &mut dyn FnMut(RuntimeEvent),
     ) -> RuntimeResult<()> {
         events::follow(&self.channel, service, each).await.map_err(|error| blame(service.method(), error))
-    }
-}
-
-fn of_pod(uid: &PodUid) -> convert::Map {
-    convert::Map::from([(POD_UID.to_owned(), uid.to_string())])
-}
-
-fn spec(image: &str) -> cri::ImageSpec {
-    cri::ImageSpec {
-        image: image.to_owned(),
-        user_specified_image: image.to_owned(),
-        ..cri::ImageSpec::default()
     }
 }
 

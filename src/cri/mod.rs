@@ -10,6 +10,7 @@ pub mod convert;
 pub mod endpoint;
 pub mod events;
 pub mod operations;
+pub mod requests;
 pub mod store;
 pub mod termination;
 

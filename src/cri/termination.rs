@@ -7,21 +7,36 @@
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use super::convert::cut;
+use super::convert::{self, cut};
 use crate::blocking::Blocking;
 use crate::filesystem::open_regular;
 use crate::limits::{
     CRI_MESSAGE_BYTES_MAX, CRI_TEXT_BYTES_MAX, TERMINATION_LOG_BYTES_MAX, TERMINATION_LOG_BYTES_READ,
     TERMINATION_LOG_LINES_MAX,
 };
+use crate::model::ContainerStatus;
 use crate::proto::runtime::v1 as cri;
 
 /// Annotations of a container (kubelet `labels.go`).
 const PATH: &str = "io.kubernetes.container.terminationMessagePath";
 const POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
 
+/// The status as the agent knows it; `None` without a valid id.
+pub async fn with_message(status: cri::ContainerStatus, blocking: &Blocking) -> Option<ContainerStatus> {
+    // Boxed: nearly all containers run, and have no termination message.
+    let last_word = Box::pin(message(&status, blocking)).await;
+    let mut status = convert::container_status(status)?;
+    // Joined as in the kubelet: the runtime's message and the container's (`convertToKubeContainerStatus`).
+    status.message = match (status.message.is_empty(), last_word.is_empty()) {
+        (true, _) => last_word,
+        (false, true) => status.message,
+        (false, false) => [&*status.message, &*last_word].join(": ").into(),
+    };
+    Some(status)
+}
+
 /// The text to append to the message of `status`; empty while the container has not exited, or when it left no message.
-pub async fn message(status: &cri::ContainerStatus, blocking: &Blocking) -> Box<str> {
+async fn message(status: &cri::ContainerStatus, blocking: &Blocking) -> Box<str> {
     let Some(MessageSources { written, log }) = MessageSources::of(status) else { return Box::default() };
     let written = match written {
         Some(path) => match last_bytes(&path, CRI_MESSAGE_BYTES_MAX as u64, blocking).await {

@@ -9,8 +9,8 @@ use crate::filesystem::{read_linked, read_start, read_within};
 use crate::limits::{CDI_FILES_MAX, CDI_SPEC_BYTES_MAX, KIB, USER_DATABASE_BYTES_MAX};
 use crate::render::CgroupVersion;
 
-/// The cgroup version, and whether it accounts for swap.
-pub(super) fn cgroup_version(mounts: &Path) -> CgroupVersion {
+/// The cgroup version, and whether it accounts for swap. Blocking.
+pub fn cgroup_version(mounts: &Path) -> CgroupVersion {
     if is_unified(mounts) {
         CgroupVersion::V2 { swap_controller: has_swap_v2(mounts) }
     } else {

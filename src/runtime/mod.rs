@@ -58,6 +58,7 @@ use exec::Execs;
 use sandbox::{Sandbox, Sandboxes};
 
 pub use conditions::readiness;
+pub use host::cgroup_version;
 pub use images::{FoundImage, Images, Local};
 pub use pause::main as pause_main;
 pub use settings::{Settings, find_oci_runtime, find_program};

@@ -6,19 +6,15 @@ use std::time::Duration;
 
 use super::Embedded;
 use crate::cri::{
-    ContainerStats, EventService, ExecOutput, FilesystemUsage, Image, Runtime, RuntimeError, RuntimeEvent,
-    RuntimeResult, RuntimeStatus, RuntimeVersion, StreamRequest, convert, termination,
+    ContainerStats, EventService, ExecOutput, FilesystemUsage, Image, Runtime, RuntimeError,
+    RuntimeEvent, RuntimeResult, RuntimeStatus, RuntimeVersion, StreamRequest, convert, requests,
+    termination,
 };
 use crate::limits::EXEC_OUTPUT_BYTES_MAX;
 use crate::model::{
     ContainerId, ContainerItem, ContainerStatus, PodUid, SandboxId, SandboxItem, SandboxStatus, Seconds,
 };
 use crate::proto::runtime::v1 as cri;
-use crate::render::labels::POD_UID;
-
-fn of_pod(uid: &PodUid) -> convert::Map {
-    convert::Map::from([(POD_UID.to_owned(), uid.to_string())])
-}
 
 fn no_id(what: &str) -> RuntimeError {
     RuntimeError::Protocol(format!("{what} has no valid id"))
@@ -69,9 +65,8 @@ impl Runtime for Embedded {
         pod: Option<&PodUid>,
         each: &mut dyn FnMut(SandboxItem),
     ) -> RuntimeResult<()> {
-        let filter =
-            pod.map(|uid| cri::PodSandboxFilter { label_selector: of_pod(uid), ..Default::default() });
-        let answer = self.list_pod_sandbox_cri(cri::ListPodSandboxRequest { filter }).await?;
+        let request = requests::list_pod_sandboxes(pod);
+        let answer = self.list_pod_sandbox_cri(request).await?;
         answer.items.into_iter().filter_map(convert::sandbox_item).for_each(each);
         Ok(())
     }
@@ -110,16 +105,8 @@ impl Runtime for Embedded {
     async fn container_status(&self, id: &ContainerId) -> RuntimeResult<ContainerStatus> {
         let request = cri::ContainerStatusRequest { container_id: id.to_string(), verbose: false };
         let status = self.container_status_cri(request).await?.status.unwrap_or_default();
-        // Boxed: nearly all containers run, and have no termination message.
-        let last_word = Box::pin(termination::message(&status, &self.context.blocking)).await;
-        let mut status = convert::container_status(status).ok_or_else(|| no_id("the container"))?;
-        // As over gRPC.
-        status.message = match (status.message.is_empty(), last_word.is_empty()) {
-            (true, _) => last_word,
-            (false, true) => status.message,
-            (false, false) => [&*status.message, &*last_word].join(": ").into(),
-        };
-        Ok(status)
+        let status = termination::with_message(status, &self.context.blocking).await;
+        status.ok_or_else(|| no_id("the container"))
     }
 
     async fn update_container_resources(
@@ -137,9 +124,8 @@ impl Runtime for Embedded {
         pod: Option<&PodUid>,
         each: &mut dyn FnMut(ContainerItem),
     ) -> RuntimeResult<()> {
-        let filter =
-            pod.map(|uid| cri::ContainerFilter { label_selector: of_pod(uid), ..Default::default() });
-        let answer = self.list_containers_cri(cri::ListContainersRequest { filter }).await?;
+        let request = requests::list_containers(pod);
+        let answer = self.list_containers_cri(request).await?;
         answer.containers.into_iter().filter_map(convert::container_item).for_each(each);
         Ok(())
     }
@@ -179,7 +165,7 @@ impl Runtime for Embedded {
     }
 
     async fn image_status(&self, image: &str) -> RuntimeResult<Option<Image>> {
-        let request = cri::ImageStatusRequest { image: Some(spec(image)), verbose: false };
+        let request = cri::ImageStatusRequest { image: Some(requests::image(image)), verbose: false };
         let answer = self.images().image_status(request).await?;
         Ok(answer.image.and_then(convert::image))
     }
@@ -196,16 +182,12 @@ impl Runtime for Embedded {
         auth: Option<&cri::AuthConfig>,
         sandbox: &cri::PodSandboxConfig,
     ) -> RuntimeResult<Box<str>> {
-        let request = cri::PullImageRequest {
-            image: Some(spec(image)),
-            auth: auth.cloned(),
-            sandbox_config: Some(sandbox.clone()),
-        };
+        let request = requests::pull_image(image, auth, sandbox);
         self.images().pull_image(request).await.map(|answer| answer.image_ref.into())
     }
 
     async fn remove_image(&self, image: &str) -> RuntimeResult<()> {
-        let request = cri::RemoveImageRequest { image: Some(spec(image)) };
+        let request = cri::RemoveImageRequest { image: Some(requests::image(image)) };
         match self.images().remove_image(request).await {
             Ok(_) | Err(RuntimeError::NotFound(_)) => Ok(()),
             Err(error) => Err(error),
@@ -229,13 +211,5 @@ impl Runtime for Embedded {
             each(event);
         }
         Ok(())
-    }
-}
-
-fn spec(image: &str) -> cri::ImageSpec {
-    cri::ImageSpec {
-        image: image.to_owned(),
-        user_specified_image: image.to_owned(),
-        ..cri::ImageSpec::default()
     }
 }
