@@ -32,6 +32,33 @@ pub use store::ImageStore;
 
 pub use crate::model::runtime::{Image, RuntimeCondition, RuntimeHandler, RuntimeStatus};
 
+/// How far the pull of an image is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PullProgress {
+    /// The image, as it was asked for.
+    pub image: Box<str>,
+    /// Bytes of its layers that have arrived, those that were there included.
+    pub received_bytes: u64,
+    /// Bytes of all its layers.
+    pub size_bytes: u64,
+    /// Layers that are in the store.
+    pub layers_done: usize,
+    /// All its layers; 0 until its manifest is known.
+    pub layers: usize,
+}
+
+impl fmt::Display for PullProgress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { image, received_bytes, size_bytes, layers_done, layers } = self;
+        if *layers == 0 {
+            return write!(f, "image {image}: reading its manifest");
+        }
+        let megabytes = |bytes: u64| format!("{}.{}", bytes / 1_000_000, bytes % 1_000_000 / 100_000);
+        let (received, size) = (megabytes(*received_bytes), megabytes(*size_bytes));
+        write!(f, "image {image}: {received} of {size} MB, {layers_done} of {layers} layers")
+    }
+}
+
 /// CRI `VersionResponse`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeVersion {
@@ -285,6 +312,10 @@ pub trait Runtime {
         auth: Option<&AuthConfig>,
         sandbox: &PodSandboxConfig,
     ) -> RuntimeResult<Box<str>>;
+    /// The pulls that are under way, and how far they are. Runtimes behind a socket do not say.
+    fn pulls(&self) -> Vec<PullProgress> {
+        Vec::new()
+    }
     /// `RemoveImage`; idempotent.
     async fn remove_image(&self, image: &str) -> RuntimeResult<()>;
     /// `ImageFsInfo`.
@@ -302,6 +333,18 @@ pub trait Runtime {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_progress_of_a_pull_is_one_line() {
+        let pull = PullProgress {
+            image: "nginx:1".into(),
+            received_bytes: 12_399_999,
+            size_bytes: 45_000_000,
+            layers_done: 2,
+            layers: 7,
+        };
+        assert_eq!(pull.to_string(), "image nginx:1: 12.3 of 45.0 MB, 2 of 7 layers");
+    }
 
     #[test]
     fn runtimes_mount_images_since_a_release_and_parts_of_them_since_a_later_one() {

@@ -9,8 +9,8 @@ use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::cri::operations::Operations;
 use crate::cri::{
-    ContainerStats, EventService, ExecOutput, FilesystemUsage, GrpcRuntime, Image, Runtime, RuntimeEvent,
-    RuntimeResult, RuntimeStatus, RuntimeVersion, StreamRequest,
+    ContainerStats, EventService, ExecOutput, FilesystemUsage, GrpcRuntime, Image, PullProgress, Runtime,
+    RuntimeEvent, RuntimeResult, RuntimeStatus, RuntimeVersion, StreamRequest,
 };
 use crate::image_store::ImageStore;
 use crate::model::{
@@ -227,6 +227,13 @@ impl Runtime for NodeRuntime {
         sandbox: &PodSandboxConfig,
     ) -> RuntimeResult<Box<str>> {
         either!(self, "PullImage", runtime => runtime.pull_image(image, auth, sandbox))
+    }
+
+    fn pulls(&self) -> Vec<PullProgress> {
+        match self {
+            Self::Cri(runtime) => runtime.pulls(),
+            Self::Embedded(node) => node.runtime.pulls(),
+        }
     }
 
     async fn remove_image(&self, image: &str) -> RuntimeResult<()> {

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::rc::Rc;
 
-use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
+use k8s_openapi::api::core::v1::{ContainerStatus, PodSpec, PodStatus};
 
 use super::Ending;
 use super::agent::Event;
@@ -11,7 +11,8 @@ use super::debug::debuggers;
 use super::effects::Effects;
 use super::pods::Pods;
 use super::pods::{Awaited, Record, StartFailures};
-use crate::cri::Runtime;
+use crate::cri::{PullProgress, Runtime};
+use crate::image::name::for_runtime;
 use crate::limits::{
     BACKOFF_ENTRY_BYTES, BOUNDED, BOUNDS, GRPC_CALLS_MAX, GRPC_WINDOW_CONNECTION_BYTES,
     GRPC_WINDOW_STREAM_BYTES, PROBE_BYTES_MAX, PROBER_BYTES_MAX, RELIST_PODS_MAX, RESIZE_NOTE_BYTES,
@@ -215,7 +216,36 @@ pub(super) fn show_pod<R: Runtime + 'static>(
         reason: condition.as_str(),
         message: "the node has this condition: pods may be evicted, and new pods wait until it is over",
     }));
+    let progress = record
+        .worker()
+        .pod()
+        .map_or_else(Vec::new, |pod| pull_messages(pod.spec(), &pods.manager().runtime.pulls()));
+    decisions.extend(progress.iter().map(|message| Decision {
+        seen: human_duration(0),
+        warning: false,
+        reason: "Pulling",
+        message,
+    }));
     Answer::Found(describe(&record.shown(pods.statuses()), &decisions, now.wall, style))
+}
+
+/// How far the pulls of a pod's images are.
+fn pull_messages(spec: &PodSpec, pulls: &[PullProgress]) -> Vec<String> {
+    let volumes =
+        spec.volumes.iter().flatten().filter_map(|volume| volume.image.as_ref()?.reference.as_deref());
+    let of_containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let of_containers = of_containers.filter_map(|container| container.image.as_deref());
+    let of_debuggers = spec.ephemeral_containers.iter().flatten().filter_map(|of| of.image.as_deref());
+    let images: Vec<String> = of_containers
+        .chain(of_debuggers)
+        .chain(volumes)
+        .filter_map(|image| for_runtime(image).ok())
+        .collect();
+    pulls
+        .iter()
+        .filter(|pull| images.iter().any(|image| **image == *pull.image))
+        .map(ToString::to_string)
+        .collect()
 }
 
 // ---- --once ------------------------------------------------------------------------------------------
@@ -303,4 +333,27 @@ fn verdict(record: &Record, status: Option<&PodStatus>) -> Verdict {
         return Verdict::Healthy("Running");
     }
     Verdict::Pending
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn pulls_of_the_pods_images_are_shown() {
+        let spec = json!({
+            "initContainers": [{"name": "i", "image": "r.io/init@sha256:aa"}],
+            "containers": [{"name": "c", "image": "nginx"}, {"name": "d"}],
+            "volumes": [{"name": "v", "image": {"reference": "r.io/data:2"}}, {"name": "e", "emptyDir": {}}],
+        });
+        let spec: PodSpec = serde_json::from_value(spec).unwrap();
+        let pull = |image: &str| PullProgress { image: image.into(), ..PullProgress::default() };
+        let pulls = ["r.io/data:2", "nginx:latest", "nginx:1", "redis:latest"].map(pull);
+        assert_eq!(
+            pull_messages(&spec, &pulls),
+            ["image r.io/data:2: reading its manifest", "image nginx:latest: reading its manifest"]
+        );
+    }
 }

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::pin::Pin;
 
-use crate::cri::{RuntimeError, RuntimeResult};
+use crate::cri::{PullProgress, RuntimeError, RuntimeResult};
 use crate::image_store::RootfsOptions;
 use crate::proto::runtime::v1 as cri;
 
@@ -64,6 +64,10 @@ pub trait Images {
         _request: cri::PullImageRequest,
     ) -> Local<'_, RuntimeResult<cri::PullImageResponse>> {
         unimplemented_yet("PullImage")
+    }
+    /// The pulls that are under way.
+    fn pulls(&self) -> Vec<PullProgress> {
+        Vec::new()
     }
     /// `RemoveImage`; idempotent.
     fn remove_image(

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Embedded;
 use crate::cri::{
-    ContainerStats, EventService, ExecOutput, FilesystemUsage, Image, Runtime, RuntimeError,
+    ContainerStats, EventService, ExecOutput, FilesystemUsage, Image, PullProgress, Runtime, RuntimeError,
     RuntimeEvent, RuntimeResult, RuntimeStatus, RuntimeVersion, StreamRequest, convert, requests,
     termination,
 };
@@ -184,6 +184,10 @@ impl Runtime for Embedded {
     ) -> RuntimeResult<Box<str>> {
         let request = requests::pull_image(image, auth, sandbox);
         self.images().pull_image(request).await.map(|answer| answer.image_ref.into())
+    }
+
+    fn pulls(&self) -> Vec<PullProgress> {
+        self.images().pulls()
     }
 
     async fn remove_image(&self, image: &str) -> RuntimeResult<()> {

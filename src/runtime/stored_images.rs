@@ -5,10 +5,10 @@ use std::rc::Rc;
 
 use super::images::{FoundImage, Images, Local};
 use crate::clock::SharedClock;
-use crate::cri::{RuntimeError, RuntimeResult};
+use crate::cri::{PullProgress, RuntimeError, RuntimeResult};
 use crate::image_store::{ImageStore, ImageStoreError, RootfsOptions, StoredImage};
 use crate::proto::runtime::v1 as cri;
-use crate::registry::Registries;
+use crate::registry::{LayerProgress, Registries};
 
 /// gRPC status codes of refusals.
 const UNKNOWN: i32 = 2;
@@ -147,6 +147,20 @@ impl Images for StoredImages {
                 pulled.map_err(|error| RuntimeError::Failed { code: UNKNOWN, message: error.to_string() })?;
             Ok(cri::PullImageResponse { image_ref: pulled.id })
         })
+    }
+
+    fn pulls(&self) -> Vec<PullProgress> {
+        let pull = |(image, layers): (Box<str>, Vec<LayerProgress>)| {
+            let sum = |of: fn(&LayerProgress) -> u64| layers.iter().map(of).fold(0, u64::saturating_add);
+            PullProgress {
+                image,
+                received_bytes: sum(|layer| layer.received),
+                size_bytes: sum(|layer| layer.size),
+                layers_done: layers.iter().filter(|layer| layer.is_done).count(),
+                layers: layers.len(),
+            }
+        };
+        self.registries.running().into_iter().map(pull).collect()
     }
 
     fn remove_image(
