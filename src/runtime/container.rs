@@ -28,6 +28,7 @@ use super::records::{ContainerPhase, ContainerRecord};
 use super::sandbox::Sandbox;
 use super::stats;
 use super::users::{Owner, Users};
+use super::volumes;
 use super::watch::{Change, Watch};
 use crate::cri::{RuntimeError, RuntimeEventKind, RuntimeResult};
 use crate::limits::{KILL_TIME, KILL_TRIES, RUNTIME_CONTAINERS_MAX};
@@ -498,6 +499,8 @@ impl Containers {
             self.images.remove_rootfs(&name).await?;
         }
         let (dir, run_dir) = (self.dir(&container.id), self.run_dir(&container.id));
+        let removed = volumes::remove(self, &container.id).await;
+        removed.map_err(|error| failed(format!("container {id}: its volumes: {error}")))?;
         let removed = self.context.blocking(move || {
             namespaces::remove_dir(&run_dir)?;
             namespaces::remove_dir(&dir)

@@ -15,6 +15,7 @@ use super::records::{ContainerPhase, ContainerRecord};
 use super::sandbox::{Sandbox, Sandboxes};
 use super::spec::{self, Made};
 use super::users::{self, Users};
+use super::volumes;
 use crate::cri::{RuntimeError, RuntimeEventKind, RuntimeResult};
 use crate::image_store::RootfsOptions;
 use crate::limits::CONTAINER_MOUNTS_MAX as MOUNTS_MAX;
@@ -112,6 +113,7 @@ async fn make(
         reached.map_err(|error| failed(format!("its root file system: {error}")))?;
     }
     mount_images(containers, container, users.as_ref(), &mut config, &mounted).await?;
+    let volumes = volumes::make(containers, container, users.as_ref(), &config, image).await?;
     let sandbox_config = sandbox.config();
     real_paths(containers, container, &mut config).await?;
     let log = (!config.log_path.is_empty())
@@ -138,6 +140,7 @@ async fn make(
         sandbox_config,
         image: image.clone(),
         rootfs,
+        volumes,
         pod_pid: pod_pid(containers, sandboxes, sandbox).await?,
         target: target_pid(containers, container).await?,
         node: context.node_of(container.handler()),

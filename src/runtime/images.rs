@@ -2,7 +2,7 @@
 //! registry client implement it; so do tests, with a directory.
 
 use std::future::Future;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
 use crate::cri::{PullProgress, RuntimeError, RuntimeResult};
@@ -39,6 +39,14 @@ pub trait Images {
     ) -> Local<'a, RuntimeResult<PathBuf>>;
     /// Unmounts and removes the root file system of that name, with what was written to it. Idempotent.
     fn remove_rootfs<'a>(&'a self, name: &'a str) -> Local<'a, RuntimeResult<()>>;
+    /// Copies a directory of the root file system of that name, before its container starts. One that is not there leaves the target as
+    /// it is.
+    fn copy_out<'a>(
+        &'a self,
+        name: &'a str,
+        directory: &'a str,
+        to: &'a Path,
+    ) -> Local<'a, RuntimeResult<()>>;
     /// Names of all root file systems that are there.
     fn rootfs_names(&self) -> Local<'_, RuntimeResult<Vec<String>>>;
     /// Bytes and inodes of what was written to a root file system; `None` when they are not known.

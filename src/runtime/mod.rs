@@ -41,6 +41,7 @@ mod stored_images;
 mod streams;
 mod users;
 mod verbose;
+mod volumes;
 mod watch;
 
 use std::rc::Rc;

@@ -18,6 +18,7 @@ use crate::limits::{HOSTS_FILE_BYTES_MAX, SECCOMP_PROFILE_BYTES_MAX};
 use crate::oci::runtime_spec::Map;
 use crate::oci::{
     self, CdiFile, ImageDocument, Input, NodeFacts, SandboxFiles, SandboxInput, SandboxNamespaces, SpecError,
+    Volume,
 };
 use crate::proto::runtime::v1 as cri;
 use crate::proto::runtime::v1::security_profile::ProfileType;
@@ -34,6 +35,8 @@ pub(super) struct Asked {
     pub(super) sandbox_config: cri::PodSandboxConfig,
     pub(super) image: FoundImage,
     pub(super) rootfs: PathBuf,
+    /// The directories of the image's volumes.
+    pub(super) volumes: Vec<Volume>,
     /// The first process of the pod's PID namespace, when containers share it.
     pub(super) pod_pid: Option<u32>,
     /// The first process of the container whose PID namespace it joins.
@@ -58,6 +61,15 @@ pub(super) struct Made {
 #[allow(clippy::needless_pass_by_value, reason = "for map_err")]
 fn refused(error: SpecError) -> RuntimeError {
     invalid(error.to_string())
+}
+
+/// Paths of the volumes that the image declares, but for those that a mount takes the place of.
+///
+/// # Errors
+/// The image's configuration is refused.
+pub(super) fn volume_paths(config: &cri::ContainerConfig, image: &[u8]) -> RuntimeResult<Vec<String>> {
+    let document = ImageDocument::parse(image).map_err(refused)?;
+    Ok(oci::image_volume_paths(config, &document.config))
 }
 
 /// Makes the spec.
@@ -99,8 +111,7 @@ pub(super) fn make(asked: &Asked) -> RuntimeResult<Made> {
         group: &group,
         namespaces: &namespaces(asked),
         files: &files(asked, hosts),
-        // As with CRI-O's `image_volumes = "ignore"`: what is written there is in the container's layer, and goes with it.
-        volumes: &[],
+        volumes: &asked.volumes,
         seccomp_profile: seccomp_profile.as_deref(),
         selinux: None,
         devices: &devices,

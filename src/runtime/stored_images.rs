@@ -1,6 +1,6 @@
 //! [`StoredImages`]: the images of the embedded runtime, from the image store and the registries.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use super::images::{FoundImage, Images, Local};
@@ -96,6 +96,15 @@ impl Images for StoredImages {
 
     fn remove_rootfs<'a>(&'a self, name: &'a str) -> Local<'a, RuntimeResult<()>> {
         Box::pin(async move { self.store.remove_rootfs(name).await.map_err(failed) })
+    }
+
+    fn copy_out<'a>(
+        &'a self,
+        name: &'a str,
+        directory: &'a str,
+        to: &'a Path,
+    ) -> Local<'a, RuntimeResult<()>> {
+        Box::pin(async move { self.store.copy_out(name, directory, to).await.map_err(failed) })
     }
 
     fn rootfs_names(&self) -> Local<'_, RuntimeResult<Vec<String>>> {

@@ -438,3 +438,51 @@ fn a_container_that_needs_too_much_memory_is_reported() {
     });
     machine.assert_clean();
 }
+
+/// The volumes of an image are directories with what the image has there, of the container alone, and go with it.
+#[test]
+fn volumes_of_the_image_are_the_containers_own() {
+    let machine = Machine::new();
+    machine.run(async {
+        let runtime = machine.open().await;
+        let sandbox = run_sandbox(&runtime, machine.pod("volumes")).await;
+        let mounted = machine.root.join("mounted");
+        std::fs::create_dir_all(&mounted).unwrap();
+        std::fs::write(mounted.join("of-the-pod"), "").unwrap();
+        let with_volumes = |name: &str| {
+            let mut config = script(name, "sleep 1000");
+            config.image = Some(cri::ImageSpec { image: "with-volumes".into(), ..Default::default() });
+            config.mounts = vec![cri::Mount {
+                container_path: "/mounted".into(),
+                host_path: mounted.display().to_string(),
+                ..Default::default()
+            }];
+            config
+        };
+        let one = run_container(&runtime, &sandbox, with_volumes("one")).await;
+        let two = run_container(&runtime, &sandbox, with_volumes("two")).await;
+        let seen = exec(
+            &runtime,
+            &one,
+            "echo one > /etc/made; touch /none/below/x; ls /etc /none/below /mounted; stat -c %a /data /etc; \
+             grep -c ' /etc ' /proc/self/mountinfo; echo gone > /data/x",
+        );
+        let seen = String::from_utf8(seen.await.unwrap().stdout).unwrap();
+        for name in ["passwd", "group", "made", "of-the-pod", "755\n755\n1\n"] {
+            assert!(seen.contains(name), "{seen}");
+        }
+        let seen = exec(&runtime, &two, "ls /etc /data").await.unwrap();
+        assert!(!String::from_utf8_lossy(&seen.stdout).contains("made"), "{seen:?}");
+        let volumes = machine.settings.root_dir.join("containers").join(&one).join("volumes");
+        let made: Vec<_> = std::fs::read_dir(&volumes).unwrap().collect();
+        assert_eq!(made.len(), 3, "none for the path of the pod's mount: {made:?}");
+        assert!(!machine.root.join("rootfs").join(&one).join("etc/made").exists());
+        runtime
+            .remove_container_cri(cri::RemoveContainerRequest { container_id: one.clone() })
+            .await
+            .unwrap();
+        assert!(!volumes.exists());
+        remove_sandbox(&runtime, &sandbox).await;
+    });
+    machine.assert_clean();
+}

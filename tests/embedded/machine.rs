@@ -283,7 +283,18 @@ impl Images for Busybox {
             name: "docker.io/library/busybox:1".into(),
             config: br#"{"config": {"Env": ["PATH=/bin", "OF_IMAGE=yes"], "Cmd": ["sleep", "1000"], "WorkingDir": "/tmp"}}"#.to_vec(),
         };
-        Box::pin(async move { Ok((image == "busybox").then_some(found)) })
+        let with_volumes = FoundImage {
+            config: br#"{"config": {"Env": ["PATH=/bin"], "Volumes": {"/data/": {}, "/none/below": {}, "/mounted": {}, "/etc": {}}}}"#
+                .to_vec(),
+            ..found.clone()
+        };
+        Box::pin(async move {
+            Ok(match image {
+                "busybox" => Some(found),
+                "with-volumes" => Some(with_volumes),
+                _ => None,
+            })
+        })
     }
 
     fn make_rootfs<'a>(
@@ -306,7 +317,7 @@ impl Images for Busybox {
             std::fs::copy("/bin/busybox", path.join("bin/busybox")).unwrap();
             for applet in [
                 "sh", "sleep", "echo", "cat", "hostname", "ps", "id", "env", "true", "false", "kill", "dd",
-                "head", "yes", "df", "mount", "nc", "touch", "ls", "stat", "readlink",
+                "head", "yes", "df", "mount", "nc", "touch", "ls", "stat", "readlink", "grep",
             ] {
                 std::os::unix::fs::symlink("busybox", path.join("bin").join(applet)).unwrap();
             }
@@ -320,6 +331,19 @@ impl Images for Busybox {
 
     fn remove_rootfs<'a>(&'a self, name: &'a str) -> Local<'a, RuntimeResult<()>> {
         let _ = std::fs::remove_dir_all(self.root.join(name));
+        Box::pin(async { Ok(()) })
+    }
+
+    fn copy_out<'a>(
+        &'a self,
+        name: &'a str,
+        directory: &'a str,
+        to: &'a Path,
+    ) -> Local<'a, RuntimeResult<()>> {
+        let from = self.root.join(name).join(directory.trim_start_matches('/'));
+        if from.exists() {
+            output(Command::new("cp").arg("-a").arg(from.join(".")).arg(to));
+        }
         Box::pin(async { Ok(()) })
     }
 
