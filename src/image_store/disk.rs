@@ -69,7 +69,7 @@ impl Disk {
         for name in disk.names("rootfs").map_err(failed)? {
             let path = disk.path("rootfs", &name).join("record");
             let bytes = read_bounded(&path, ROOTFS_RECORD_BYTES_MAX).ok();
-            // Without a record it is unmounted and removed with those that no container has (`rootfs::retain`).
+            // Without a record it is unmounted and removed with those that no container has (`ImageStore::rootfs_names`).
             if let Some(record) = bytes.and_then(|bytes| record::from_bytes::<RootfsRecord>(&bytes))
                 && found.rootfs.len() < ROOTFS_MAX
             {

@@ -7,8 +7,8 @@
 //!     rootfs/ID/merged     the root: mounted, or the copy
 //! ```
 //!
-//! A mount outlives the agent. After a restart the runtime says which containers it has ([`ImageStore::retain_rootfs`]); the others'
-//! leftovers are removed.
+//! A mount outlives the agent. After a restart the runtime asks for those that are there ([`ImageStore::rootfs_names`]), and removes
+//! those of containers that it does not have.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -112,9 +112,13 @@ impl ImageStore {
         made
     }
 
-    /// The ids of all root file systems.
-    pub fn rootfs_ids(&self) -> Vec<String> {
-        self.inner.state.borrow().found.rootfs.keys().cloned().collect()
+    /// The ids of all root file systems on the disk, those included that were not made to the end and have no record.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub async fn rootfs_names(&self) -> ImageStoreResult<Vec<String>> {
+        let disk = self.inner.disk.clone();
+        self.inner.blocking.run(move || disk.rootfs_names()).await
     }
 
     /// Unmounts and removes a root file system, and layers that nothing uses any more. A missing one is no error.
@@ -135,21 +139,6 @@ impl ImageStore {
             self.collect().await;
         }
         Ok(())
-    }
-
-    /// Removes the root file systems that none of these ids has: leftovers of an agent that was killed.
-    ///
-    /// # Errors
-    /// The first that cannot be removed; the others are.
-    pub async fn retain_rootfs(&self, is_known: impl Fn(&str) -> bool) -> ImageStoreResult<()> {
-        let disk = self.inner.disk.clone();
-        let names = self.inner.blocking.run(move || disk.rootfs_names()).await?;
-        let mut first = Ok(());
-        for name in names.into_iter().filter(|name| !is_known(name)) {
-            let removed = self.remove_rootfs(&name).await;
-            first = first.and(removed);
-        }
-        first
     }
 
     /// What a container has written.

@@ -108,7 +108,7 @@ impl Images for StoredImages {
     }
 
     fn rootfs_names(&self) -> Local<'_, RuntimeResult<Vec<String>>> {
-        Box::pin(async move { Ok(self.store.rootfs_ids()) })
+        Box::pin(async move { self.store.rootfs_names().await.map_err(failed) })
     }
 
     fn written<'a>(&'a self, name: &'a str) -> Local<'a, Option<(u64, u64)>> {
