@@ -49,6 +49,8 @@ pub const RUNTIME_SUBSCRIBERS_MAX: usize = 16;
 pub const KILL_TIME: Duration = Duration::from_secs(30);
 /// How often SIGKILL is sent within that time: an OCI runtime may fail, and a monitor may have been killed.
 pub const KILL_TRIES: u32 = 30;
+/// Least time between two readings of a counter of CPU time that make a rate. Less: the last rate is given.
+pub const CPU_RATE_TIME_MIN: Duration = Duration::from_secs(1);
 /// Bytes of a cgroup's file.
 pub const CGROUP_STAT_BYTES_MAX: usize = 64 * KIB;
 /// Processes of a container whose open files the CRI's metrics count. More: those of the rest are not counted.

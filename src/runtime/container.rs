@@ -26,7 +26,7 @@ use super::namespaces;
 use super::oci_runtime::OciRuntime;
 use super::records::{ContainerPhase, ContainerRecord};
 use super::sandbox::Sandbox;
-use super::stats;
+use super::stats::{self, Rate};
 use super::users::{Owner, Users};
 use super::volumes;
 use super::watch::{Change, Watch};
@@ -55,6 +55,7 @@ pub(super) struct Container {
     /// Closed when it has ended.
     ended: Receiver<()>,
     of: OfSandbox,
+    rate: Rate,
 }
 
 /// What a container has from its sandbox.
@@ -81,7 +82,17 @@ impl Container {
         let is_over = matches!(record.phase, ContainerPhase::Exited | ContainerPhase::Removing);
         let end = Cell::new((!is_over).then_some(end));
         let (turn, looking, writing) = (Mutex::new(()), Mutex::new(()), Mutex::new(()));
-        Rc::new(Self { id, record: RefCell::new(record), turn, looking, writing, end, ended, of })
+        Rc::new(Self {
+            id,
+            record: RefCell::new(record),
+            turn,
+            looking,
+            writing,
+            end,
+            ended,
+            of,
+            rate: Rate::default(),
+        })
     }
 
     pub(super) fn id(&self) -> &ContainerId {
@@ -90,6 +101,11 @@ impl Container {
 
     pub(super) fn handler(&self) -> &str {
         &self.of.handler
+    }
+
+    /// Of its CPU time.
+    pub(super) fn rate(&self) -> &Rate {
+        &self.rate
     }
 
     /// The root user of its user namespace, on the node; `None` in the node's.

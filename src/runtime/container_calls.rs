@@ -240,7 +240,8 @@ impl Embedded {
         };
         let mounts = self.context.settings.cgroup_mounts.clone();
         let usage = self.context.blocking(move || stats::usage(&mounts, &cgroup)).await;
-        let timestamp = self.context.now();
+        let now = self.context.clock.now();
+        let timestamp = now.wall.0;
         let written = self.containers.images.written(container.id().as_str()).await;
         let writable_layer = written.map(|(bytes, inodes)| cri::FilesystemUsage {
             timestamp,
@@ -252,7 +253,7 @@ impl Embedded {
         });
         cri::ContainerStats {
             attributes: Some(attributes),
-            cpu: usage.cpu(timestamp),
+            cpu: usage.cpu(now, container.rate()),
             memory: usage.memory(timestamp),
             writable_layer,
             ..cri::ContainerStats::default()
@@ -299,7 +300,8 @@ impl Embedded {
         let cgroup = stats::parent_dir(parent);
         let (mounts, run_dir) =
             (self.context.settings.cgroup_mounts.clone(), self.sandboxes.run_dir(sandbox.id()));
-        let timestamp = self.context.now();
+        let now = self.context.clock.now();
+        let timestamp = now.wall.0;
         let read = move || {
             let usage =
                 if cgroup.is_empty() { stats::Usage::default() } else { stats::usage(&mounts, &cgroup) };
@@ -320,7 +322,7 @@ impl Embedded {
                 annotations: config.annotations,
             }),
             linux: Some(cri::LinuxPodSandboxStats {
-                cpu: usage.cpu(timestamp),
+                cpu: usage.cpu(now, sandbox.rate()),
                 memory: usage.memory(timestamp),
                 network,
                 process: usage.processes(timestamp),

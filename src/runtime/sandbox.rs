@@ -22,6 +22,7 @@ use super::namespaces;
 use super::pause;
 use super::pod_config;
 use super::records::{self, SandboxPhase, SandboxRecord};
+use super::stats::Rate;
 use super::users::{self, Owner, Users};
 use super::verbose;
 use crate::cri::{RuntimeError, RuntimeEventKind, RuntimeResult};
@@ -46,11 +47,13 @@ pub(super) struct Sandbox {
     turn: RwLock<()>,
     /// Held while its record is written.
     writing: Mutex<()>,
+    rate: Rate,
 }
 
 impl Sandbox {
     fn new(id: SandboxId, record: SandboxRecord) -> Rc<Self> {
-        Rc::new(Self { id, record: RefCell::new(record), turn: RwLock::new(()), writing: Mutex::new(()) })
+        let (turn, writing) = (RwLock::new(()), Mutex::new(()));
+        Rc::new(Self { id, record: RefCell::new(record), turn, writing, rate: Rate::default() })
     }
 
     pub(super) fn id(&self) -> &SandboxId {
@@ -72,6 +75,11 @@ impl Sandbox {
 
     pub(super) fn shares_pids(&self) -> bool {
         self.record.borrow().shares_pids
+    }
+
+    /// Of its CPU time.
+    pub(super) fn rate(&self) -> &Rate {
+        &self.rate
     }
 
     /// Held while containers are created in it: it is neither stopped nor removed meanwhile.

@@ -2,12 +2,14 @@
 //!
 //! The working set is the kubelet's and cAdvisor's: what is used without the inactive part of the page cache.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::filesystem::read_start;
-use crate::limits::CGROUP_STAT_BYTES_MAX;
+use crate::limits::{CGROUP_STAT_BYTES_MAX, CPU_RATE_TIME_MIN};
+use crate::model::{Mono, Now};
 use crate::proto::runtime::v1 as cri;
 
 /// What a cgroup uses.
@@ -107,15 +109,48 @@ pub(super) fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
+/// A counter of CPU time at its last readings, from which its rate is (containerd's `getUsageNanoCores`). PURE.
+#[derive(Debug, Default)]
+pub(super) struct Rate(Cell<Option<Reading>>);
+
+#[derive(Clone, Copy, Debug)]
+struct Reading {
+    at: Mono,
+    nanos: u64,
+    /// Between this reading and the one before.
+    nano_cores: Option<u64>,
+}
+
+impl Rate {
+    /// CPU time per second, in billionths of a CPU, between this reading of the counter and the last one that is a second older at
+    /// least: several clients read. `None` with the first one, and when the counter began anew.
+    fn read(&self, at: Mono, nanos: u64) -> Option<u64> {
+        let last = self.0.get();
+        if let Some(last) = last.filter(|last| at.since(last.at) < CPU_RATE_TIME_MIN) {
+            return last.nano_cores;
+        }
+        let nano_cores = last.filter(|last| last.nanos <= nanos).and_then(|last| {
+            let used = u128::from(nanos - last.nanos) * 1_000_000_000;
+            u64::try_from(used / at.since(last.at).as_nanos()).ok()
+        });
+        self.0.set(Some(Reading { at, nanos, nano_cores }));
+        nano_cores
+    }
+}
+
 #[allow(clippy::unnecessary_wraps, reason = "the CRI's fields are optional messages")]
 fn some(value: u64) -> Option<cri::UInt64Value> {
     Some(cri::UInt64Value { value })
 }
 
 impl Usage {
-    pub(super) fn cpu(&self, timestamp: i64) -> Option<cri::CpuUsage> {
+    pub(super) fn cpu(&self, now: Now, rate: &Rate) -> Option<cri::CpuUsage> {
         let nanos = self.cpu_nanos?;
-        Some(cri::CpuUsage { timestamp, usage_core_nano_seconds: some(nanos), ..cri::CpuUsage::default() })
+        Some(cri::CpuUsage {
+            timestamp: now.wall.0,
+            usage_core_nano_seconds: some(nanos),
+            usage_nano_cores: rate.read(now.mono, nanos).and_then(some),
+        })
     }
 
     pub(super) fn memory(&self, timestamp: i64) -> Option<cri::MemoryUsage> {
@@ -199,6 +234,25 @@ mod tests {
         assert_eq!((two.working_set, two.rss, two.page_faults), (70, 50, 7));
         let one = memory_of(30, stat, false);
         assert_eq!((one.working_set, one.rss), (0, 60));
+    }
+
+    #[test]
+    fn the_rate_of_cpu_time_is_between_two_readings() {
+        let rate = Rate::default();
+        let at = |ms: i64| Mono(ms * 1_000_000);
+        for (ms, nanos, expected) in [
+            (0, 5_000, None),
+            // Another client, a moment later.
+            (500, 400_005_000, None),
+            (2_000, 500_005_000, Some(250_000_000)),
+            (2_100, 900_005_000, Some(250_000_000)),
+            (4_000, 500_005_000, Some(0)),
+            // A new cgroup.
+            (6_000, 10, None),
+            (7_000, 2_000_000_010, Some(2_000_000_000)),
+        ] {
+            assert_eq!(rate.read(at(ms), nanos), expected, "{ms}");
+        }
     }
 
     #[test]
