@@ -122,13 +122,14 @@ Version: $version
 Architecture: $arch
 Maintainer: smolet maintainers <maintainers@smolet.invalid>
 Installed-Size: $(du -k --apparent-size -s --exclude=DEBIAN "$root" | cut -f1)
-Recommends: containerd | containerd.io | cri-o, containernetworking-plugins, iptables
+Recommends: containerd | containerd.io | cri-o | crun | runc, crun | runc, containernetworking-plugins, iptables
 Suggests: nfs-common
 Section: admin
 Priority: optional
 Description: Kubernetes node agent for ARM gateways
  Keeps the pods of a manifest directory running on any container runtime that
- speaks CRI v1 (containerd, CRI-O), as the kubelet does, in a few megabytes.
+ speaks CRI v1 (containerd, CRI-O), or by itself through crun or runc and CNI
+ plugins, as the kubelet does, in a few megabytes.
  .
  It is started with its package and waits for a runtime. Manifests go to
  /etc/smolet/manifests, settings stand in /etc/smolet/config.yaml.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::cni::{self, Asked, Plugins};
-use super::settings::Settings;
+use super::settings::{Settings, is_hybrid};
 use crate::cri::{RuntimeCondition, convert};
 use crate::proto::runtime::v1 as cri;
 
@@ -30,7 +30,10 @@ fn condition(kind: &str, trouble: Option<(&str, String)>) -> cri::RuntimeConditi
 
 fn runtime_ready(settings: &Settings) -> cri::RuntimeCondition {
     let trouble = match settings.handlers.get("") {
-        None => Some(("NoOCIRuntime", "no OCI runtime is installed; apt install crun, or runc".to_owned())),
+        None => {
+            let fitting = if is_hybrid(&settings.cgroup_mounts) { "runc" } else { "crun, or runc" };
+            Some(("NoOCIRuntime", format!("no OCI runtime is installed; apt install {fitting}")))
+        }
         Some(path) if !path.is_file() => {
             let message =
                 format!("the OCI runtime {} is not there; apt install crun, or runc", path.display());
@@ -107,6 +110,11 @@ mod tests {
         settings.handlers.clear();
         let [runtime, network] = shown(&settings);
         assert_eq!(runtime, "false NoOCIRuntime no OCI runtime is installed; apt install crun, or runc");
+        // crun refuses a hybrid tree.
+        std::fs::create_dir_all(root.join("cgroup/unified")).unwrap();
+        std::fs::write(root.join("cgroup/unified/cgroup.procs"), "").unwrap();
+        assert!(runtime_ready(&settings).message.ends_with("; apt install runc"));
+        std::fs::remove_dir_all(root.join("cgroup/unified")).unwrap();
         assert!(
             network.starts_with("false NetworkPluginNotReady CNI plugin bridge of network smolet0"),
             "{network}"

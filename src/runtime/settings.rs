@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::stats::is_unified;
 use crate::model::SortedMap;
 use crate::render::CgroupDriver;
 
@@ -79,11 +80,14 @@ impl Settings {
     }
 }
 
+/// cgroup v1 with a tree of v2 beside it. Blocking.
+pub(super) fn is_hybrid(cgroup_mounts: &Path) -> bool {
+    !is_unified(cgroup_mounts) && cgroup_mounts.join("unified/cgroup.procs").exists()
+}
+
 /// The default OCI runtime: crun, which is smaller and faster, else runc. crun refuses a hybrid tree of cgroup v1 and v2. Blocking.
 pub fn find_oci_runtime(cgroup_mounts: &Path) -> Option<PathBuf> {
-    let is_v2 = cgroup_mounts.join("cgroup.controllers").exists();
-    let is_hybrid = !is_v2 && cgroup_mounts.join("unified/cgroup.procs").exists();
-    let names: &[&str] = if is_hybrid { &["runc", "crun"] } else { &["crun", "runc"] };
+    let names: &[&str] = if is_hybrid(cgroup_mounts) { &["runc", "crun"] } else { &["crun", "runc"] };
     names.iter().find_map(|name| find_program(name))
 }
 
