@@ -26,6 +26,7 @@ mod limits;
 mod logs;
 mod manifest_url;
 mod metrics;
+mod moving;
 mod objects;
 mod permits;
 mod pressure;
