@@ -43,19 +43,7 @@ impl Bundle {
         let id = format!("smolet-test-oci-{name}");
         let bundle = Self {
             id: id.clone(),
-            config: ContainerConfig {
-                linux: Some(LinuxContainerConfig {
-                    resources: Some(LinuxContainerResources::default()),
-                    security_context: Some(LinuxContainerSecurityContext {
-                        namespace_options: Some(NamespaceOption {
-                            pid: NamespaceMode::Container.into(),
-                            ..Default::default()
-                        }),
-                        ..Default::default()
-                    }),
-                }),
-                ..Default::default()
-            },
+            config: ContainerConfig { linux: linux(), ..Default::default() },
             sandbox: PodSandboxConfig {
                 linux: Some(LinuxPodSandboxConfig { cgroup_parent: format!("/{id}"), ..Default::default() }),
                 ..Default::default()
@@ -85,7 +73,7 @@ impl Bundle {
     }
 
     fn context(&mut self) -> &mut LinuxContainerSecurityContext {
-        self.config.linux.as_mut().unwrap().security_context.as_mut().unwrap()
+        context(&mut self.config)
     }
 
     fn resources(&mut self) -> &mut LinuxContainerResources {
@@ -189,6 +177,22 @@ impl Drop for Bundle {
     fn drop(&mut self) {
         self.remove();
     }
+}
+
+/// A container with a PID namespace of its own.
+pub fn linux() -> Option<LinuxContainerConfig> {
+    let options = NamespaceOption { pid: NamespaceMode::Container.into(), ..Default::default() };
+    Some(LinuxContainerConfig {
+        resources: Some(LinuxContainerResources::default()),
+        security_context: Some(LinuxContainerSecurityContext {
+            namespace_options: Some(options),
+            ..Default::default()
+        }),
+    })
+}
+
+pub fn context(config: &mut ContainerConfig) -> &mut LinuxContainerSecurityContext {
+    config.linux.as_mut().unwrap().security_context.as_mut().unwrap()
 }
 
 /// This machine with its runc.

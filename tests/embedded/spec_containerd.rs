@@ -13,14 +13,15 @@ use smolet::cri::client::GrpcRuntime;
 use smolet::cri::{Runtime as _, RuntimeResult};
 use smolet::executor::Executor;
 use smolet::oci::runtime_spec::Map;
-use smolet::oci::{self, ImageConfig, Input, NodeFacts, SandboxFiles, SandboxNamespaces};
+use smolet::oci::{self, ImageConfig, Input, SandboxFiles, SandboxNamespaces};
 use smolet::proto::runtime::v1::security_profile::ProfileType;
 use smolet::proto::runtime::v1::{
     Capability, ContainerConfig, ContainerMetadata, Device, ImageSpec, Int64Value, KeyValue,
-    LinuxContainerConfig, LinuxContainerResources, LinuxContainerSecurityContext, LinuxPodSandboxConfig,
-    LinuxSandboxSecurityContext, Mount, NamespaceMode, NamespaceOption, PodSandboxConfig, PodSandboxMetadata,
-    SecurityProfile,
+    LinuxContainerResources, LinuxContainerSecurityContext, LinuxPodSandboxConfig,
+    LinuxSandboxSecurityContext, Mount, PodSandboxConfig, PodSandboxMetadata, SecurityProfile,
 };
+
+use super::spec::{context, linux, node};
 
 const IMAGE: &str = "smolet.test/busybox:1";
 
@@ -70,22 +71,9 @@ fn container(name: &str) -> ContainerConfig {
         image: Some(ImageSpec { image: IMAGE.into(), ..Default::default() }),
         command: ["/bin/sleep", "60"].map(str::to_owned).to_vec(),
         log_path: format!("{name}.log"),
-        linux: Some(LinuxContainerConfig {
-            resources: Some(LinuxContainerResources::default()),
-            security_context: Some(LinuxContainerSecurityContext {
-                namespace_options: Some(NamespaceOption {
-                    pid: NamespaceMode::Container.into(),
-                    ..Default::default()
-                }),
-                ..Default::default()
-            }),
-        }),
+        linux: linux(),
         ..Default::default()
     }
-}
-
-fn context(config: &mut ContainerConfig) -> &mut LinuxContainerSecurityContext {
-    config.linux.as_mut().unwrap().security_context.as_mut().unwrap()
 }
 
 /// With as many fields as may differ.
@@ -254,7 +242,7 @@ fn our_spec_is_containerds_but_for_known_differences() {
             devices: &devices,
             cdi: &[],
             annotations: &Map::new(),
-            node: &NodeFacts { ..super::spec::node() },
+            node: &node(),
         });
         let mut ours = serde_json::to_value(ours.unwrap()).unwrap();
         let seccomp = |spec: &mut Value| spec["linux"].as_object_mut().unwrap().remove("seccomp");

@@ -1,0 +1,96 @@
+//! Processes of exec, sysctls, and the first process of a PID namespace that containers share.
+
+use super::*;
+
+#[test]
+fn processes_of_exec_are_as_the_first_one() {
+    let mut case = Case::new();
+    case.image.user = "app".into();
+    case.context().no_new_privs = true;
+    let json = case.spec().unwrap().to_json().unwrap();
+    let first = case.spec().unwrap().process;
+    let exec = exec_process(&json, &words("ls -l"), false).unwrap();
+    assert_eq!(exec, runtime_spec::Process { args: words("ls -l"), ..first.clone() });
+    let with_terminal = exec_process(&json, &words("sh"), true).unwrap();
+    assert!(with_terminal.terminal && with_terminal.env.contains(&"TERM=xterm".to_owned()));
+    assert!(exec_process(&json, &[], true).is_err());
+    assert!(exec_process(b"{}", &words("sh"), true).is_err());
+}
+
+#[test]
+fn sysctls_of_the_pods_own_namespaces() {
+    let mut config = Case::new().sandbox;
+    let of = |config: &mut PodSandboxConfig, name: &str| {
+        config.linux.as_mut().unwrap().sysctls = [(name.to_owned(), "7".to_owned())].into();
+        let paths = sysctls(config).map_err(|error| error.to_string())?;
+        Ok::<_, String>(
+            paths.into_iter().map(|(path, value)| format!("{path}={value}")).collect::<Vec<_>>().join(" "),
+        )
+    };
+    const DEFAULTS: &str = "net/ipv4/ip_unprivileged_port_start=0 net/ipv4/ping_group_range=0 2147483647";
+    for (name, on_node, expected) in [
+        ("kernel.shm_rmid_forced", false, Ok("kernel/shm_rmid_forced=7 ")),
+        ("kernel/sem", false, Ok("kernel/sem=7 ")),
+        ("fs.mqueue.msg_max", false, Ok("fs/mqueue/msg_max=7 ")),
+        ("kernel.domainname", false, Ok("kernel/domainname=7 ")),
+        ("net.ipv4.conf.eth0/1.forwarding", false, Ok("net/ipv4/conf/eth0.1/forwarding=7 ")),
+        ("net.core.somaxconn", true, Err("is not of a namespace of the pod's own")),
+        ("kernel.sem", true, Err("is not of a namespace")),
+        ("kernel.core_pattern", false, Err("is not of a namespace")),
+        ("vm.swappiness", false, Err("is not of a namespace")),
+        ("net/../kernel/core_pattern", false, Err("is no name")),
+        ("net.//.kernel", false, Err("is no name")),
+        ("net//x", false, Err("is no name")),
+        ("", false, Err("is no name")),
+    ] {
+        let mode = if on_node { NamespaceMode::Node } else { NamespaceMode::Pod } as i32;
+        config.linux.as_mut().unwrap().security_context = Some(proto::LinuxSandboxSecurityContext {
+            namespace_options: Some(proto::NamespaceOption {
+                network: mode,
+                ipc: mode,
+                ..Default::default()
+            }),
+            ..Default::default()
+        });
+        match (of(&mut config, name), expected) {
+            (Ok(found), Ok(first)) => {
+                assert!(
+                    found.contains(first.trim()) && found.contains(DEFAULTS.split_once(' ').unwrap().0),
+                    "{found}"
+                );
+            }
+            (Err(error), Err(shown)) => assert!(error.contains(shown), "{error}"),
+            (found, expected) => panic!("{name}: {found:?}, not {expected:?}"),
+        }
+    }
+    config.linux = None;
+    assert_eq!(sysctls(&config).unwrap().len(), 2);
+}
+
+#[test]
+fn the_init_of_a_shared_pid_namespace() {
+    let case = Case::new();
+    let input = SandboxInput {
+        id: "5a4db0",
+        sandbox_id: "5a4db0",
+        config: &case.sandbox,
+        rootfs: "/run/smolet/runtime/pause",
+        pause: "/usr/bin/smolet",
+        libraries: &[],
+        namespaces: &case.namespaces,
+        node: &case.node,
+    };
+    let spec = sandbox_spec(&input).unwrap();
+    let json = serde_json::to_value(&spec).unwrap();
+    assert_eq!(json["process"]["args"], json!(["/smolet", "pause"]));
+    assert_eq!(json["process"]["capabilities"], json!({}));
+    assert_eq!(json["process"]["oomScoreAdj"], json!(-998));
+    assert_eq!(json["linux"]["namespaces"][0], json!({"type": "pid"}));
+    assert_eq!(json["linux"]["resources"], json!({"cpu": {"shares": 2}}));
+    assert_eq!(
+        json["mounts"][3],
+        json!({"destination": "/smolet", "type": "bind", "source": "/usr/bin/smolet",
+            "options": ["rbind", "rprivate", "ro", "nosuid", "nodev"]})
+    );
+    assert_eq!(json["annotations"]["io.kubernetes.cri.container-type"], json!("sandbox"));
+}
