@@ -530,7 +530,9 @@ mod tests {
         );
         assert_eq!(samples.len(), OF_POD.len());
         let descriptors = descriptors();
-        for sample in samples.iter().chain(&made(&[("none", "")]).1) {
+        let (root, of_container) = made(&[("none", "")]);
+        std::fs::remove_dir_all(root).unwrap();
+        for sample in samples.iter().chain(&of_container) {
             let described = descriptors.iter().find(|described| described.name == sample.name).unwrap();
             assert_eq!(described.label_keys.len(), sample.label_values.len(), "{}", sample.name);
         }
