@@ -51,6 +51,10 @@ impl<'r> Floor<'r> {
         Self { runtime, node, dir }
     }
 
+    pub fn runtime(&self) -> &Runtime {
+        self.runtime
+    }
+
     pub fn out(&self) -> PathBuf {
         self.dir.join("out")
     }

@@ -79,7 +79,7 @@ fn main() -> ExitCode {
         let subject = Subject::start(&runtime, Kind::Smolet(binary.clone()));
         let (idle, node_pss_kib) = idle(&subject, &effort);
         let (start, raw_start) = starts(&subject, Some(&floor), &effort);
-        let (restart, raw_restart) = restarts(&runtime, &subject, Some(&floor), &effort);
+        let (restart, raw_restart) = restarts(&subject, Some(&floor), &effort);
         let (burst, raw_burst) = bursts(&subject, Some(&floor), &effort);
         let probe_ms = probes(&subject, &effort);
         (
@@ -91,25 +91,28 @@ fn main() -> ExitCode {
         let subject = Subject::start(&runtime, Kind::Kubelet(kubelet));
         let (idle, node_pss_kib) = idle(&subject, &effort);
         let (start, _) = starts(&subject, None, &effort);
-        let (restart, _) = restarts(&runtime, &subject, None, &effort);
+        let (restart, _) = restarts(&subject, None, &effort);
         let (burst, _) = bursts(&subject, None, &effort);
         let probe_ms = probes(&subject, &effort);
         Figures { idle, node_pss_kib, start, restart, burst, probe_ms }
     });
-    drop(runtime);
-    let embedded = {
+    // In turn with containerd's raw calls, as smolet with containerd.
+    let (embedded, embedded_raw) = {
         let runtime = Runtime::up_as("bench-embedded", true);
         let subject = Subject::start(&runtime, Kind::Embedded(binary.clone()));
         let (idle, node_pss_kib) = idle(&subject, &effort);
-        let (start, _) = starts(&subject, None, &effort);
-        let (restart, _) = restarts(&runtime, &subject, None, &effort);
-        let (burst, _) = bursts(&subject, None, &effort);
+        let (start, raw_start) = starts(&subject, Some(&floor), &effort);
+        let (restart, raw_restart) = restarts(&subject, Some(&floor), &effort);
+        let (burst, raw_burst) = bursts(&subject, Some(&floor), &effort);
         let probe_ms = probes(&subject, &effort);
-        Figures { idle, node_pss_kib, start, restart, burst, probe_ms }
+        (
+            Figures { idle, node_pss_kib, start, restart, burst, probe_ms },
+            Floored { start: raw_start, restart: raw_restart, burst: raw_burst },
+        )
     };
 
     let binary_bytes = fs::metadata(&binary).expect("the binary is there").len();
-    let report = Report { smolet, raw, kubelet, embedded, binary_bytes, plan_us: plan_us() };
+    let report = Report { smolet, raw, kubelet, embedded, embedded_raw, binary_bytes, plan_us: plan_us() };
     println!("{}", report.table());
     if let Some(path) = std::env::var_os("PICTURE") {
         fs::write(&path, picture::svg(&report)).expect("the picture can be written");
@@ -228,12 +231,7 @@ fn starts(subject: &Subject<'_>, floor: Option<&Floor<'_>>, effort: &Effort) -> 
 }
 
 /// Exit → restarted, one pod after another.
-fn restarts(
-    runtime: &Runtime,
-    subject: &Subject<'_>,
-    floor: Option<&Floor<'_>>,
-    effort: &Effort,
-) -> (report::Restarts, Times) {
+fn restarts(subject: &Subject<'_>, floor: Option<&Floor<'_>>, effort: &Effort) -> (report::Restarts, Times) {
     say("one restart at a time");
     let (mut figures, mut raw) = (report::Restarts::default(), Times::default());
     let out = subject.out().display().to_string();
@@ -249,10 +247,11 @@ fn restarts(
             make_fifo(&format!("{out}/{name}.fifo"));
             let pods = [floor.prepare(&ends_once(name, &out))];
             let (id, _) = floor.start(&pods[0]);
-            end_container(runtime, &format!("{out}/{name}.fifo"), &id);
+            end_container(floor.runtime(), &format!("{out}/{name}.fifo"), &id);
             raw.add(floor.restart(&pods[0]));
             floor.end(&pods);
         }
+        let runtime = subject.runtime();
         let id = runtime.containers_of(&subject.full(name))[0].id.clone();
         let shown = end_container(runtime, &format!("{out}/{name}.fifo"), &id);
         let exited = runtime.container_status(&id).finished_at.expect("it exited");

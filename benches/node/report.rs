@@ -97,6 +97,8 @@ pub struct Report {
     pub kubelet: Option<Figures>,
     /// smolet with the embedded runtime.
     pub embedded: Figures,
+    /// containerd's raw calls meanwhile.
+    pub embedded_raw: Floored,
     pub binary_bytes: u64,
     pub plan_us: f64,
 }
@@ -119,7 +121,7 @@ impl Report {
 
     /// smolet with its own runtime beside smolet with containerd.
     fn table_of_the_node(&self, out: &mut String) {
-        let (embedded, raw) = (&self.embedded, &self.raw);
+        let (embedded, raw) = (&self.embedded, &self.embedded_raw);
         out.push_str("| the whole node | embedded | containerd |\n|---|--:|--:|\n");
         let mut row = |what: &str, embedded: &str, beside: &str| {
             let _ = writeln!(out, "| {what} | {embedded} | {beside} |");
@@ -267,19 +269,19 @@ impl Report {
             promise(
                 "embedded: a pod's start, as a multiple of containerd's raw calls",
                 "",
-                self.embedded.start.agent.median() / raw.start.median(),
+                self.embedded.start.agent.median() / self.embedded_raw.start.median(),
                 0.6,
             ),
             promise(
                 "embedded: a restart, as a multiple of containerd's raw calls",
                 "",
-                self.embedded.restart.agent.median() / raw.restart.median(),
+                self.embedded.restart.agent.median() / self.embedded_raw.restart.median(),
                 0.6,
             ),
             promise(
                 "embedded: 30 pods at once, as a multiple of containerd's raw calls at their best",
                 "",
-                self.embedded.burst.agent.median() / raw.best_burst().1,
+                self.embedded.burst.agent.median() / self.embedded_raw.best_burst().1,
                 0.6,
             ),
         ]

@@ -63,6 +63,10 @@ impl<'r> Subject<'r> {
         Self { runtime, kind, dir, child, settings }
     }
 
+    pub fn runtime(&self) -> &Runtime {
+        self.runtime
+    }
+
     pub fn pid(&self) -> u32 {
         self.child.as_ref().map_or_else(|| self.runtime.pid(), Child::id)
     }
