@@ -55,8 +55,8 @@ pub fn node_settings(config: &Config, node_name: &str) -> NodeSettings {
     node.hugepage_sizes = hugepage_sizes();
     node.pod_logs_dir = config.pod_logs_dir.to_string_lossy().into();
     node.container_logs_dir = config.container_logs_dir.to_string_lossy().into();
-    node.resolv_conf = resolv_conf::resolv_conf(&config.resolv_conf, false);
-    resolv_conf::warn(&config.resolv_conf, node.resolv_conf.as_ref());
+    node.resolv_conf = config.resolver().read(false);
+    resolv_conf::warn(&config.resolver());
     node.cluster_dns = config.cluster_dns.iter().map(|server| server.as_str().into()).collect();
     node.cluster_domain = config.cluster_domain.as_str().into();
     node.seccomp_default = config.seccomp_default;
@@ -64,8 +64,8 @@ pub fn node_settings(config: &Config, node_name: &str) -> NodeSettings {
     node.single_process_oom_kill = config.single_process_oom_kill;
     node.pod_pids_limit = config.pod_pids_limit;
     node.apparmor = apparmor_is_on();
-    let allowed = config.allowed_unsafe_sysctls.iter().map(|pattern| admission::sysctl_name(pattern).into());
-    node.allowed_unsafe_sysctls = allowed.collect();
+    let allowed = config.allowed_unsafe_sysctls.iter().flatten();
+    node.allowed_unsafe_sysctls = allowed.map(|pattern| admission::sysctl_name(pattern).into()).collect();
     node.thermal_throttle_paths = thermal_throttle_paths();
     node
 }
@@ -121,6 +121,7 @@ pub fn machine(
         huge_pages: huge_pages().into_iter().map(|(kib, bytes)| (huge_pages_name(kib), bytes)).collect(),
         external_cloud: registration.external_cloud,
         provided_addresses: provided.map(|ip| ip.to_string().into()).collect(),
+        k3s: None,
     }
 }
 

@@ -625,7 +625,7 @@ fn context<R: Runtime + 'static>(
         notes: Box::new(notes),
         container_logs_dir: config.container_logs_dir.as_path().into(),
         hosts_file: Path::new("/etc/hosts").into(),
-        resolv_conf: Some(config.resolv_conf.as_path().into()),
+        resolver: Some(Arc::new(config.resolver())),
         blocking,
         starts: StartLimiter::new(processors),
     };

@@ -30,5 +30,7 @@ pub const REGISTRIES: &str = "/etc/rancher/k3s/registries.yaml";
 pub const SYSTEM_BUS: &str = "/run/dbus/system_bus_socket";
 /// The node's resolver configuration.
 pub const RESOLV_CONF: &str = "/etc/resolv.conf";
+/// systemd-resolved's file with its upstream servers.
+pub const UPSTREAM_RESOLV_CONF: &str = "/run/systemd/resolve/resolv.conf";
 /// The node password with which a k3s server identifies a node (k3s).
 pub const NODE_PASSWORD: &str = "/etc/rancher/node/password";

@@ -13,7 +13,9 @@ use futures_rustls::rustls::client::danger::{
     HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier,
 };
 use futures_rustls::rustls::crypto::ring;
-use futures_rustls::rustls::{DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use futures_rustls::rustls::{
+    CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+};
 
 use crate::limits::INTERMEDIATES_MAX;
 
@@ -42,13 +44,29 @@ pub(crate) fn bounded(intermediates: &[CertificateDer<'_>]) -> Result<(), Error>
 /// # Errors
 /// There are no authorities.
 pub(crate) fn server_verifier(roots: RootCertStore) -> Result<Arc<dyn ServerCertVerifier>, String> {
+    server_verifier_by_way_of(roots, Vec::new())
+}
+
+/// The same, also for a server whose own intermediates lead to none of the authorities while `others` do, of which at most
+/// [`INTERMEDIATES_MAX`] count.
+///
+/// # Errors
+/// There are no authorities.
+pub(crate) fn server_verifier_by_way_of(
+    roots: RootCertStore,
+    mut others: Vec<CertificateDer<'static>>,
+) -> Result<Arc<dyn ServerCertVerifier>, String> {
+    others.truncate(INTERMEDIATES_MAX);
     let provider = Arc::new(ring::default_provider());
     let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
-    Ok(Arc::new(Bounded(verifier.map_err(|error| error.to_string())?)))
+    Ok(Arc::new(Bounded { inner: verifier.map_err(|error| error.to_string())?, others }))
 }
 
 #[derive(Debug)]
-struct Bounded(Arc<WebPkiServerVerifier>);
+struct Bounded {
+    inner: Arc<WebPkiServerVerifier>,
+    others: Vec<CertificateDer<'static>>,
+}
 
 impl ServerCertVerifier for Bounded {
     fn verify_server_cert(
@@ -60,7 +78,12 @@ impl ServerCertVerifier for Bounded {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         bounded(intermediates)?;
-        self.0.verify_server_cert(own, intermediates, name, ocsp, now)
+        match self.inner.verify_server_cert(own, intermediates, name, ocsp, now) {
+            Err(Error::InvalidCertificate(CertificateError::UnknownIssuer)) if !self.others.is_empty() => {
+                self.inner.verify_server_cert(own, &self.others, name, ocsp, now)
+            }
+            verified => verified,
+        }
     }
 
     fn verify_tls12_signature(
@@ -69,7 +92,7 @@ impl ServerCertVerifier for Bounded {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.0.verify_tls12_signature(message, certificate, signed)
+        self.inner.verify_tls12_signature(message, certificate, signed)
     }
 
     fn verify_tls13_signature(
@@ -78,11 +101,11 @@ impl ServerCertVerifier for Bounded {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.0.verify_tls13_signature(message, certificate, signed)
+        self.inner.verify_tls13_signature(message, certificate, signed)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_verify_schemes()
+        self.inner.supported_verify_schemes()
     }
 }
 

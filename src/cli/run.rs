@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::{SocketArg, fail, logger, print};
 use crate::clock::SystemClock;
-use crate::config::{Config, Flags};
+use crate::config::{Call, Config, Flags, K3s};
 use crate::executor::Executor;
 use crate::node::{self, Ending};
 use crate::process;
@@ -30,7 +30,10 @@ pub(super) fn run(args: &Args) -> ExitCode {
     logger::install(args.log_level.as_deref());
     process::forbid_dumps();
     let config = match Config::load(&args.flags, Some(&args.socket.socket)) {
-        Ok(config) => Config { supervisor: Supervisor::of_process(), ..config },
+        Ok(config) => {
+            let called = |k3s| K3s { call: Call::of_process(), ..k3s };
+            Config { supervisor: Supervisor::of_process(), k3s: config.k3s.map(called), ..config }
+        }
         Err(error) => return fail(&error.to_string()),
     };
     if let Err(why) = process::settle(&config) {

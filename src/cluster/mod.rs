@@ -5,6 +5,7 @@
 pub mod bridge;
 pub(crate) mod csr;
 pub mod event;
+pub mod k3s_node;
 pub mod lease;
 pub mod mirror;
 pub mod node_images;

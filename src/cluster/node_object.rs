@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use serde_json::{Map, Value, json};
 
+use super::k3s_node::K3sNode;
 use super::node_images::NodeImage;
 use crate::admit::{DECLARED_FEATURES, Resources};
 use crate::config::{NodeTaint, Periods, Reserved};
@@ -17,7 +18,7 @@ pub const KUBELET_VERSION: &str = concat!("v1.36.2+smolet", env!("CARGO_PKG_VERS
 /// Distinguishes it from a kubelet's version.
 pub(super) const KUBELET_VERSION_MARK: &str = "+smolet";
 /// The taint that a cloud controller removes (`TaintExternalCloudProvider`).
-const CLOUD_TAINT: &str = "node.cloudprovider.kubernetes.io/uninitialized";
+pub(super) const CLOUD_TAINT: &str = "node.cloudprovider.kubernetes.io/uninitialized";
 /// `AnnotationAlphaProvidedIPAddr`.
 const PROVIDED_IPS: &str = "alpha.kubernetes.io/provided-node-ip";
 
@@ -77,6 +78,8 @@ pub struct Machine {
     pub external_cloud: bool,
     /// The addresses of `--node-ip`.
     pub provided_addresses: Vec<Box<str>>,
+    /// What a node of k3s has besides; `None`: it is none.
+    pub k3s: Option<K3sNode>,
 }
 
 /// A runtime handler.
@@ -104,14 +107,12 @@ pub struct Health {
 impl Machine {
     /// The object to create.
     pub fn object(&self, health: &Health, before: &[Value], now: Wall) -> Value {
-        let mut labels = self.labels();
-        for (key, value) in &self.labels {
-            labels[&**key] = (**value).into();
-        }
+        let mut labels = self.with_given(self.labels());
+        without_nulls(&mut labels);
         let taint =
             |taint: &NodeTaint| json!({"key": taint.key, "value": taint.value, "effect": taint.effect});
         let mut taints: Vec<Value> = self.taints.iter().map(taint).collect();
-        if self.external_cloud {
+        if self.is_of_cloud() {
             taints.push(json!({"key": CLOUD_TAINT, "value": "true", "effect": "NoSchedule"}));
         }
         let mut spec = Map::new();
@@ -122,11 +123,9 @@ impl Machine {
             spec.insert("providerID".to_owned(), (*self.provider_id).into());
         }
         let mut annotations = self.annotations();
-        if let Some(annotations) = annotations.as_object_mut() {
-            annotations.retain(|_, value| !value.is_null());
-        }
+        without_nulls(&mut annotations);
         let mut status = self.status(health, before, now);
-        if self.external_cloud && self.provided_addresses.is_empty() {
+        if self.is_of_cloud() && self.provided().is_empty() {
             status["addresses"] = json!([hostname(&self.name)]);
         }
         json!({
@@ -142,16 +141,30 @@ impl Machine {
 
     /// Standard annotations (`NodeAddress`); null removes one.
     pub fn annotations(&self) -> Value {
-        let provided = &self.provided_addresses;
-        let provided = (self.external_cloud && !provided.is_empty()).then(|| provided.join(","));
-        json!({"volumes.kubernetes.io/controller-managed-attach-detach": "true", PROVIDED_IPS: provided})
+        let provided = self.provided();
+        let provided = (self.is_of_cloud() && !provided.is_empty()).then(|| provided.join(","));
+        let mut annotations = self.k3s_annotations();
+        annotations
+            .insert("volumes.kubernetes.io/controller-managed-attach-detach".to_owned(), "true".into());
+        annotations.insert(PROVIDED_IPS.to_owned(), provided.into());
+        Value::Object(annotations)
+    }
+
+    /// A cloud controller sets the addresses: the one of k3s' server does, unless it is disabled.
+    pub(super) fn is_of_cloud(&self) -> bool {
+        self.external_cloud || self.k3s.as_ref().is_some_and(|k3s| k3s.has_cloud_controller)
+    }
+
+    /// The addresses that a cloud controller finds among its own (`--node-ip`); `k3s agent` gives all of them.
+    fn provided(&self) -> &[Box<str>] {
+        if self.k3s.is_some() { &self.addresses } else { &self.provided_addresses }
     }
 
     /// The status of an existing Node: with an external cloud provider its addresses are left to the cloud controller once it has
     /// some.
     pub fn report(&self, health: &Health, before: &[Value], now: Wall) -> Value {
         let mut status = self.status(health, before, now);
-        if let (true, Some(status)) = (self.external_cloud, status.as_object_mut()) {
+        if let (true, Some(status)) = (self.is_of_cloud(), status.as_object_mut()) {
             status.remove("addresses");
         }
         status
@@ -176,9 +189,23 @@ impl Machine {
         })
     }
 
-    /// Standard labels.
+    /// The labels that are set in an existing Node at a start; null removes one. Those of `--node-labels` are not, but in a node of
+    /// k3s (`updateMutableLabels`).
+    pub fn labels_of_start(&self) -> Value {
+        let labels = self.labels();
+        if self.k3s.is_some() { self.with_given(labels) } else { labels }
+    }
+
+    fn with_given(&self, mut labels: Value) -> Value {
+        for (key, value) in &self.labels {
+            labels[&**key] = (**value).into();
+        }
+        labels
+    }
+
+    /// Standard labels; null removes one.
     pub fn labels(&self) -> Value {
-        let mut labels = Map::new();
+        let mut labels = self.k3s_labels();
         for (label, value) in [
             ("beta.kubernetes.io/arch", self.architecture),
             ("beta.kubernetes.io/os", "linux"),
@@ -244,6 +271,12 @@ impl Machine {
             ephemeral_storage: left(there.ephemeral_storage, kept.ephemeral_storage),
             ..there
         }
+    }
+}
+
+fn without_nulls(entries: &mut Value) {
+    if let Some(entries) = entries.as_object_mut() {
+        entries.retain(|_, value| !value.is_null());
     }
 }
 

@@ -37,7 +37,7 @@ impl Machine {
         let has_addresses = status
             .and_then(|status| status.field("addresses"))
             .is_some_and(|addresses| !addresses.items().is_empty());
-        if self.external_cloud && !has_addresses {
+        if self.is_of_cloud() && !has_addresses {
             patch.insert("addresses".to_owned(), wanted["addresses"].clone());
         }
         (!patch.is_empty()).then(|| json!({"status": patch}))

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{ConfigError, FileSettings, Flags, NodeApi, paths};
+use super::{Call, ConfigError, FileSettings, Flags, NodeApi, paths};
 
 /// A secret string: its `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq)]
@@ -36,6 +36,8 @@ pub struct K3s {
     pub token: TokenSource,
     /// The file with the password by which the server identifies this node; it is created if missing.
     pub node_password: PathBuf,
+    /// How the agent was called, for the Node's annotations.
+    pub call: Call,
 }
 
 /// The source of a token.
@@ -103,11 +105,12 @@ pub(super) fn k3s(flags: &Flags) -> Result<Option<K3s>, ConfigError> {
         (None, None) => {
             return wrong(
                 "--server",
-                "needs --token-file, a copy of the server's /var/lib/rancher/k3s/server/node-token",
+                "needs --token-file, a copy of the server's /var/lib/rancher/k3s/server/agent-token",
             );
         }
     };
-    Ok(Some(K3s { server: server.clone(), token, node_password: paths::NODE_PASSWORD.into() }))
+    let node_password = paths::NODE_PASSWORD.into();
+    Ok(Some(K3s { server: server.clone(), token, node_password, call: Call::default() }))
 }
 
 /// Whether the cluster signs the certificate of the node's API.

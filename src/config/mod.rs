@@ -2,6 +2,7 @@
 //!
 //! Precedence, as in the kubelet: a flag overrides the file, the file overrides the default.
 
+mod call;
 mod cluster;
 #[cfg(feature = "tls")]
 mod configz;
@@ -30,10 +31,12 @@ use crate::limits::{self, ApiRates, Rate};
 use crate::logs::rotate::Rotation;
 use crate::model::names;
 use crate::render::{CgroupDriver, SwapBehavior, admission};
+use crate::resolv_conf::Resolver;
 use crate::shutdown::ShutdownGroups;
 use crate::systemd::notify::Supervisor;
 use kubelet::GoDuration;
 
+pub use call::Call;
 pub use cluster::{K3s, Secret, TokenSource};
 pub use embedded::EmbeddedSettings;
 pub use eviction::EvictionPolicy;
@@ -143,6 +146,10 @@ pub struct Flags {
     /// The node's IP address, or one of IPv4 and one of IPv6 [default: those of the default routes]
     #[arg(long, value_name = "IP")]
     pub node_ip: Option<String>,
+    /// Address by which the node is reached from outside its network, or one of IPv4 and one of IPv6, as with k3s agent; needs
+    /// --server
+    #[arg(long, value_name = "IP")]
+    pub node_external_ip: Vec<String>,
     /// The cloud provider's ID of the node (kubelet: providerID)
     #[arg(long, value_name = "ID")]
     pub provider_id: Option<String>,
@@ -229,14 +236,17 @@ pub struct Config {
     pub cpu_cfs_quota_period: Duration,
     /// Pods without a seccomp profile get `RuntimeDefault`.
     pub seccomp_default: bool,
-    /// Unsafe sysctls that pods may set; a trailing `*` matches the rest of a name.
-    pub allowed_unsafe_sysctls: Vec<String>,
+    /// Unsafe sysctls that pods may set; a trailing `*` matches the rest of a name. `None`: none, or those that a k3s server's
+    /// own pods need.
+    pub allowed_unsafe_sysctls: Option<Vec<String>>,
     /// DNS servers for pods with `dnsPolicy: ClusterFirst`.
     pub cluster_dns: Vec<String>,
     /// The cluster's DNS domain.
     pub cluster_domain: String,
     /// The node's resolver configuration; empty = it is not used for pods.
     pub resolv_conf: PathBuf,
+    /// systemd-resolved's, for pods that cannot reach the node's servers; `None`: a file is configured, and is used as it is.
+    pub upstream_resolv_conf: Option<PathBuf>,
     /// Period in which the manifest directory is read besides inotify.
     pub file_check_frequency: Duration,
     /// A URL with further manifests (`staticPodURL`).
@@ -385,9 +395,14 @@ impl Config {
             cpu_cfs_quota: file.bool("cpuCFSQuota").unwrap_or(true),
             cpu_cfs_quota_period: time("cpuCFSQuotaPeriod", Duration::from_millis(100)),
             seccomp_default: file.bool("seccompDefault").unwrap_or(false),
-            allowed_unsafe_sysctls: file.texts("allowedUnsafeSysctls"),
+            // None, as the kubelet's default says, is no choice of the configuration's.
+            allowed_unsafe_sysctls: Some(file.texts("allowedUnsafeSysctls")).filter(|all| !all.is_empty()),
             cluster_dns: file.texts("clusterDNS"),
             cluster_domain: file.text("clusterDomain").unwrap_or_default().to_owned(),
+            upstream_resolv_conf: match file.text("resolvConf") {
+                None | Some(paths::RESOLV_CONF) => Some(paths::UPSTREAM_RESOLV_CONF.into()),
+                Some(_) => None,
+            },
             resolv_conf: path(&None, file.path("resolvConf"), paths::RESOLV_CONF),
             file_check_frequency: nonzero("fileCheckFrequency", limits::FILE_CHECK_FREQUENCY),
             static_pods: static_pods::url(&file)?,
@@ -433,6 +448,11 @@ impl Config {
             given: file.shown(),
         };
         config.check().map(|()| config)
+    }
+
+    /// The files of the node's resolver configuration.
+    pub fn resolver(&self) -> Resolver {
+        Resolver { path: self.resolv_conf.clone(), upstream: self.upstream_resolv_conf.clone() }
     }
 
     /// The CRI socket of the embedded runtime: beside the local socket.
@@ -524,7 +544,7 @@ impl Config {
     }
 
     fn check_unsafe_sysctls(&self) -> Result<(), ConfigError> {
-        let sysctls = &self.allowed_unsafe_sysctls;
+        let Some(sysctls) = &self.allowed_unsafe_sysctls else { return Ok(()) };
         if sysctls.len() > limits::UNSAFE_SYSCTLS_MAX {
             return Err(ConfigError(format!(
                 "allowedUnsafeSysctls: at most {} patterns",

@@ -28,6 +28,9 @@ pub struct Registration {
     /// The node's addresses, the primary one first; an unspecified one means that of the default route of its family. Empty:
     /// those of the default routes (`--node-ip`).
     pub addresses: Vec<IpAddr>,
+    /// Addresses by which the node is reached from outside its network, the primary one first; of a node of k3s
+    /// (`--node-external-ip`).
+    pub external_addresses: Vec<IpAddr>,
     /// The cloud controller sets the addresses (`--cloud-provider=external`).
     pub external_cloud: bool,
     /// Resources that pods do not get.
@@ -106,7 +109,8 @@ pub(super) fn join(flags: &Flags, file: &FileSettings) -> Result<Registration, C
         labels: labels(flags.node_labels.as_deref().unwrap_or_default())?,
         taints,
         provider_id: flags.provider_id.as_deref().or(file.text("providerID")).unwrap_or_default().to_owned(),
-        addresses: addresses(flags.node_ip.as_deref().unwrap_or_default())?,
+        addresses: addresses("--node-ip", flags.node_ip.as_deref().unwrap_or_default())?,
+        external_addresses: external_addresses(flags)?,
         external_cloud: is_external(flags.cloud_provider.as_deref())?,
         reserved,
         periods: periods(file)?,
@@ -240,9 +244,18 @@ fn check_taint(taint: &NodeTaint) -> Result<(), ConfigError> {
     Ok(())
 }
 
+fn external_addresses(flags: &Flags) -> Result<Vec<IpAddr>, ConfigError> {
+    let given = addresses("--node-external-ip", &flags.node_external_ip.join(","))?;
+    if !given.is_empty() && flags.server.is_none() {
+        let why = "needs --server: a k3s server's cloud controller makes Node addresses of them";
+        return Err(ConfigError(format!("--node-external-ip: {why}")));
+    }
+    Ok(given)
+}
+
 /// One address, or one of each family (`--node-ip`).
-fn addresses(text: &str) -> Result<Vec<IpAddr>, ConfigError> {
-    let wrong = |why: &str| Err(ConfigError(format!("--node-ip: {text:?}: {why}")));
+fn addresses(flag: &str, text: &str) -> Result<Vec<IpAddr>, ConfigError> {
+    let wrong = |why: &str| Err(ConfigError(format!("{flag}: {text:?}: {why}")));
     let mut addresses: Vec<IpAddr> = Vec::new();
     for part in parts(text) {
         let Ok(address) = part.parse::<IpAddr>() else {

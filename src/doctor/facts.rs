@@ -25,6 +25,7 @@ use crate::limits::{
 };
 use crate::model::{SandboxState, Wall};
 use crate::render::CgroupDriver;
+use crate::resolv_conf::PodServers;
 use crate::runtime::readiness;
 
 /// All facts.
@@ -54,6 +55,8 @@ pub struct Facts {
     pub inotify: InotifyFacts,
     /// Kernel settings that differ from the kubelet's.
     pub tunables: Vec<Differing>,
+    /// The pods' name servers; `None`: they have none of the node's.
+    pub name_servers: Option<PodServers>,
 }
 
 /// The kernel's control groups.
@@ -190,6 +193,7 @@ pub fn collect(config: &Config, bad_settings: Option<String>) -> Facts {
             watches: number("/proc/sys/fs/inotify/max_user_watches"),
         },
         tunables: kernel_tunables::differing(Path::new("/proc/sys")),
+        name_servers: config.resolver().pod_servers(),
     }
 }
 

@@ -16,6 +16,7 @@
 //! | swap | | is on |
 //! | inotify | | limits lower than Linux' own |
 //! | kernel settings | | differ from the kubelet's |
+//! | name servers | | pods cannot reach those of the node |
 
 use std::fmt::Write as _;
 
@@ -28,6 +29,7 @@ use crate::kernel_tunables::{self, Differing};
 use crate::limits::MIB;
 use crate::model::Wall;
 use crate::render::CgroupDriver;
+use crate::resolv_conf::PodServers;
 
 /// Required controllers for pods' limits, besides memory.
 const CONTROLLERS: [&str; 2] = ["cpu", "pids"];
@@ -64,6 +66,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     findings.push(swap(&facts.swaps));
     findings.push(inotify(&facts.inotify));
     findings.push(tunables(&facts.tunables));
+    findings.extend(facts.name_servers.as_ref().map(name_servers));
     findings
 }
 
@@ -359,6 +362,17 @@ fn swap(swaps: &[String]) -> Finding {
         message,
         "swapoff -a, and remove it from /etc/fstab (Pi OS: apt remove dphys-swapfile)",
     )
+}
+
+fn name_servers(servers: &PodServers) -> Finding {
+    const CHECK: &str = "name servers";
+    match servers.problem() {
+        None => Finding::ok(CHECK, servers.own.join(", ")),
+        Some(problem) => {
+            let mend = "name servers of the network in a file, and set resolvConf (--resolv-conf) to it";
+            Finding::warning(CHECK, problem, mend)
+        }
+    }
 }
 
 fn inotify(limits: &InotifyFacts) -> Finding {

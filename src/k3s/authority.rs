@@ -2,6 +2,7 @@
 
 use sha2::{Digest as _, Sha256};
 
+use super::token::TOKEN_FILE;
 use crate::text::hex;
 use crate::tls::certificates;
 use crate::x509;
@@ -10,7 +11,10 @@ use crate::x509;
 /// else the one certificate with that hash.
 ///
 /// Of several certificates k3s hashes the root above the first and then trusts them all. Here only the root is trusted: the
-/// others need not be signed by it. The server sends the intermediates.
+/// others need not be signed by it, and serve as intermediates.
+///
+/// Differs from k3s: a token from before the authority was replaced (`k3s certificate rotate-ca`) still pins the former one, when
+/// the server lists it beside the new one. It was hashed as the file that it was then.
 ///
 /// # Errors
 /// The hash matches neither.
@@ -20,14 +24,18 @@ pub(crate) fn pinned(pem: &[u8], hash: &str) -> Result<Vec<u8>, String> {
     if digest(pem) == hash {
         return Ok(pem.to_vec());
     }
-    if found.len() > 1
-        && let Some(root) = found.iter().find(|certificate| digest(certificate) == hash)
-    {
-        return Ok(x509::pem("CERTIFICATE", root).into_bytes());
+    if found.len() > 1 {
+        for certificate in &found {
+            let file = x509::pem("CERTIFICATE", certificate).into_bytes();
+            if digest(certificate) == hash || digest(&file) == hash {
+                return Ok(file);
+            }
+        }
     }
     Err(format!(
-        "its authority is not the one of the token (hash {} and not {hash}): the token is of another cluster, or somebody in \
-         between answers; take the token anew from the server's /var/lib/rancher/k3s/server/node-token",
+        "its authority is not the one of the token (hash {} and not {hash}): the token is of another cluster, or from before \
+         the cluster's authority was replaced (k3s certificate rotate-ca), or somebody in between answers; take the token \
+         anew from {TOKEN_FILE}",
         digest(pem)
     ))
 }
@@ -52,7 +60,10 @@ mod tests {
         let both = format!("{first}{root}");
         assert_eq!(pinned(both.as_bytes(), &digest(b"root")), Ok(root.clone().into_bytes()));
         assert_eq!(pinned(both.as_bytes(), &whole(&both)), Ok(both.clone().into_bytes()));
-        assert!(pinned(both.as_bytes(), &whole(&first)).is_err());
+        // It was the only one when the token was made.
+        assert_eq!(pinned(both.as_bytes(), &whole(&first)), Ok(first.into_bytes()));
+        let why = pinned(both.as_bytes(), &digest(b"another")).unwrap_err();
+        assert!(why.contains("rotate-ca") && why.contains("server/agent-token"), "{why}");
         assert!(pinned(b"404 page not found", &whole("")).unwrap_err().contains("no k3s server"));
     }
 }

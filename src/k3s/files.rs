@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::joining::{Found, Given, Identity};
+use super::joining::{Found, Given, Identity, is_of_node};
 use super::{List, Settings, Token};
 use crate::certificates::usable;
 use crate::config::TokenSource;
@@ -80,10 +80,12 @@ impl Files {
     }
 
     /// The node's credentials, and the authority that is trusted already.
-    pub(super) fn identity(&self, source: &TokenSource) -> Identity {
+    pub(super) fn identity(&self, source: &TokenSource, node: &str) -> Identity {
+        // A certificate counts before the token: with another node's the server answers 400, for ever.
+        let is_own = |pem: &Vec<u8>| is_of_node(pem, node) && usable(pem).is_ok();
         Identity {
             token: token(source),
-            certificate: read(&self.client()).ok().filter(|pem| usable(pem).is_ok()),
+            certificate: read(&self.client()).ok().filter(is_own),
             authority: read(&self.server_ca()).ok().filter(|pem| certificates(pem).is_some()),
         }
     }

@@ -41,11 +41,13 @@ pub(crate) struct JoinTask {
     pub(crate) node: Box<str>,
     /// The node's addresses, which the certificate of its API has to name.
     pub(crate) addresses: NodeAddresses,
+    /// Further ones that it has to name (`--node-external-ip`).
+    pub(crate) external_addresses: Vec<Box<str>>,
     pub(crate) client: Client,
     /// Whether the server reaches pods through the tunnel.
     pub(crate) pods: Rc<Cell<bool>>,
-    /// Receives the cluster's settings; `None`: the configuration names other DNS servers.
-    pub(crate) settings: Option<Sender<Settings>>,
+    /// Receives the cluster's settings.
+    pub(crate) settings: Sender<Settings>,
     pub(crate) clock: SharedClock,
 }
 
@@ -97,7 +99,7 @@ impl JoinTask {
                 Box::pin(self.request_certificates(&credentials, &password)).await
             }
             Step::Store(given) => Box::pin(self.store(*given)).await,
-            Step::Publish { settings, is_renewed } => Ok(self.publish(settings, is_renewed).await),
+            Step::Publish { is_renewed } => Ok(self.publish(is_renewed)),
             Step::StoreServers(list) => Box::pin(self.store_servers(list)).await,
         };
         done.unwrap_or_else(Outcome::Failed)
@@ -126,17 +128,18 @@ impl JoinTask {
     async fn inspect(&self) -> Result<Outcome, String> {
         let (kubeconfig, files, mark) = (self.kubeconfig.clone(), self.files.clone(), self.mark());
         let has_addresses = !self.addresses.now().is_empty();
-        let inspect = move || Ok(Inspection::new(files.found(&kubeconfig), &mark, has_addresses));
+        let node = self.node.clone();
+        let inspect = move || Ok(Inspection::new(files.found(&kubeconfig), &node, &mark, has_addresses));
         apart(inspect).await.map(Outcome::Inspected)
     }
 
     async fn read_token(&self) -> Result<Outcome, String> {
-        let (source, files) = (self.k3s.token.clone(), self.files.clone());
-        apart(move || Ok(files.identity(&source))).await.map(Outcome::Identified)
+        let (source, files, node) = (self.k3s.token.clone(), self.files.clone(), self.node.clone());
+        apart(move || Ok(files.identity(&source, &node))).await.map(Outcome::Identified)
     }
 
     async fn fetch_authority(&self) -> Result<Outcome, String> {
-        let mut anybody = self.loaded(None, None);
+        let mut anybody = self.anybody();
         let ask = Ask { path: "/cacerts", ..Ask::default() };
         let answer = self.reach(&mut anybody, &ask).await;
         let pem = answer.map_err(|refused| self.explain(&anybody, &refused))?;
@@ -163,7 +166,7 @@ impl JoinTask {
         credentials: &Credentials,
         password: &str,
     ) -> Result<Outcome, String> {
-        let ips = self.addresses.now().join(",");
+        let ips = self.certified_addresses().join(",");
         let headers =
             [("k3s-node-name", &*self.node), ("k3s-node-password", password), ("k3s-node-ip", ips.as_str())];
         let (serving, _) = self.certificate(credentials, "/v1-k3s/serving-kubelet.crt", &headers).await?;
@@ -174,18 +177,16 @@ impl JoinTask {
     }
 
     async fn store(&self, given: Given) -> Result<Outcome, String> {
+        self.pods.set(given.cluster.settings.reaches_pods);
+        // Closed: the process ends.
+        let _ = self.settings.send(given.cluster.settings.clone()).await;
         let (files, kubeconfig) = (self.files.clone(), self.kubeconfig.clone());
         let text = kube::kubeconfig_of(self.servers.api(), &files.server_ca(), &files.client());
         apart(move || files.store(&given, &kubeconfig, &text)).await?;
         Ok(Outcome::Stored)
     }
 
-    async fn publish(&self, settings: Settings, is_renewed: bool) -> Outcome {
-        self.pods.set(settings.reaches_pods);
-        if let Some(sender) = &self.settings {
-            // Closed: the process ends.
-            let _ = sender.send(settings).await;
-        }
+    fn publish(&self, is_renewed: bool) -> Outcome {
         if is_renewed {
             self.client.reconnect();
         }
@@ -218,7 +219,16 @@ impl JoinTask {
 
     /// The first line of the serving certificate's file: the names it is valid for.
     fn mark(&self) -> String {
-        format!("# {} {}\n", self.node, self.addresses.now().join(" "))
+        format!("# {} {}\n", self.node, self.certified_addresses().join(" "))
+    }
+
+    fn certified_addresses(&self) -> Vec<Box<str>> {
+        let mut addresses = self.addresses.now();
+        // Before the node has an address of its own, its certificate is for its name alone.
+        if !addresses.is_empty() {
+            addresses.extend(self.external_addresses.iter().cloned());
+        }
+        addresses
     }
 
     /// One certificate, with its key in PEM behind it.
@@ -268,14 +278,13 @@ impl JoinTask {
     ) -> Result<Vec<u8>, (Box<Loaded>, Refused)> {
         let authorization = credentials.authorization.as_deref();
         let ask = Ask { body: body.to_vec(), path, authorization, headers };
-        let authority = Some(&credentials.authority);
-        let mut with = self.loaded(authority, credentials.certificate.as_ref());
+        let mut with = self.loaded(credentials);
         let mut answer = self.reach(&mut with, &ask).await;
         if let Err(refused) = &answer
             && refused.may_be_of_certificate()
             && with.certificate.is_some()
         {
-            with = self.loaded(authority, None);
+            with.certificate = None;
             answer = self.reach(&mut with, &ask).await;
         }
         answer.map_err(|refused| (Box::new(with), refused))
@@ -301,7 +310,7 @@ impl JoinTask {
             let why = self.explain(with, &refused);
             if all_failed {
                 return Err(match refused {
-                    Refused::Unreachable(_) if !first.is_empty() => {
+                    Refused::Unreachable(_) | Refused::Untrusted if !first.is_empty() => {
                         Refused::Unreachable(format!("{first}; {why}"))
                     }
                     refused => refused,
@@ -313,11 +322,27 @@ impl JoinTask {
         }
     }
 
-    fn loaded(&self, authority: Option<&Vec<u8>>, certificate: Option<&Vec<u8>>) -> Loaded {
+    /// No credentials, to a server that is not verified.
+    fn anybody(&self) -> Loaded {
         // The one whose turn it is takes its place.
         let server = self.servers.named().clone();
-        let certificate = certificate.map(|pem| (pem.clone(), pem.clone()));
-        Loaded { server, server_name: None, authorities: authority.cloned(), certificate, token: None }
+        Loaded {
+            server,
+            server_name: None,
+            authorities: None,
+            intermediates: None,
+            certificate: None,
+            token: None,
+        }
+    }
+
+    fn loaded(&self, credentials: &Credentials) -> Loaded {
+        Loaded {
+            authorities: Some(credentials.authority.clone()),
+            intermediates: Some(credentials.intermediates.clone()),
+            certificate: credentials.certificate.as_ref().map(|pem| (pem.clone(), pem.clone())),
+            ..self.anybody()
+        }
     }
 
     /// The refusal of that server as a sentence with its remedy.

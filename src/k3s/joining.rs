@@ -1,8 +1,8 @@
 //! The state machine of a node that joins a k3s server. PURE.
 //!
 //! ```text
-//!     Inspecting ─► ReadingToken ─► PinningAuthority ─► FetchingCluster ─► ReadingPassword ─► RequestingCertificates
-//!         ▲ │              └─ authority trusted before ──────►  │ ▲            │                           │
+//!     Inspecting ─► ReadingToken ─► FetchingAuthority ─► FetchingCluster ─► ReadingPassword ─► RequestingCertificates
+//!         ▲ │                                                   │                                          │
 //!         │ │                                                   │ certificates hold, same cluster          ▼
 //!         │ │ certificates hold, server heard                   └──────────────► Storing ◄─────────────────┘
 //!         │ ▼                                                                       ▼
@@ -13,11 +13,16 @@
 //! A step that fails leads to `Waiting`, by way of the list of servers when that is due. After each wait the files are inspected
 //! anew: a renewal, another cluster's files and another name of the node are found there.
 //!
+//! A server is greeted at the start, and again half a minute after a tunnel was lost: a server that was restarted may have other
+//! settings, and another authority. Its `/cacerts`, which anybody may send, serve as intermediates: a new authority that the
+//! trusted one has signed is followed so (`k3s certificate rotate-ca`), another one is not.
+//!
 //! [`JoinTask`](super::JoinTask) carries out each [`Step`] and brings its [`Outcome`].
 
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::token::TOKEN_FILE;
 use super::{List, Refused, Settings, Token, pinned};
 use crate::certificates::{is_for, usable};
 use crate::cluster::csr::{self, Due};
@@ -27,7 +32,7 @@ use crate::limits::{
 };
 use crate::model::{Mono, Now};
 use crate::tls::certificates;
-use crate::x509::Validity;
+use crate::x509::{Validity, subject};
 
 /// The files from the server, as read from the disk; `None` for one that cannot be read.
 pub(super) struct Found {
@@ -63,7 +68,7 @@ impl Authorities {
 /// The usable ones among the node's files.
 pub(super) struct Inspection {
     /// Validity of the client certificate; `None` when the kubeconfig, it or the serving certificate is missing or damaged, or
-    /// when the serving certificate is for another name or other addresses.
+    /// when one of them is for another name, or the serving certificate for other addresses.
     certificate: Option<Validity>,
     authorities: Option<Authorities>,
     has_settings: bool,
@@ -72,11 +77,12 @@ pub(super) struct Inspection {
 impl Inspection {
     /// What cannot be used is as good as none. A serving certificate begins with its `mark`; a node that has no address yet goes
     /// by its name. Checks keys: not on the loop's thread.
-    pub(super) fn new(found: Found, mark: &str, has_addresses: bool) -> Self {
-        let is_usable = |pem: &Vec<u8>| usable(pem).is_ok();
-        let serves =
-            found.serving.filter(|pem| is_for(pem, mark, has_addresses)).is_some_and(|pem| is_usable(&pem));
-        let is_known = found.client.is_some_and(|pem| is_usable(&pem));
+    pub(super) fn new(found: Found, node: &str, mark: &str, has_addresses: bool) -> Self {
+        let serves = found
+            .serving
+            .filter(|pem| is_for(pem, mark, has_addresses))
+            .is_some_and(|pem| usable(&pem).is_ok());
+        let is_known = found.client.is_some_and(|pem| is_of_node(&pem, node) && usable(&pem).is_ok());
         Self {
             certificate: found.certificate.filter(|_| serves && is_known),
             authorities: Authorities::parse(found.client_ca, found.server_ca),
@@ -87,6 +93,12 @@ impl Inspection {
     fn is_complete(&self) -> bool {
         self.authorities.is_some() && self.has_settings
     }
+}
+
+/// Whether the certificate is that of the node with this name.
+pub(super) fn is_of_node(pem: &[u8], node: &str) -> bool {
+    let own = certificates(pem).and_then(|certificates| subject(certificates.first()?));
+    own.is_some_and(|(name, _)| name.strip_prefix("system:node:") == Some(node))
 }
 
 /// The node's credentials, and the authority that is trusted already.
@@ -101,6 +113,8 @@ pub(super) struct Identity {
 pub(super) struct Credentials {
     /// The trusted authority, in PEM.
     pub(super) authority: Vec<u8>,
+    /// What the server listed as its authorities, in PEM: not trusted, but possibly between its certificate and the authority.
+    pub(super) intermediates: Vec<u8>,
     /// The node's certificate with its key, in PEM.
     pub(super) certificate: Option<Vec<u8>>,
     /// The token's `Authorization` header.
@@ -148,6 +162,8 @@ struct Greeting {
     held: Option<Authorities>,
     token: Option<Token>,
     certificate: Option<Vec<u8>>,
+    /// The authority that is trusted already.
+    authority: Option<Vec<u8>>,
 }
 
 /// The state of joining. `held` is that of [`Greeting`].
@@ -156,8 +172,8 @@ enum State {
     Inspecting,
     /// The token and the node's other credentials are being read.
     ReadingToken { held: Option<Authorities> },
-    /// The server's authority is being fetched.
-    PinningAuthority(Greeting),
+    /// The server's authorities are being fetched.
+    FetchingAuthority(Greeting),
     /// The settings and the authorities of the cluster are being fetched.
     FetchingCluster { held: Option<Authorities>, credentials: Rc<Credentials> },
     /// The node's password is being read, or made.
@@ -165,8 +181,8 @@ enum State {
     /// The certificates are being requested.
     RequestingCertificates { cluster: Cluster },
     /// The results are being written.
-    Storing { settings: Settings, renewed: Option<Validity> },
-    /// The settings are being sent to the agent's other tasks.
+    Storing { renewed: Option<Validity> },
+    /// The API client is being sent to the servers anew.
     Publishing,
     /// The list of servers is being fetched since `began`; then there is a wait of `pause`.
     FetchingServers { began: Mono, pause: Duration },
@@ -190,10 +206,11 @@ pub(super) enum Step {
     ReadPassword,
     /// [`Outcome::Issued`]
     RequestCertificates { credentials: Rc<Credentials>, password: String },
-    /// [`Outcome::Stored`]
+    /// Send the settings to the agent's other tasks, then write everything: [`Outcome::Stored`]. In this order the first pods that
+    /// the API server names find the settings.
     Store(Box<Given>),
-    /// Send the settings to the agent's other tasks, and let the API client use the new certificate: [`Outcome::Published`].
-    Publish { settings: Settings, is_renewed: bool },
+    /// Let the API client use the files: [`Outcome::Published`].
+    Publish { is_renewed: bool },
     /// [`Outcome::Servers`] or [`Outcome::NoServers`]
     FetchServers,
     /// [`Outcome::ServersStored`]
@@ -259,6 +276,8 @@ pub(super) struct Joining {
     node: Box<str>,
     /// The server has answered since the start.
     is_greeted: bool,
+    /// When it is greeted again: a tunnel was lost.
+    greet_again: Option<Mono>,
     /// The node has everything it needs, with certificates that are not to be renewed yet.
     is_provided: bool,
     /// It was logged that the token pins no authority.
@@ -278,6 +297,7 @@ impl Joining {
             state: State::Inspecting,
             node: node.into(),
             is_greeted: false,
+            greet_again: None,
             is_provided: false,
             is_warned: false,
             renewed_after: now,
@@ -301,7 +321,7 @@ impl Joining {
             (Outcome::Identified(identity), State::ReadingToken { held }) => {
                 self.identified(identity, held, now)
             }
-            (Outcome::Authority { host, pem }, State::PinningAuthority(greeting)) => {
+            (Outcome::Authority { host, pem }, State::FetchingAuthority(greeting)) => {
                 self.authority(&host, pem, greeting, now)
             }
             (Outcome::Described(cluster), State::FetchingCluster { held, credentials }) => {
@@ -314,7 +334,7 @@ impl Joining {
             (Outcome::Issued(certificates), State::RequestingCertificates { cluster }) => {
                 self.store(cluster, Some(certificates))
             }
-            (Outcome::Stored, State::Storing { settings, renewed }) => self.stored(settings, renewed, now),
+            (Outcome::Stored, State::Storing { renewed }) => self.stored(renewed, now),
             // Whatever is wrong with what it gave, the server is not asked again at once.
             (Outcome::Published, State::Publishing) => self.succeeded(CSR_RETRY_MIN, now),
             (Outcome::Servers(list), State::FetchingServers { began, pause }) => {
@@ -324,7 +344,7 @@ impl Joining {
                 // An older server knows no such list.
                 Refused::Status(404, _) => self.servers_known(String::new(), began, pause, now),
                 // Who is not there was said of the connection and the tunnels.
-                Refused::Unreachable(_) => self.wait(pause, None, now),
+                Refused::Unreachable(_) | Refused::Untrusted => self.wait(pause, None, now),
                 Refused::Status(..) => self.servers_failed(why, pause, now),
             },
             (Outcome::ServersStored, State::StoringServers { began, pause, wrong }) => {
@@ -332,7 +352,9 @@ impl Joining {
             }
             (Outcome::Waited, State::Waiting) => Next::quiet(Step::Inspect),
             (Outcome::TunnelLost, State::Waiting) => {
-                self.servers.at = self.servers.at.min(now.mono + K3S_LOST_WAIT);
+                let at = now.mono + K3S_LOST_WAIT;
+                self.servers.at = self.servers.at.min(at);
+                self.greet_again.get_or_insert(at);
                 Next::quiet(Step::Inspect)
             }
             // Of no step of this state: the next round begins like any other.
@@ -369,7 +391,9 @@ impl Joining {
         };
         self.is_provided = held_for.is_some() && found.is_complete();
         match held_for {
-            Some(pause) if self.is_provided && self.is_greeted => self.succeeded(pause, now),
+            Some(pause) if self.is_provided && self.is_greeted && !self.greets_again(now) => {
+                self.succeeded(pause, now)
+            }
             Some(_) | None => {
                 self.state = State::ReadingToken { held: found.authorities.filter(|_| held_for.is_some()) };
                 Next::quiet(Step::ReadToken)
@@ -385,41 +409,43 @@ impl Joining {
             Err(why) => return self.failed(why, now),
             Ok(token) => Some(token),
         };
-        let pins = token.as_ref().is_some_and(|token| token.authority.is_some());
-        let greeting = Greeting { held, token, certificate };
-        match authority {
-            // The token's hash counts more than what was trusted before.
-            Some(authority) if !pins => self.fetch_cluster(authority, greeting, None),
-            Some(_) | None => {
-                self.state = State::PinningAuthority(greeting);
-                Next::quiet(Step::FetchAuthority)
-            }
-        }
+        self.state = State::FetchingAuthority(Greeting { held, token, certificate, authority });
+        Next::quiet(Step::FetchAuthority)
     }
 
+    /// | the token has a hash | an authority was trusted before | trusted now                                   |
+    /// |----------------------|---------------------------------|-----------------------------------------------|
+    /// | yes                  |                                 | what of `pem` has this hash, or none          |
+    /// | no                   | yes                             | the same as before                            |
+    /// | no                   | no                              | `pem`, with a warning                         |
     fn authority(&mut self, host: &str, pem: Vec<u8>, greeting: Greeting, now: Now) -> Next {
         let hash = greeting.token.as_ref().and_then(|token| token.authority.as_deref());
-        let Some(hash) = hash else {
-            let line = (!std::mem::replace(&mut self.is_warned, true)).then(|| {
-                Line::Warn(format!(
-                    "joining: the token has no CA hash; trusting the CA of k3s server {host} on first use; use the whole token of \
-                     its /var/lib/rancher/k3s/server/node-token"
-                ))
-            });
-            return self.fetch_cluster(pem, greeting, line);
+        let mut line = None;
+        let authority = match (hash, greeting.authority.clone()) {
+            (Some(hash), _) => match pinned(&pem, hash) {
+                Ok(authority) => authority,
+                Err(why) => return self.failed(format!("k3s server {host}: {why}"), now),
+            },
+            (None, Some(before)) => before,
+            (None, None) => {
+                line = (!std::mem::replace(&mut self.is_warned, true)).then(|| {
+                    Line::Warn(format!(
+                        "joining: the token has no CA hash; trusting the CA of k3s server {host} on first use; use the whole \
+                         token of {TOKEN_FILE}"
+                    ))
+                });
+                pem.clone()
+            }
         };
-        match pinned(&pem, hash) {
-            Ok(authority) => self.fetch_cluster(authority, greeting, None),
-            Err(why) => self.failed(format!("k3s server {host}: {why}"), now),
-        }
-    }
-
-    fn fetch_cluster(&mut self, authority: Vec<u8>, greeting: Greeting, line: Option<Line>) -> Next {
-        let Greeting { held, token, certificate } = greeting;
+        let Greeting { held, token, certificate, .. } = greeting;
         let authorization = token.map(|token| token.authorization);
-        let credentials = Rc::new(Credentials { authority, certificate, authorization });
+        let credentials = Rc::new(Credentials { authority, intermediates: pem, certificate, authorization });
         self.state = State::FetchingCluster { held, credentials: credentials.clone() };
         Next { line, step: Step::FetchCluster(credentials) }
+    }
+
+    fn greets_again(&self, now: Now) -> bool {
+        self.greet_again.is_some_and(|at| at <= now.mono)
     }
 
     /// Certificates that hold stay, unless they are another cluster's.
@@ -438,18 +464,19 @@ impl Joining {
 
     fn store(&mut self, cluster: Cluster, certificates: Option<Certificates>) -> Next {
         let renewed = certificates.as_ref().map(|certificates| certificates.validity);
-        self.state = State::Storing { settings: cluster.settings.clone(), renewed };
+        self.state = State::Storing { renewed };
         Next::quiet(Step::Store(Box::new(Given { cluster, certificates })))
     }
 
-    fn stored(&mut self, settings: Settings, renewed: Option<Validity>, now: Now) -> Next {
+    fn stored(&mut self, renewed: Option<Validity>, now: Now) -> Next {
         self.is_greeted = true;
+        self.greet_again = None;
         let line = renewed.map(|validity| {
             self.renewed_after = now.mono + csr::least_age(validity);
             Line::Info(format!("node {}: client certificate valid until {}", self.node, validity.until))
         });
         self.state = State::Publishing;
-        Next { line, step: Step::Publish { settings, is_renewed: renewed.is_some() } }
+        Next { line, step: Step::Publish { is_renewed: renewed.is_some() } }
     }
 
     /// The round has succeeded.
@@ -463,7 +490,11 @@ impl Joining {
     fn failed(&mut self, why: String, now: Now) -> Next {
         let line = (why != self.failure).then(|| Line::Warn(format!("joining failed: {why}; retrying")));
         self.failure = why;
-        let pause = if self.is_provided { CERTIFICATE_CHECK_PERIOD } else { self.retry.failed() };
+        let pause = match self.is_provided {
+            true if self.greet_again.is_some() => K3S_LOST_WAIT,
+            true => CERTIFICATE_CHECK_PERIOD,
+            false => self.retry.failed(),
+        };
         self.end_round(pause, line, now)
     }
 
@@ -481,8 +512,10 @@ impl Joining {
 
     fn wait(&mut self, pause: Duration, line: Option<Line>, now: Now) -> Next {
         let until_list = self.servers.at.since(now.mono);
+        let until_greeting = self.greet_again.map(|at| at.since(now.mono)).filter(|left| !left.is_zero());
+        let pause = if self.is_greeted { pause.min(until_list) } else { pause };
         self.state = State::Waiting;
-        Next { line, step: Step::Wait(if self.is_greeted { pause.min(until_list) } else { pause }) }
+        Next { line, step: Step::Wait(until_greeting.map_or(pause, |left| left.min(pause))) }
     }
 
     fn listed(&mut self, list: &[u8], began: Mono, pause: Duration, now: Now) -> Next {
@@ -538,7 +571,7 @@ mod tests {
     const PATH: [(&str, &str); 11] = [
         ("Inspecting", "nothing found"),
         ("ReadingToken", "token with hash"),
-        ("PinningAuthority", "authority"),
+        ("FetchingAuthority", "authority"),
         ("FetchingCluster", "cluster"),
         ("ReadingPassword", "password"),
         ("RequestingCertificates", "certificates"),
@@ -626,7 +659,7 @@ mod tests {
         match state {
             State::Inspecting => "Inspecting",
             State::ReadingToken { .. } => "ReadingToken",
-            State::PinningAuthority(_) => "PinningAuthority",
+            State::FetchingAuthority(_) => "FetchingAuthority",
             State::FetchingCluster { .. } => "FetchingCluster",
             State::ReadingPassword { .. } => "ReadingPassword",
             State::RequestingCertificates { .. } => "RequestingCertificates",
@@ -643,7 +676,7 @@ mod tests {
         match step {
             Step::Inspect => "Inspecting",
             Step::ReadToken => "ReadingToken",
-            Step::FetchAuthority => "PinningAuthority",
+            Step::FetchAuthority => "FetchingAuthority",
             Step::FetchCluster(_) => "FetchingCluster",
             Step::ReadPassword => "ReadingPassword",
             Step::RequestCertificates { .. } => "RequestingCertificates",
@@ -726,16 +759,21 @@ mod tests {
         let rows = [
             ("Inspecting", "nothing found", "ReadingToken", ""),
             ("Inspecting", "valid certificates", "ReadingToken", ""),
-            ("ReadingToken", "token with hash", "PinningAuthority", ""),
-            ("ReadingToken", "token with hash, known node", "PinningAuthority", ""),
-            ("ReadingToken", "token without hash", "PinningAuthority", ""),
-            ("ReadingToken", "token without hash, known node", "FetchingCluster", ""),
-            ("ReadingToken", "no token, known node", "FetchingCluster", ""),
+            ("ReadingToken", "token with hash", "FetchingAuthority", ""),
+            ("ReadingToken", "token with hash, known node", "FetchingAuthority", ""),
+            ("ReadingToken", "token without hash", "FetchingAuthority", ""),
+            ("ReadingToken", "token without hash, known node", "FetchingAuthority", ""),
+            ("ReadingToken", "no token, known node", "FetchingAuthority", ""),
             ("ReadingToken", "no token", "Waiting", "warn: joining failed: --token-file: gone; retrying"),
-            ("PinningAuthority", "authority", "FetchingCluster", ""),
-            ("PinningAuthority", "another authority", "Waiting", "its authority is not the one of the token"),
+            ("FetchingAuthority", "authority", "FetchingCluster", ""),
             (
-                "PinningAuthority",
+                "FetchingAuthority",
+                "another authority",
+                "Waiting",
+                "its authority is not the one of the token",
+            ),
+            (
+                "FetchingAuthority",
                 "no authority",
                 "Waiting",
                 "k3s server s: its /cacerts holds no certificate",
@@ -806,12 +844,18 @@ mod tests {
 
     #[test]
     fn a_known_node_without_a_token_shows_its_certificate_to_servers_of_the_kept_authority() {
-        let mut node = Node::in_state("ReadingToken");
-        let Step::FetchCluster(credentials) = node.take(outcome("no token, known node")).step else {
-            panic!("{}", node.state())
-        };
-        assert_eq!((&credentials.authority, &credentials.authorization), (&pem("kept"), &None));
-        assert_eq!(credentials.certificate, Some(pem("node")));
+        for authority in ["authority", "another authority", "no authority"] {
+            let mut node = Node::in_state("ReadingToken");
+            let Step::FetchCluster(credentials) = node.take_all(&["no token, known node", authority]).step
+            else {
+                panic!("{}", node.state())
+            };
+            assert_eq!((&credentials.authority, &credentials.authorization), (&pem("kept"), &None));
+            assert_eq!(credentials.certificate, Some(pem("node")));
+            // What it lists is no more than a way to that authority.
+            let Outcome::Authority { pem, .. } = outcome(authority) else { unreachable!() };
+            assert_eq!(credentials.intermediates, pem);
+        }
     }
 
     #[test]
@@ -933,11 +977,56 @@ mod tests {
     }
 
     #[test]
+    fn a_server_is_greeted_again_after_a_tunnel_was_lost() {
+        let mut node = Node::in_state("Waiting");
+        node.take_all(&["tunnel lost", "valid certificates"]);
+        node.pass(K3S_LOST_WAIT / 2);
+        // Another one was lost meanwhile.
+        node.take_all(&["tunnel lost", "valid certificates"]);
+        assert_eq!(node.state(), "Waiting");
+        node.pass(K3S_LOST_WAIT / 2);
+        node.take_all(&["waited", "valid certificates"]);
+        assert_eq!(node.state(), "ReadingToken");
+        // It is not there yet.
+        node.take(outcome("failed"));
+        assert_eq!(node.wait_after(&["servers unreachable"]), K3S_LOST_WAIT.min(KUBE_RETRY_MIN));
+        node.pass(K3S_LOST_WAIT);
+        let greet = ["waited", "valid certificates", "token with hash", "authority", "cluster", "stored"];
+        let next = node.take_all(&greet);
+        assert!(matches!(next.step, Step::Publish { is_renewed: false }));
+        // Heard, it is not greeted any more.
+        node.take_all(&["published", "servers", "servers stored"]);
+        assert_eq!(node.state(), "Waiting");
+        node.pass(2 * K3S_LOST_WAIT);
+        node.take_all(&["waited", "valid certificates"]);
+        assert_eq!(node.state(), "Waiting");
+
+        // It has another authority.
+        let mut node = Node::in_state("Waiting");
+        node.take_all(&["tunnel lost", "valid certificates"]);
+        node.pass(K3S_LOST_WAIT);
+        node.take_all(&[
+            "waited",
+            "valid certificates",
+            "token without hash, known node",
+            "another authority",
+        ]);
+        node.take_all(&["another cluster"]);
+        assert_eq!(node.state(), "ReadingPassword");
+    }
+
+    #[test]
     fn only_what_is_usable_and_for_this_node_counts() {
-        let key = rcgen::KeyPair::generate().unwrap();
-        let signed = rcgen::CertificateParams::default().self_signed(&key).unwrap();
-        let own = [x509::pem("CERTIFICATE", signed.der()), x509::pem("PRIVATE KEY", key.serialized_der())];
-        let own = own.concat().into_bytes();
+        let signed_for = |name: &str| {
+            let key = rcgen::KeyPair::generate().unwrap();
+            let mut params = rcgen::CertificateParams::default();
+            params.distinguished_name.push(rcgen::DnType::CommonName, name);
+            let signed = params.self_signed(&key).unwrap();
+            let own =
+                [x509::pem("CERTIFICATE", signed.der()), x509::pem("PRIVATE KEY", key.serialized_der())];
+            own.concat().into_bytes()
+        };
+        let own = signed_for("system:node:gw");
         let marked = |mark: &str| Some([mark.as_bytes(), &own].concat());
         let whole = || Found {
             certificate: Some(validity()),
@@ -954,6 +1043,13 @@ mod tests {
             ("no kubeconfig", Found { certificate: None, ..whole() }, false, true),
             ("no certificate", Found { client: None, ..whole() }, false, true),
             ("damaged certificate", Found { client: damaged(), ..whole() }, false, true),
+            (
+                "another node's certificate",
+                Found { client: Some(signed_for("system:node:old")), ..whole() },
+                false,
+                true,
+            ),
+            ("nobody's certificate", Found { client: Some(signed_for("gw")), ..whole() }, false, true),
             ("no serving certificate", Found { serving: None, ..whole() }, false, true),
             ("unmarked", Found { serving: Some(own.clone()), ..whole() }, false, true),
             ("damaged", Found { serving: Some(b"# gw 10.0.0.2\ndamaged".to_vec()), ..whole() }, false, true),
@@ -962,13 +1058,13 @@ mod tests {
             ("no client authority", Found { client_ca: None, ..whole() }, true, false),
             ("damaged server authority", Found { server_ca: damaged(), ..whole() }, true, false),
         ] {
-            let inspection = Inspection::new(found, "# gw 10.0.0.2\n", true);
+            let inspection = Inspection::new(found, "gw", "# gw 10.0.0.2\n", true);
             let shown = (inspection.certificate.is_some(), inspection.authorities.is_some());
             assert_eq!(shown, (holds, authorities), "{what}");
             assert_eq!(inspection.is_complete(), authorities, "{what}");
         }
-        assert!(Inspection::new(whole(), "# gw \n", false).certificate.is_some(), "no address yet");
-        assert!(!Inspection::new(Found { has_settings: false, ..whole() }, "", true).is_complete());
+        assert!(Inspection::new(whole(), "gw", "# gw \n", false).certificate.is_some(), "no address yet");
+        assert!(!Inspection::new(Found { has_settings: false, ..whole() }, "gw", "", true).is_complete());
         let wrong = |client: &[u8], server: &[u8]| {
             Cluster::new(Settings::default(), client.to_vec(), server.to_vec()).err().unwrap()
         };

@@ -36,7 +36,7 @@ pub(crate) use files::Files;
 pub(crate) use join_task::JoinTask;
 pub(crate) use refusal::Refused;
 pub(crate) use servers::List;
-pub(crate) use settings::Settings;
+pub(crate) use settings::{Settings, Unset};
 pub(crate) use supervisor::{Ask, Supervisor};
 pub(crate) use token::Token;
 pub(crate) use tunnel::{Common, Reach};

@@ -2,11 +2,15 @@
 
 use std::path::Path;
 
+use super::token::TOKEN_FILE;
+
 /// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// The supervisor is unreachable, or its certificate is not trusted.
+    /// The supervisor is unreachable, or its certificate is not valid.
     Unreachable(String),
+    /// No known authority has signed the supervisor's certificate.
+    Untrusted,
     /// The HTTP status, and the response's message.
     Status(u16, String),
 }
@@ -14,12 +18,13 @@ pub(crate) enum Refused {
 impl Refused {
     /// The server is not there or not ready: another server of the cluster may answer.
     pub(super) fn is_of_one_server(&self) -> bool {
-        matches!(self, Self::Unreachable(_) | Self::Status(500.., _))
+        matches!(self, Self::Unreachable(_) | Self::Untrusted | Self::Status(500.., _))
     }
 
-    /// The cluster may not know the certificate that was shown: the token alone may do (as k3s).
+    /// The cluster may not know the certificate that was shown, or it is another name's, which counts before the token
+    /// (`GetNodeAuthValidator`): the token alone may do (as k3s).
     pub(super) fn may_be_of_certificate(&self) -> bool {
-        matches!(self, Self::Unreachable(_) | Self::Status(401, _))
+        matches!(self, Self::Unreachable(_) | Self::Status(400 | 401, _))
     }
 
     /// A server before 1.27, which takes no signing requests of nodes and sends a key with the certificate.
@@ -31,9 +36,13 @@ impl Refused {
     pub(super) fn explain(&self, host: &str, node: &str, password: &Path) -> String {
         match self {
             Self::Unreachable(why) => why.clone(),
+            Self::Untrusted => format!(
+                "k3s server {host}: no authority that this node knows has signed its certificate: it is of another cluster, or the \
+                 cluster's authority was replaced (k3s certificate rotate-ca); for the new authority give --token-file the token \
+                 of {TOKEN_FILE} anew, whose hash names it"
+            ),
             Self::Status(401, _) => format!(
-                "k3s server {host} does not take the token; take it anew from the server's \
-                 /var/lib/rancher/k3s/server/node-token, or make one: k3s token create"
+                "k3s server {host} does not take the token; take it anew from {TOKEN_FILE}, or make one: k3s token create"
             ),
             Self::Status(403, _) => format!(
                 "k3s server {host} knows node {node} by another password than that of {}: another machine has this name (give \
@@ -61,11 +70,12 @@ mod tests {
         // Refusal | another server | by the token alone | an older server | the sentence.
         for (refused, other, token, older, sentence) in [
             (unreachable, true, true, false, "no answer within 30 s"),
+            (Refused::Untrusted, true, false, false, "give --token-file the token of the server's"),
             (status(401), false, true, false, "does not take the token; take it anew"),
             (status(403), false, false, false, "knows node gw by another password than that of /pw: another"),
             (status(404), false, false, true, "s is no k3s server; --server names its address"),
             (status(405), false, false, true, "k3s server s answers 405: said"),
-            (status(400), false, false, false, "k3s server s answers 400: said"),
+            (status(400), false, true, false, "k3s server s answers 400: said"),
             (status(500), true, false, false, "k3s server s answers 500: said"),
             (status(503), true, false, false, "k3s server s is not ready yet (said)"),
             (status(u16::MAX), true, false, false, "answers 65535"),

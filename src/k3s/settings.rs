@@ -4,10 +4,12 @@ use std::net::IpAddr;
 
 use serde_json::json;
 
+use crate::config::Config;
 use crate::decode::Node;
 use crate::decode::json as reader;
 use crate::limits::DNS_SERVERS_MAX;
 use crate::model::names;
+use crate::render::NodeSettings;
 
 /// The settings that a node needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,7 +22,32 @@ pub(crate) struct Settings {
     pub(crate) api_port: Option<u16>,
     /// The server reaches pods through the tunnel (`EgressSelectorMode`: `pod` or `cluster`).
     pub(crate) reaches_pods: bool,
+    /// No pods are made for Services of type `LoadBalancer` (`DisableServiceLB`).
+    pub(crate) disable_service_lb: bool,
+    /// The server sets no Node's addresses (`DisableCCM`).
+    pub(crate) disable_cloud_controller: bool,
 }
+
+/// Which of the server's settings count, because the configuration has no others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Unset {
+    /// `clusterDNS`.
+    pub(crate) cluster_dns: bool,
+    /// `allowedUnsafeSysctls`.
+    pub(crate) unsafe_sysctls: bool,
+}
+
+impl Unset {
+    pub(crate) fn of(config: &Config) -> Self {
+        Self {
+            cluster_dns: config.cluster_dns.is_empty(),
+            unsafe_sysctls: config.allowed_unsafe_sysctls.is_none(),
+        }
+    }
+}
+
+/// Unsafe sysctls that the pods of k3s' load balancer (servicelb) set (`kubeletArgsAndConfig`).
+const SERVICE_LB_SYSCTLS: [&str; 2] = ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"];
 
 impl Settings {
     /// Parses the server's JSON.
@@ -50,20 +77,49 @@ impl Settings {
         };
         let mode = tree.field("EgressSelectorMode").and_then(Node::text);
         let (api, own) = (port("HTTPSPort"), port("SupervisorPort"));
+        let is_set = |field: &str| matches!(tree.field(field), Some(Node::Bool(true)));
         Ok(Self {
             cluster_dns,
             cluster_domain: cluster_domain.into(),
             api_port: api.filter(|api| Some(*api) != own),
             reaches_pods: mode.is_some_and(|mode| ["pod", "cluster"].contains(&mode)),
+            disable_service_lb: is_set("DisableServiceLB"),
+            disable_cloud_controller: is_set("DisableCCM"),
         })
+    }
+
+    /// Puts them in the place of what the configuration leaves open. True when that changes something.
+    pub(crate) fn apply(&self, unset: Unset, node: &mut NodeSettings) -> bool {
+        let mut changed = false;
+        if unset.cluster_dns
+            && (node.cluster_dns != self.cluster_dns || node.cluster_domain != self.cluster_domain)
+        {
+            node.cluster_dns.clone_from(&self.cluster_dns);
+            node.cluster_domain.clone_from(&self.cluster_domain);
+            changed = true;
+        }
+        let sysctls: Vec<Box<str>> =
+            if self.disable_service_lb { Vec::new() } else { SERVICE_LB_SYSCTLS.map(Box::from).into() };
+        if unset.unsafe_sysctls && node.allowed_unsafe_sysctls != sysctls {
+            node.allowed_unsafe_sysctls = sysctls;
+            changed = true;
+        }
+        changed
     }
 
     /// The settings as JSON for the disk: the server's own JSON has secrets that must not be on a node's disk.
     pub(crate) fn to_json(&self) -> Vec<u8> {
-        let Self { cluster_dns, cluster_domain, api_port, reaches_pods } = self;
+        let Self {
+            cluster_dns,
+            cluster_domain,
+            api_port,
+            reaches_pods,
+            disable_service_lb,
+            disable_cloud_controller,
+        } = self;
         let mode = if *reaches_pods { "pod" } else { "agent" };
         let text = json!({"ClusterDNSs": cluster_dns, "ClusterDomain": cluster_domain, "HTTPSPort": api_port,
-            "EgressSelectorMode": mode});
+            "EgressSelectorMode": mode, "DisableServiceLB": disable_service_lb, "DisableCCM": disable_cloud_controller});
         text.to_string().into_bytes()
     }
 }
@@ -73,13 +129,45 @@ mod tests {
     use super::*;
 
     #[test]
+    fn settings_count_where_the_configuration_has_none() {
+        let dns = |text: &str| vec![Box::from(text)];
+        for (disabled, unset, servers, sysctls) in [
+            (false, Unset { cluster_dns: true, unsafe_sysctls: true }, "10.43.0.10", &SERVICE_LB_SYSCTLS[..]),
+            (true, Unset { cluster_dns: true, unsafe_sysctls: true }, "10.43.0.10", &[]),
+            (false, Unset { cluster_dns: false, unsafe_sysctls: true }, "10.0.0.1", &SERVICE_LB_SYSCTLS),
+            (
+                false,
+                Unset { cluster_dns: true, unsafe_sysctls: false },
+                "10.43.0.10",
+                &["net.core.somaxconn"],
+            ),
+            (true, Unset::default(), "10.0.0.1", &["net.core.somaxconn"]),
+        ] {
+            let settings = Settings {
+                cluster_dns: dns("10.43.0.10"),
+                cluster_domain: "k3s.test".into(),
+                disable_service_lb: disabled,
+                ..Settings::default()
+            };
+            let mut node = NodeSettings::new("gw", "/");
+            node.cluster_dns = dns("10.0.0.1");
+            // What a server allowed before it was restarted is no configuration.
+            node.allowed_unsafe_sysctls = vec!["net.core.somaxconn".into()];
+            assert_eq!(settings.apply(unset, &mut node), unset != Unset::default());
+            let found: Vec<&str> = node.allowed_unsafe_sysctls.iter().map(|name| &**name).collect();
+            assert_eq!((node.cluster_dns.clone(), found.as_slice()), (dns(servers), sysctls), "{unset:?}");
+            assert!(!settings.apply(unset, &mut node), "nothing is new");
+        }
+    }
+
+    #[test]
     fn what_a_node_needs_is_read() {
         let whole = br#"{"ClusterDNSs":["10.43.0.10","fd00::a"],"ClusterDNS":"10.43.0.10","ClusterDomain":"cluster.local",
-            "HTTPSPort":6443,"SupervisorPort":9345,"EgressSelectorMode":"pod","ClusterIPRange":{"IP":"10.42.0.0","Mask":"//8AAA=="}}"#;
+            "HTTPSPort":6443,"SupervisorPort":9345,"EgressSelectorMode":"pod","DisableCCM":true,"DisableServiceLB":true,"ClusterIPRange":{"IP":"10.42.0.0","Mask":"//8AAA=="}}"#;
         let read = Settings::parse(whole).unwrap();
         assert_eq!(read.cluster_dns, ["10.43.0.10".into(), "fd00::a".into()]);
         assert_eq!((&*read.cluster_domain, read.api_port), ("cluster.local", Some(6443)));
-        assert!(read.reaches_pods);
+        assert!(read.reaches_pods && read.disable_service_lb && read.disable_cloud_controller);
         assert_eq!(Settings::parse(&read.to_json()).as_ref(), Ok(&read));
         let older = br#"{"ClusterDNSs":null,"ClusterDNS":"10.43.0.10","ClusterDomain":"cluster.local","HTTPSPort":6443,
             "SupervisorPort":6443}"#;

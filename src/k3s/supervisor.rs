@@ -45,17 +45,16 @@ impl Supervisor {
         &self,
         with: &Loaded,
         ration: Option<usize>,
-    ) -> Result<crate::stream::Stream, String> {
+    ) -> Result<crate::stream::Stream, KubeError> {
         let address = Address { host: with.server.host.clone(), port: with.server.port };
-        let socket = self.lookups.connect(&address).await?;
+        let socket = self.lookups.connect(&address).await.map_err(KubeError::Unreachable)?;
         let _ = socket.get_ref().set_nodelay(true);
         // With a larger buffer more bytes would be in flight, when the server is asked to pause, than there is space for.
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size(socket.get_ref(), TUNNEL_WINDOW_BYTES);
         // When a link is lost silently, unacknowledged writes are the only sign of it.
         let silence = u32::try_from(TUNNEL_SILENCE_MAX.as_millis()).unwrap_or(u32::MAX);
         let _ = rustix::net::sockopt::set_tcp_user_timeout(socket.get_ref(), silence);
-        let connected = tls_connect(with, socket, Protocol::Http1, ration, &self.authenticated).await;
-        connected.map_err(|error: KubeError| error.to_string())
+        tls_connect(with, socket, Protocol::Http1, ration, &self.authenticated).await
     }
 
     /// The response's body, within `limits::KUBE_CALL_TIME`: the server is slow in checking the node's password.
@@ -74,7 +73,11 @@ impl Supervisor {
     async fn exchange(&self, with: &Loaded, ask: &Ask<'_>) -> Result<Vec<u8>, Refused> {
         let at = |why: String| Refused::Unreachable(format!("k3s server {}: {why}", with.server.authority()));
         // A body of that length, its head, and the overhead of TLS. hyper itself reads heads without a limit (`103`).
-        let socket = self.connect(with, Some(2 * NODE_FILE_BYTES_MAX)).await.map_err(at)?;
+        let socket =
+            self.connect(with, Some(2 * NODE_FILE_BYTES_MAX)).await.map_err(|error| match error {
+                KubeError::Untrusted(_) => Refused::Untrusted,
+                error => at(error.to_string()),
+            })?;
         let handshake = hyper::client::conn::http1::handshake(socket).await;
         let (mut sender, connection) = handshake.map_err(|error| at(error.to_string()))?;
         let mut request = Request::new(Full::new(Bytes::from(ask.body.clone())));
@@ -169,6 +172,7 @@ mod tests {
             server: ServerUrl { host: "127.0.0.1".to_owned(), port, prefix: String::new() },
             server_name: Some("localhost".to_owned()),
             authorities: Some(crate::x509::pem("CERTIFICATE", certificate.der()).into_bytes()),
+            intermediates: None,
             certificate: None,
             token: None,
         };

@@ -7,6 +7,11 @@ const HASH_DIGITS: usize = 64;
 /// The user of nodes, whatever user the token names (`clientaccess.WithUser`).
 const USER: &str = "node";
 
+/// Where a server has the token of nodes. Its `node-token` is the servers' own, which nodes may not use when the server has
+/// `--agent-token`; without that flag all of them are the same.
+pub(super) const TOKEN_FILE: &str =
+    "the server's /var/lib/rancher/k3s/server/agent-token (of old servers: node-token)";
+
 /// A parsed token. Its `Debug` shows none of it.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Token {
@@ -30,7 +35,7 @@ impl Token {
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
         if text.is_empty() {
-            return Err("is empty; a k3s server has it in /var/lib/rancher/k3s/server/node-token".to_owned());
+            return Err(format!("is empty; it is in {TOKEN_FILE}"));
         }
         let (authority, credential) = match text.strip_prefix("K10") {
             Some(rest) => rest.split_once("::").unwrap_or(("", rest)),
@@ -41,25 +46,24 @@ impl Token {
         if !authority.is_empty() && !is_hash {
             return Err(format!(
                 "does not begin with K10 and the {HASH_DIGITS} hexadecimal digits of a hash; it was cut or mistyped: take it anew \
-                 from the server's /var/lib/rancher/k3s/server/node-token"
+                 from {TOKEN_FILE}"
             ));
         }
-        if !credential.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err("holds a space or a character that no token has".to_owned());
+        // A line break inside is that of a terminal, or of a second token.
+        if credential.chars().any(char::is_control) {
+            return Err("holds a line break or another control character".to_owned());
         }
         let authorization = if is_bootstrap_token(credential) {
             format!("Bearer {credential}")
         } else {
-            // A token without a hash is a secret; with a hash the user precedes it.
+            // A text without K10 is the secret, whatever is in it; after K10 the user precedes it.
             let secret = match credential.split_once(':') {
+                _ if !text.starts_with("K10") => credential,
                 Some((_, secret)) => secret,
-                None if text.starts_with("K10") => "",
-                None => credential,
+                None => "",
             };
             if secret.is_empty() {
-                return Err("has no secret behind USER: ; take it anew from the server's \
-                            /var/lib/rancher/k3s/server/node-token"
-                    .to_owned());
+                return Err(format!("has no secret behind USER: ; take it anew from {TOKEN_FILE}"));
             }
             format!("Basic {}", BASE64_STANDARD.encode(format!("{USER}:{secret}")))
         };
@@ -85,7 +89,8 @@ mod tests {
     #[test]
     fn each_kind_of_token_is_read() {
         let hash = Some(HASH.to_ascii_lowercase());
-        let secret = format!("Basic {}", BASE64_STANDARD.encode(b"node:hunter2"));
+        let basic = |secret: &str| format!("Basic {}", BASE64_STANDARD.encode(format!("node:{secret}")));
+        let secret = basic("hunter2");
         for (text, authority, authorization) in [
             (format!("K10{HASH}::node:hunter2\n"), hash.clone(), secret.clone()),
             (format!("K10{HASH}::server:hunter2"), hash.clone(), secret.clone()),
@@ -93,11 +98,18 @@ mod tests {
             ("hunter2".to_owned(), None, secret.clone()),
             (
                 format!("K10{HASH}::abcdef.0123456789abcdef"),
-                hash,
+                hash.clone(),
                 "Bearer abcdef.0123456789abcdef".to_owned(),
             ),
             ("abcdef.0123456789abcdef".to_owned(), None, "Bearer abcdef.0123456789abcdef".to_owned()),
-            ("a:b:c".to_owned(), None, format!("Basic {}", BASE64_STANDARD.encode(b"node:b:c"))),
+            // A bare secret is whole, whatever it holds; with K10 the first colon ends the user.
+            ("a:b:c".to_owned(), None, basic("a:b:c")),
+            ("node:hunter2".to_owned(), None, basic("node:hunter2")),
+            ("a::b".to_owned(), None, basic("a::b")),
+            ("hunter 2 \u{e4}\n".to_owned(), None, basic("hunter 2 \u{e4}")),
+            ("abcdef.0123456789ABCDEF".to_owned(), None, basic("abcdef.0123456789ABCDEF")),
+            (format!("K10{HASH}::node:b:c"), hash.clone(), basic("b:c")),
+            ("K10node:b:c".to_owned(), None, basic("b:c")),
         ] {
             assert_eq!(Token::parse(&text), Ok(Token { authority, authorization }), "{text}");
         }
@@ -110,9 +122,11 @@ mod tests {
             "",
             " \n",
             "K10abc::node:hunter2",
+            "K10node:hunter2::hunter3",
             &format!("K10{HASH}::node:"),
             &format!("K10{HASH}::hunter2"),
-            "hunter 2",
+            "hunter2\nhunter3",
+            &format!("K10{HASH}::node:hunter\t2"),
         ] {
             let why = Token::parse(text).expect_err(text);
             assert!(!why.contains("hunter"), "{why}");

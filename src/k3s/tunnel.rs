@@ -110,7 +110,7 @@ impl Tunnel {
         loop {
             let why = match self.common.access.load().await {
                 // The certificate was not issued yet; the join task has logged that.
-                Err(KubeError::Config(why)) => {
+                Err(KubeError::Config(why) | KubeError::NotJoined(why)) => {
                     log::debug!("tunnel: {why}");
                     String::new()
                 }
@@ -163,7 +163,8 @@ impl Tunnel {
     /// The WebSocket's handshake.
     async fn upgrade(&self, with: &Loaded) -> Result<(Incoming, WriteHalf<Box<dyn Duplex>>), String> {
         // Without a limit on bytes: the connection lasts. The response's head is bounded where it is read (`upgrade::head`).
-        let stream = self.common.supervisor.connect(with, None).await?.into_inner();
+        let stream = self.common.supervisor.connect(with, None).await;
+        let stream = stream.map_err(|error| error.to_string())?.into_inner();
         let (incoming, mut outgoing) = smol::io::split(stream);
         let mut incoming = Incoming { stream: incoming, bytes: Vec::new(), taken: 0 };
         let key = BASE64_STANDARD.encode(random::<16>()?);

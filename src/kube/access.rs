@@ -31,6 +31,8 @@ pub(crate) struct Loaded {
     pub(crate) server_name: Option<String>,
     /// The certificate authorities in PEM; `None`: the server's certificate is not verified.
     pub(crate) authorities: Option<Vec<u8>>,
+    /// Certificates in PEM that are not trusted, but may lead from the server's to an authority; what is none counts as absent.
+    pub(crate) intermediates: Option<Vec<u8>>,
     /// Certificate and key in PEM.
     pub(crate) certificate: Option<(Vec<u8>, Vec<u8>)>,
     pub(crate) token: Option<Vec<u8>>,
@@ -62,15 +64,14 @@ impl Access {
     pub(crate) async fn load(&self) -> Result<Loaded, KubeError> {
         let (path, awaited) = (self.path.clone(), self.awaited);
         let loaded = unblock_apart(move || {
+            let at = |why: &str| format!("kubeconfig {}: {why}", path.display());
             if awaited && is_missing(&path) {
-                return Err(
-                    "is written when the cluster has signed the certificate that is asked for".to_owned()
-                );
+                let why = "is written when the cluster has signed the certificate that is asked for";
+                return Err(KubeError::NotJoined(at(why)));
             }
-            load(&path)
+            load(&path).map_err(|why| KubeError::Config(at(&why)))
         });
-        let loaded = loaded.await.map_err(|error| KubeError::Config(error.to_string()))?;
-        loaded.map_err(|why| KubeError::Config(format!("kubeconfig {}: {why}", self.path.display())))
+        loaded.await.map_err(|error| KubeError::Config(error.to_string()))?
     }
 
     /// The certificate authorities, else the server's address.
@@ -170,6 +171,7 @@ fn load(path: &Path) -> Result<Loaded, String> {
             Trust::Authorities(material) => Some(bytes(material)?),
             Trust::AnyCertificate => None,
         },
+        intermediates: None,
         certificate: match config.certificate {
             Some((certificate, key)) => Some((bytes(certificate)?, bytes(key)?)),
             None => None,

@@ -20,6 +20,10 @@ pub enum KubeError {
     Protocol(String),
     /// The kubeconfig, or a file that it references, cannot be used.
     Config(String),
+    /// No known authority has signed the server's certificate.
+    Untrusted(String),
+    /// The kubeconfig does not exist yet: this agent writes it when the node has joined. No failure, and nothing to log.
+    NotJoined(String),
 }
 
 impl KubeError {
@@ -53,7 +57,11 @@ impl KubeError {
 impl fmt::Display for KubeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unreachable(why) | Self::Protocol(why) | Self::Config(why) => f.write_str(why),
+            Self::Unreachable(why)
+            | Self::Protocol(why)
+            | Self::Config(why)
+            | Self::Untrusted(why)
+            | Self::NotJoined(why) => f.write_str(why),
             Self::Refused { code: 401, message, .. } => write!(
                 f,
                 "the API server does not know this node ({message}); check the client certificate or token of the \

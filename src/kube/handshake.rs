@@ -13,6 +13,13 @@ use super::tls::{self, Protocol};
 pub fn config(authorities: &[u8]) -> Result<ClientConfig, String> {
     let server = ServerUrl { host: "gw".to_owned(), port: 6443, prefix: String::new() };
     let authorities = Some(authorities.to_vec());
-    let with = Loaded { server, server_name: None, authorities, certificate: None, token: None };
+    let with = Loaded {
+        server,
+        server_name: None,
+        authorities,
+        intermediates: None,
+        certificate: None,
+        token: None,
+    };
     tls::config(&with, Protocol::Http2)
 }

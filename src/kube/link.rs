@@ -260,7 +260,7 @@ impl Link {
         let connected =
             tls::connect(with, socket, tls::Protocol::Http2, None, self.access.authenticated()).await;
         let socket = connected.map_err(|error| match error {
-            KubeError::Unreachable(why) => at(why),
+            KubeError::Unreachable(why) | KubeError::Untrusted(why) => at(why),
             error => error,
         })?;
         let (requests, connection) = Builder::new(self.spawner.clone())

@@ -15,7 +15,7 @@ use super::access::Loaded;
 use super::{Authenticated, KubeError};
 use crate::limits::PEER_HANDSHAKE_BYTES_MAX;
 use crate::stream::{Socket, Stream, stream};
-use crate::tls::{AnyCertificate, server_verifier};
+use crate::tls::{AnyCertificate, server_verifier_by_way_of};
 
 /// Protocol negotiated by ALPN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl Protocol {
 /// TLS 1.2 or 1.3 over this connection, of which at most `ration` bytes can be read after the handshake, if one is given.
 ///
 /// # Errors
-/// `Config` when certificates or keys cannot be used; `Unreachable` when the handshake fails, with the remedy.
+/// `Config` when certificates or keys cannot be used; `Unreachable` or `Untrusted` when the handshake fails, with the remedy.
 pub(crate) async fn connect(
     with: &Loaded,
     socket: Socket<TcpStream>,
@@ -55,10 +55,13 @@ pub(crate) async fn connect(
     let connected = TlsConnector::from(Arc::new(config)).connect(name, socket).await;
     let connected = connected.map_err(|error| {
         let inner = error.get_ref().and_then(|error| error.downcast_ref::<Error>());
-        KubeError::Unreachable(match inner {
-            Some(error) => failed(error),
-            None => format!("TLS: {error}"),
-        })
+        match inner {
+            Some(error @ Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
+                KubeError::Untrusted(failed(error))
+            }
+            Some(error) => KubeError::Unreachable(failed(error)),
+            None => KubeError::Unreachable(format!("TLS: {error}")),
+        }
     })?;
     if with.authorities.is_some()
         && let Ok(address) = connected.get_ref().0.get_ref().peer_addr()
@@ -111,7 +114,9 @@ pub(super) fn config(with: &Loaded, protocol: Protocol) -> Result<ClientConfig, 
             for certificate in certificates(pem, "certificate-authority")? {
                 roots.add(certificate).map_err(|error| format!("certificate-authority: {error}"))?;
             }
-            server_verifier(roots).map_err(|error| format!("certificate-authority: {error}"))?
+            let others = with.intermediates.as_deref().and_then(crate::tls::certificates).unwrap_or_default();
+            server_verifier_by_way_of(roots, others)
+                .map_err(|error| format!("certificate-authority: {error}"))?
         }
         None => Arc::new(AnyCertificate),
     };

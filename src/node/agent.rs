@@ -326,7 +326,7 @@ impl<R: Runtime + 'static> Agent<R> {
             #[cfg(feature = "tls")]
             Effect::OfflineNode(node) => pods.set_node_fields(node.labels, node.taints, None),
             #[cfg(feature = "tls")]
-            Effect::Dns(settings) => pods.set_dns(&settings.cluster_dns, &settings.cluster_domain),
+            Effect::K3sSettings(settings, unset) => pods.set_k3s_settings(&settings, unset),
             #[cfg(feature = "tls")]
             Effect::AdmitAgain => self.admit_again(),
             #[cfg(feature = "tls")]

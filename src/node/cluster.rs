@@ -11,7 +11,7 @@
 //! Each call is a task that takes a snapshot and returns a result; one per pod at a time, `KUBE_STATUS_CALLS_MAX` for all pods.
 //! A failed call is repeated later with the state of that time.
 //!
-//! The lease is in `lease`, the Node in `node_status`, the pods' statuses in `status_manager`, mirror pods in `mirror_pods`,
+//! The lease is in `lease`, the Node in `node_status`, its labels and annotations in `metadata`, the pods' statuses in `status_manager`, mirror pods in `mirror_pods`,
 //! the objects that pods reference in `objects`, admission in `admission`, addresses and the bridge in `network`, the copy for
 //! a start without the API server in `offline`, events in `events`. All of them use [`Membership`].
 
@@ -20,6 +20,7 @@ mod calls;
 mod events;
 mod failures;
 mod lease;
+mod metadata;
 mod mirror_pods;
 mod network;
 mod node_status;
@@ -42,7 +43,7 @@ use crate::cluster::node_object::Machine;
 use crate::cluster::node_status::{Registered, ReportEnd};
 use crate::cluster::task::Task;
 use crate::cri::{Runtime, RuntimeStatus};
-use crate::k3s::Settings;
+use crate::k3s::{Settings, Unset};
 use crate::kube::{Client, KubeError, seed};
 use crate::limits::{
     CLUSTER_BOUNDED, CLUSTER_BOUNDS, K3S_SERVER_BYTES_MAX, KUBE_STATUS_CALLS_MAX,
@@ -63,6 +64,7 @@ use admission::Admission;
 use events::EventReports;
 use failures::FailureLog;
 use lease::NodeLease;
+use metadata::MetadataKeeper;
 use mirror_pods::{MirrorPods, Name};
 use network::Network;
 use node_status::{NodeStatus, RuntimeInfo};
@@ -92,7 +94,9 @@ pub struct Joined {
     /// Where the configuration of a bridge for the pods is written; `None`: no bridge.
     pub bridge: Option<PathBuf>,
     /// The cluster's settings, from a k3s server.
-    pub(crate) dns: Receiver<Settings>,
+    pub(crate) settings: Receiver<Settings>,
+    /// Which of them count.
+    pub(crate) unset: Unset,
 }
 
 /// The state of the node's membership.
@@ -107,6 +111,8 @@ pub(super) struct Cluster {
     network: Network,
     offline: OfflineCopy,
     events: EventReports,
+    metadata: MetadataKeeper,
+    unset: Unset,
 }
 
 /// What all parts of it use.
@@ -167,8 +173,10 @@ enum ClusterEventKind {
     },
     /// The runtime was configured with the pod CIDRs, and the bridge's configuration was written; or not.
     NetworkConfigured(Result<(), String>),
-    /// The cluster's DNS servers.
-    Dns(Settings),
+    /// The cluster's settings, from a k3s server.
+    Settings(Settings),
+    /// The Node was made that of a node of k3s, or not.
+    MetadataPatched(Result<(), KubeError>),
     /// `ObjectStates` has changes.
     ObjectsChanged,
     /// The API server cannot be reached: the offline copy is used.
@@ -202,7 +210,7 @@ impl Cluster {
         let (news, found) = smol::channel::bounded(1);
         tasks.forward("API objects", found, |()| ClusterEventKind::ObjectsChanged.event());
         tasks.forward("Node fields", joined.node, |node| ClusterEventKind::NodeChanged(node).event());
-        tasks.forward("cluster DNS", joined.dns, |settings| ClusterEventKind::Dns(settings).event());
+        tasks.forward("k3s settings", joined.settings, |all| ClusterEventKind::Settings(all).event());
         tasks.start("offline copy wait", offline::wait(joined.failed, clock.clone()));
         let seed = seed(&joined.machine.name);
         Self {
@@ -215,6 +223,8 @@ impl Cluster {
             network: Network::new(joined.bridge, now, seed),
             offline: OfflineCopy::new(joined.folder, joined.trees, now),
             events: EventReports::new(now, seed),
+            metadata: MetadataKeeper::new(now, seed),
+            unset: joined.unset,
             of: Membership {
                 client: joined.client,
                 machine: Rc::new(joined.machine),
@@ -241,6 +251,7 @@ impl Cluster {
             self.network.due(),
             self.offline.due(),
             self.events.due(&self.of, out),
+            self.metadata.due(&self.of),
         ];
         of_parts.into_iter().flatten().min()
     }
@@ -264,6 +275,7 @@ impl Cluster {
         let room = KUBE_STATUS_CALLS_MAX.saturating_sub(self.under_way());
         self.pods.turn(&self.of, pods, room, now, out);
         self.events.turn(&self.of, &self.pods, pods, now, out);
+        self.metadata.turn(&self.of, now.mono, out);
     }
 
     /// Repeats the admission of pods when it is due.
@@ -294,7 +306,8 @@ impl Cluster {
                 self.events.take(of_node, revision, result, now);
             }
             ClusterEventKind::NetworkConfigured(result) => self.network.take(result, now),
-            ClusterEventKind::Dns(settings) => out.push(Effect::Dns(settings)),
+            ClusterEventKind::Settings(settings) => self.set_settings(settings, now, out),
+            ClusterEventKind::MetadataPatched(result) => self.metadata.take(result, &mut self.of, now),
             ClusterEventKind::MirrorPodUpdated { name, result } => {
                 self.mirrors.take(&name, result, &mut self.of, now);
             }
@@ -319,6 +332,7 @@ impl Cluster {
 
     /// A client, perhaps this agent, changed the Node; `None` = it was deleted.
     fn node_changed(&mut self, node: Option<NodeFields>, now: Mono, out: &mut Effects) {
+        self.metadata.set_there(node.as_ref().map(|node| &node.metadata), &self.of);
         let Some(node) = node else { return self.status.register_again(&mut self.of, now) };
         if self.of.registered.as_ref().is_some_and(|uid| *uid != node.uid) {
             self.status.register_again(&mut self.of, now);
@@ -330,6 +344,19 @@ impl Cluster {
             out.push(Effect::NodeChanged(Box::new(node)));
             out.push(Effect::AdmitAgain);
         }
+    }
+
+    /// A k3s server has sent its settings.
+    fn set_settings(&mut self, settings: Settings, now: Mono, out: &mut Effects) {
+        self.of.change_machine(|machine| {
+            if let Some(k3s) = &mut machine.k3s {
+                k3s.reaches_pods = settings.reaches_pods;
+                k3s.has_cloud_controller = !settings.disable_cloud_controller;
+            }
+        });
+        self.metadata.compare(&self.of);
+        self.status.report_now(now);
+        out.push(Effect::K3sSettings(settings, self.unset));
     }
 
     // ---- the API server's pods of this node ------------------------------------------------------------------
@@ -437,6 +464,7 @@ impl Cluster {
     /// Sets the Node's addresses (`nodestatus.NodeAddress`).
     pub(super) fn set_addresses(&mut self, addresses: &[Box<str>], now: Mono) {
         self.of.change_machine(|machine| machine.addresses = addresses.to_vec());
+        self.metadata.compare(&self.of);
         self.status.report_now(now);
     }
 

@@ -25,7 +25,7 @@ use crate::eviction::NodeCondition;
 use crate::executor::Executor;
 use crate::gc::GcRemoval;
 #[cfg(feature = "tls")]
-use crate::k3s::Settings;
+use crate::k3s::{Settings, Unset};
 use crate::metrics::Metrics;
 use crate::model::{ContainerId, Mono, Now, PodKey, PodUid, Seconds, SortedMap, SortedSet};
 use crate::pleg::evented::{AwaitedState, Instance};
@@ -142,7 +142,7 @@ pub(super) enum Effect {
     OfflineNode(Box<NodeFields>),
     /// The cluster's DNS servers and domain.
     #[cfg(feature = "tls")]
-    Dns(Settings),
+    K3sSettings(Settings, Unset),
     /// The node shuts down: new pods are terminated as those of this group.
     Close(Option<ShutdownGroup>),
     /// The shutdown was cancelled.

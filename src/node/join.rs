@@ -15,12 +15,13 @@ use crate::blocking::Blocking;
 use crate::certificates::{CertificateRequester, CertificateSpec, Certificates, ServingCertificate};
 use crate::clock::SharedClock;
 use crate::cluster::csr::Purpose;
+use crate::cluster::k3s_node::K3sNode;
 use crate::config::{self, Config};
 use crate::cri::{RuntimeHandler, RuntimeVersion};
 use crate::executor::Executor;
 use crate::facts;
 use crate::iptables;
-use crate::k3s::{self, Common, JoinTask, Reach, Servers, Settings, Supervisor, Tunnels};
+use crate::k3s::{self, Common, JoinTask, Reach, Servers, Settings, Supervisor, Tunnels, Unset};
 use crate::kube;
 use crate::limits::TUNNEL_CONNECTIONS_MAX;
 use crate::metrics::NodeApiUse;
@@ -34,15 +35,34 @@ use crate::source::api_status_versions::ApiStatusVersions;
 use crate::source::{NodeName, SourceUpdate};
 use crate::store::offline::folder::Folder;
 
-/// Restores the settings that a k3s server sent last; they hold until it sends others. I/O, blocking.
+/// Restores the settings that a k3s server sent last; they hold until it sends others. Before it has sent any, k3s' defaults do.
+/// I/O, blocking.
 pub(super) fn remember(config: &Config, node: &mut NodeSettings) {
-    if config.k3s.is_some()
-        && config.cluster_dns.is_empty()
-        && let Some(kept) = k3s::Files::new(&config.root_dir).kept_settings()
-    {
-        node.cluster_dns = kept.cluster_dns;
-        node.cluster_domain = kept.cluster_domain;
+    if config.k3s.is_some() {
+        let kept = k3s::Files::new(&config.root_dir).kept_settings().unwrap_or_default();
+        kept.apply(Unset::of(config), node);
     }
+}
+
+/// What the Node of a node of k3s says besides. I/O, blocking.
+fn k3s_node(config: &Config, node: &NodeSettings, k3s: &config::K3s) -> K3sNode {
+    let kept = k3s::Files::new(&config.root_dir).kept_settings().unwrap_or_default();
+    K3sNode {
+        reaches_pods: kept.reaches_pods,
+        has_cloud_controller: !kept.disable_cloud_controller,
+        host_name: k3s_host_name(&facts::hostname(), &node.node_name),
+        external_addresses: external_addresses(config),
+        call: k3s.call.clone(),
+    }
+}
+
+fn external_addresses(config: &Config) -> Vec<Box<str>> {
+    config.registration.external_addresses.iter().map(|ip| ip.to_string().into()).collect()
+}
+
+/// The machine's host name, unless it is no name for others (`getHostname`).
+fn k3s_host_name(host: &str, node: &str) -> Box<str> {
+    if host.is_empty() || host.contains("localhost") { node.into() } else { host.into() }
 }
 
 /// The node API's sockets, and the inputs of its server.
@@ -83,6 +103,7 @@ pub(super) fn join(
 ) -> Option<Joined> {
     let kubeconfig = config.kubeconfig.as_deref()?;
     let mut machine = facts::machine(config, node, runtime, handlers);
+    machine.k3s = config.k3s.as_ref().map(|k3s| k3s_node(config, node, k3s));
     if config.make_iptables_util_chains
         && let Some((_, _, blocking, _)) = &listening
     {
@@ -106,7 +127,7 @@ pub(super) fn join(
         access: &access,
         seed,
     };
-    let (settings_told, dns) = smol::channel::bounded(1);
+    let (settings_told, settings) = smol::channel::bounded(1);
     let k3s = config.k3s.as_ref().and_then(|of| start.join_k3s(of, settings_told));
     start.keep_certificates(k3s.is_some());
     let (pods, trees, shared, failed) = start.follow_pods();
@@ -117,7 +138,8 @@ pub(super) fn join(
     }
     let folder = Folder::new(&config.root_dir);
     let bridge = config.cni_bridge.clone();
-    Some(Joined { client, machine, pods, node, trees, shared, failed, folder, bridge, dns })
+    let unset = Unset::of(config);
+    Some(Joined { client, machine, pods, node, trees, shared, failed, folder, bridge, settings, unset })
 }
 
 impl Start<'_> {
@@ -141,9 +163,9 @@ impl Start<'_> {
             kubeconfig: self.kubeconfig.to_owned(),
             node: self.node.node_name.clone(),
             addresses: self.addresses.clone(),
+            external_addresses: external_addresses(self.config),
             client: self.client.clone(),
-            // Configured DNS servers take precedence.
-            settings: self.config.cluster_dns.is_empty().then_some(settings),
+            settings,
             pods: reaches_pods.clone(),
             clock: self.clock.clone(),
         };

@@ -48,6 +48,8 @@ use crate::cri::Runtime;
 use crate::desired::Desired;
 use crate::eviction::NodeCondition;
 use crate::gc::{self, GcPlan, GcPolicy, GcRemoval};
+#[cfg(feature = "tls")]
+use crate::k3s::{Settings, Unset};
 use crate::logs::rotate::LogReports;
 use crate::metrics::Metrics;
 use crate::model::backoff::Backoff;
@@ -403,16 +405,12 @@ impl<R: Runtime + 'static> Pods<R> {
         true
     }
 
-    /// Sets the cluster's DNS servers and domain for pods that start from now on.
+    /// Sets what a k3s server says of DNS and sysctls, for pods that start from now on.
     #[cfg(feature = "tls")]
-    pub(super) fn set_dns(&mut self, servers: &[Box<str>], domain: &str) {
-        let node = &self.ctx.node;
-        if node.cluster_dns == servers && *node.cluster_domain == *domain {
-            return;
+    pub(super) fn set_k3s_settings(&mut self, settings: &Settings, unset: Unset) {
+        let mut node = NodeSettings::clone(&self.ctx.node);
+        if settings.apply(unset, &mut node) {
+            self.ctx.node = Rc::new(node);
         }
-        let mut node = NodeSettings::clone(node);
-        node.cluster_dns = servers.to_vec();
-        node.cluster_domain = domain.into();
-        self.ctx.node = Rc::new(node);
     }
 }

@@ -415,7 +415,7 @@ impl Follower for ApiPods {
 
     fn lost(&mut self, why: &KubeError) {
         self.trees.failed();
-        if self.lost.as_ref() != Some(why) {
+        if !matches!(why, KubeError::NotJoined(_)) && self.lost.as_ref() != Some(why) {
             log::warn!("{why}; pods keep running, retrying");
             self.lost = Some(why.clone());
         }

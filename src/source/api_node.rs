@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::Taint;
 use smol::channel::Sender;
 
 use crate::admit::Resources;
+use crate::cluster::k3s_node::{self, NodeMetadata};
 use crate::decode::{Node, Path, typed};
 use crate::kube::{Collection, Follower, KubeError, Resource};
 use crate::limits::{POD_CIDR_BYTES_MAX, POD_CIDRS_MAX};
@@ -25,6 +26,8 @@ pub struct NodeFields {
     pub conditions: SortedMap<Box<str>, Box<str>>,
     /// Extended resources of `status.allocatable`, which other clients may have added. At most what an object may hold.
     pub scalars: SortedMap<Box<str>, i64>,
+    /// What a node of k3s sets in it.
+    pub metadata: NodeMetadata,
     /// `spec.podCIDRs`, else `spec.podCIDR`; at most `POD_CIDRS_MAX`.
     pub pod_cidrs: Vec<Box<str>>,
 }
@@ -48,8 +51,28 @@ impl NodeFields {
         let one = spec.and_then(|spec| spec.field("podCIDR")).filter(|_| several.is_empty());
         let pod_cidrs = several.iter().chain(one).filter_map(Node::text);
         let pod_cidrs = pod_cidrs.filter(|cidr| (1..=POD_CIDR_BYTES_MAX).contains(&cidr.len()));
+        let labels: BTreeMap<String, String> =
+            labels.and_then(|labels| typed::read_known(labels, Path::default()).ok()).unwrap_or_default();
+        let taints: Vec<Taint> =
+            taints.and_then(|taints| typed::read_known(taints, Path::default()).ok()).unwrap_or_default();
+        let annotations = metadata.and_then(|metadata| metadata.field("annotations"));
+        let annotations = match annotations {
+            Some(Node::Map(entries)) => entries.as_slice(),
+            Some(_) | None => &[],
+        };
+        let of_k3s = annotations.iter().filter(|(key, _)| key.starts_with(k3s_node::PREFIX));
+        let provider_id = spec.and_then(|spec| spec.field("providerID")).and_then(Node::text);
+        let metadata = NodeMetadata {
+            labels: labels.clone(),
+            annotations: of_k3s
+                .filter_map(|(key, value)| Some((key.clone(), value.text()?.into())))
+                .collect(),
+            provider_id: provider_id.unwrap_or_default().into(),
+            is_uninitialized: taints.iter().any(|taint| NodeMetadata::is_uninitialized_taint(&taint.key)),
+        };
         Self {
             uid: uid.unwrap_or_default().into(),
+            metadata,
             conditions: conditions
                 .map(Node::items)
                 .unwrap_or_default()
@@ -57,12 +80,8 @@ impl NodeFields {
                 .filter_map(condition)
                 .collect(),
             scalars: allocatable.map(|list| Resources::of(&list).scalars).unwrap_or_default(),
-            labels: labels
-                .and_then(|labels| typed::read_known(labels, Path::default()).ok())
-                .unwrap_or_default(),
-            taints: taints
-                .and_then(|taints| typed::read_known(taints, Path::default()).ok())
-                .unwrap_or_default(),
+            labels,
+            taints,
             pod_cidrs: pod_cidrs.take(POD_CIDRS_MAX).map(Box::from).collect(),
         }
     }

@@ -138,7 +138,11 @@ impl Follower for ObjectFollower {
             // The fast retries are used up.
             KubeError::Refused { code: 403, .. } => 2,
             KubeError::Refused { .. } => 1,
-            KubeError::Unreachable(_) | KubeError::Protocol(_) | KubeError::Config(_) => 0,
+            KubeError::Unreachable(_)
+            | KubeError::Protocol(_)
+            | KubeError::Config(_)
+            | KubeError::Untrusted(_)
+            | KubeError::NotJoined(_) => 0,
         });
         if self.refused > 1 && self.reported.is_none() {
             log::warn!("{}: {why}; pods that reference it wait", self.key);

@@ -15,6 +15,7 @@ use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ContainerPort, LifecycleHandler};
 use smol::channel::{Receiver, Sender};
@@ -39,6 +40,7 @@ use crate::model::{
     ContainerId, ContainerKind, ContainerStatus, DesiredPod, ObservedPod, PodKey, SandboxId, Seconds,
 };
 use crate::render::{EnvSources, NodeSettings, admission, paths};
+use crate::resolv_conf::Resolver;
 use crate::text::quoted;
 
 pub use super::actuate::{CgroupFuture, NoCgroups, PodCgroups};
@@ -72,7 +74,7 @@ pub struct RuntimeManager<R> {
     pub hosts_file: Box<Path>,
     /// The node's resolver configuration, read again for each sandbox: it changes with the network, and may appear after the
     /// agent has started. `None`: the parsed configuration in [`ActContext::node`] is used.
-    pub resolv_conf: Option<Box<Path>>,
+    pub resolver: Option<Arc<Resolver>>,
     /// Thread pool for blocking work.
     pub blocking: Rc<Blocking>,
     /// Concurrency limit for the syncs that make a sandbox or start containers.

@@ -15,7 +15,6 @@ use crate::proto::runtime::v1::PodSandboxConfig;
 use crate::render::admission::{self, Refusal};
 use crate::render::labels::NODE_ANNOTATION;
 use crate::render::{UserNamespace, dns_warnings, paths, sandbox_config};
-use crate::resolv_conf;
 use crate::text::quoted;
 use crate::userns;
 
@@ -69,15 +68,11 @@ pub(super) async fn configure_sandbox<R: Runtime>(
         users = Some(ctx.manager.blocking.run_for(&pod.key.uid, given).await??);
     }
     let mut node = ctx.node.clone();
-    if let Some(path) = ctx.manager.resolv_conf.as_ref().filter(|_| is_new) {
+    if let Some(resolver) = ctx.manager.resolver.as_ref().filter(|_| is_new) {
         let host_network = pod.spec().host_network == Some(true);
-        let theirs = path.to_path_buf();
+        let theirs = resolver.clone();
         // The path is the administrator's choice: its file system may hang.
-        let read = ctx
-            .manager
-            .blocking
-            .run_outside(path, move || resolv_conf::resolv_conf(&theirs, host_network))
-            .await;
+        let read = ctx.manager.blocking.run_outside(&resolver.path, move || theirs.read(host_network)).await;
         // A sandbox keeps this configuration for its lifetime.
         Rc::make_mut(&mut node).resolv_conf = read?;
     }

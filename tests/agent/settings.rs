@@ -251,6 +251,34 @@ fn invalid_resolver_settings_are_left_out_and_reported() {
 }
 
 #[test]
+fn a_resolver_on_loopback_reaches_no_pod_with_a_network_of_its_own() {
+    let world = World::new();
+    let [own, upstream] = ["resolv.conf", "upstream.conf"].map(|name| world.path(name));
+    std::fs::write(&own, "nameserver 127.0.0.53\nsearch lan\n").unwrap();
+    std::fs::write(&upstream, "nameserver 192.168.1.1\nsearch home\n").unwrap();
+    let mut config = world.config();
+    world.stop();
+    (config.resolv_conf, config.upstream_resolv_conf) = (own.clone(), Some(upstream.clone()));
+    world.spawn(config, false);
+    world.wait("the first relist", |world| world.fake.count("ListContainers") > 0);
+    let dns = |pod: &str| {
+        let dns = world.sandbox(pod, |sandbox| sandbox.config.dns_config.clone().unwrap());
+        format!("{} | {}", dns.servers.join(" "), dns.searches.join(" "))
+    };
+    // CoreDNS asks these servers: its own address among them would be a loop.
+    world.run("dns", &format!("dnsPolicy: Default, {APP}"));
+    assert_eq!(dns("dns"), "192.168.1.1 | home");
+    world.run("host", &format!("dnsPolicy: Default, hostNetwork: true, {APP}"));
+    assert_eq!(dns("host"), "127.0.0.53 | lan");
+    std::fs::remove_file(&upstream).unwrap();
+    world.run("public", &format!("dnsPolicy: Default, {APP}"));
+    assert_eq!(dns("public"), "8.8.8.8 | lan");
+    std::fs::write(&own, "search lan\n").unwrap();
+    world.run("none", &format!("dnsPolicy: Default, {APP}"));
+    assert_eq!(dns("none"), "8.8.8.8 | lan");
+}
+
+#[test]
 fn mounts_are_recursively_read_only_if_the_runtime_supports_it() {
     let world = World::new();
     let spec = |mode: &str| {

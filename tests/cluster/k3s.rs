@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use smolet::config::{Config, K3s as Joins, NodeApi, Registration, TokenSource};
+use smolet::config::{Call, Config, K3s as Joins, NodeApi, Registration, TokenSource};
 use smolet::limits::{TUNNEL_CONNECTIONS_MAX, TUNNEL_PING_PERIOD, TUNNELS_MAX};
 
 use crate::client::Client;
@@ -27,6 +27,7 @@ pub fn joining(world: &World, k3s: &K3s, token: &str) -> Config {
             server: k3s.url(),
             token: TokenSource::File(world.path("token")),
             node_password: world.path("etc/rancher/node/password"),
+            call: Call::default(),
         }),
         node_api: NodeApi { client_ca: None, ..config.node_api.clone() },
         ..config

@@ -46,6 +46,7 @@ fn a_node_is_registered_with_what_it_was_given() {
         taints: vec![edge("NoSchedule")],
         provider_id: "metal://gw".to_owned(),
         external_cloud: false,
+        external_addresses: Vec::new(),
         addresses: vec!["10.1.2.3".parse().unwrap(), "fd00::3".parse().unwrap()],
         reserved: Reserved { milli_cpu: 500, memory: 64 << 20, ephemeral_storage: 1 << 20 },
         periods: Periods { look: Duration::from_secs(1), report: Duration::from_secs(1), lease_seconds: 4 },

@@ -19,9 +19,11 @@ use smol::channel::{Receiver, Sender};
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::common::apiserver::signer::Signer;
-use crate::common::apiserver::{ApiServer, base64};
+use crate::common::apiserver::{ApiServer, Authority, base64};
 
 pub const SECRET: &str = "0ffe7a8d3c21";
+/// A token of `k3s token create`.
+pub const BOOTSTRAP: &str = "abcdef.0123456789abcdef";
 
 /// A request, without its body.
 #[derive(Clone, Debug)]
@@ -44,6 +46,12 @@ pub struct State {
     pub token_ended: bool,
     /// It wants to reach pods, too.
     pub reaches_pods: bool,
+    /// The secret of its token, instead of [`SECRET`].
+    pub secret: Option<String>,
+    /// Settings besides the usual ones.
+    pub settings: Value,
+    /// The authorities that it lists, instead of its first one.
+    pub authorities: Option<String>,
     /// What it lists as the cluster's servers; none: it knows no such list.
     pub apiservers: Option<Value>,
     /// Connections since the start, those of whoever does not trust it included.
@@ -59,6 +67,7 @@ struct Dial(String, Async<TcpStream>);
 
 pub struct K3s {
     state: Arc<Mutex<State>>,
+    acceptor: Arc<Mutex<TlsAcceptor>>,
     address: SocketAddr,
     ca: String,
     ports: Sender<(String, String, Async<TcpListener>)>,
@@ -71,6 +80,7 @@ struct Shared {
     ca: String,
     client_ca: String,
     api_port: u16,
+    acceptor: Arc<Mutex<TlsAcceptor>>,
 }
 
 impl K3s {
@@ -83,18 +93,24 @@ impl K3s {
         let address = listener.local_addr().unwrap();
         let state = Arc::new(Mutex::new(State::default()));
         let (ca, client_ca) = (api.ca_pem(), api.client_ca_pem());
-        let shared =
-            Shared { state: state.clone(), signer: api.signer(), ca: ca.clone(), client_ca, api_port };
         let acceptor = TlsAcceptor::from(Arc::new(api.tls(b"http/1.1")));
+        let acceptor = Arc::new(Mutex::new(acceptor));
+        let shared = Shared {
+            state: state.clone(),
+            signer: api.signer(),
+            ca: ca.clone(),
+            client_ca,
+            api_port,
+            acceptor: acceptor.clone(),
+        };
         let (ports, wanted) = smol::channel::unbounded();
         let run = move || {
             let executor = Rc::new(LocalExecutor::new());
-            let serve =
-                serve(Async::new(listener).unwrap(), acceptor, Rc::new(shared), executor.clone(), wanted);
+            let serve = serve(Async::new(listener).unwrap(), Rc::new(shared), executor.clone(), wanted);
             smol::block_on(executor.run(serve));
         };
         let thread = std::thread::Builder::new().name("k3s".into()).spawn(run).unwrap();
-        Self { state, address, ca, ports, thread: Some(thread) }
+        Self { state, acceptor, address, ca, ports, thread: Some(thread) }
     }
 
     pub fn url(&self) -> String {
@@ -104,6 +120,14 @@ impl K3s {
     /// The whole token of a node.
     pub fn token(&self) -> String {
         format!("K10{}::node:{SECRET}", hex(digest(&SHA256, self.ca.as_bytes()).as_ref()))
+    }
+
+    /// As after `k3s certificate rotate-ca` and a restart of the server: it has a certificate of that authority, lists these, and
+    /// its tunnels are gone.
+    pub fn rotate(&self, api: &ApiServer, authority: &Authority, listed: &[String]) {
+        *self.acceptor.lock().unwrap() = TlsAcceptor::from(Arc::new(api.tls_of(authority, b"http/1.1")));
+        self.state().authorities = Some(listed.concat());
+        self.cut_tunnels();
     }
 
     pub fn state(&self) -> MutexGuard<'_, State> {
@@ -149,7 +173,6 @@ fn hex(bytes: &[u8]) -> String {
 
 async fn serve(
     listener: Async<TcpListener>,
-    acceptor: TlsAcceptor,
     shared: Rc<Shared>,
     executor: Rc<LocalExecutor<'static>>,
     wanted: Receiver<(String, String, Async<TcpListener>)>,
@@ -171,7 +194,8 @@ async fn serve(
     let accept = async {
         loop {
             let (socket, _) = listener.accept().await.unwrap();
-            let (acceptor, shared) = (acceptor.clone(), shared.clone());
+            let shared = shared.clone();
+            let acceptor = shared.acceptor.lock().unwrap().clone();
             shared.state.lock().unwrap().connections += 1;
             let served = async move {
                 // Whoever trusts another authority goes away in the middle of it.
@@ -235,21 +259,27 @@ async fn more(tls: &mut TlsStream<Async<TcpStream>>, bytes: &mut Vec<u8>) -> io:
 fn respond(shared: &Shared, asked: &RecordedRequest, body: &[u8]) -> (u16, String) {
     let mut state = shared.state.lock().unwrap();
     let header = |name: &str| asked.headers.get(name).cloned().unwrap_or_default();
+    let authorities = state.authorities.clone().unwrap_or_else(|| shared.ca.clone());
     if asked.path == "/cacerts" {
-        return (200, shared.ca.clone());
+        return (200, authorities);
     }
-    let by_token = !state.token_ended
-        && header("authorization") == format!("Basic {}", base64(format!("node:{SECRET}").as_bytes()));
+    let secret = state.secret.as_deref().unwrap_or(SECRET);
+    let basic = format!("Basic {}", base64(format!("node:{secret}").as_bytes()));
+    let by_token =
+        !state.token_ended && [basic, format!("Bearer {BOOTSTRAP}")].contains(&header("authorization"));
     let by_certificate = asked.user.as_ref().is_some_and(|user| user.starts_with("system:node:"));
     if !by_token && !by_certificate {
         return (401, "Unauthorized".into());
     }
     match asked.path.as_str() {
         "/v1-k3s/client-ca.crt" => (200, shared.client_ca.clone()),
-        "/v1-k3s/server-ca.crt" => (200, shared.ca.clone()),
+        "/v1-k3s/server-ca.crt" => (200, authorities),
         "/v1-k3s/config" => {
-            let config = json!({"ClusterDNS": "10.43.0.10", "ClusterDNSs": ["10.43.0.10"], "ClusterDomain": "k3s.test",
+            let mut config = json!({"ClusterDNS": "10.43.0.10", "ClusterDNSs": ["10.43.0.10"], "ClusterDomain": "k3s.test",
                 "HTTPSPort": shared.api_port, "SupervisorPort": 1, "EgressSelectorMode": if state.reaches_pods { "pod" } else { "agent" }});
+            for (field, value) in state.settings.as_object().into_iter().flatten() {
+                config[field] = value.clone();
+            }
             (200, config.to_string())
         }
         "/v1-k3s/apiservers" if state.apiservers.is_some() => {
@@ -257,6 +287,10 @@ fn respond(shared: &Shared, asked: &RecordedRequest, body: &[u8]) -> (u16, Strin
         }
         path @ ("/v1-k3s/serving-kubelet.crt" | "/v1-k3s/client-kubelet.crt") => {
             let (node, password) = (header("k3s-node-name"), header("k3s-node-password"));
+            // A certificate counts before the token.
+            if by_certificate && asked.user != Some(format!("system:node:{node}")) {
+                return (400, "header node name does not match auth node name".into());
+            }
             let known = state.passwords.entry(node.clone()).or_insert_with(|| password.clone());
             if *known != password || password.is_empty() {
                 return (403, "unable to verify password".into());

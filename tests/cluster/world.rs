@@ -19,7 +19,7 @@ pub use crate::common::agent::{NODE, PATIENCE};
 use crate::common::apiserver::ApiServer;
 use crate::common::fake::{Fake, FakeClock};
 use crate::common::rest::{PeersActivity, Watched};
-use crate::common::show_log;
+use crate::common::{log_of, show_log};
 
 /// By how much virtual time advances at most before the agent is waited for again.
 const STEP_MAX: Duration = Duration::from_secs(1);
@@ -154,6 +154,11 @@ impl World {
         let tid = self.agent.borrow().as_ref().expect("an agent runs").life().tid();
         let text = std::fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).unwrap();
         Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
+    }
+
+    /// What the agent has logged.
+    pub fn log(&self) -> Vec<String> {
+        log_of(self.agent.borrow().as_ref().expect("an agent runs").life().tid())
     }
 
     /// As `kill -9`.

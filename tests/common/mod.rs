@@ -15,8 +15,10 @@ pub mod rest;
 pub mod runner;
 pub mod seeds;
 
+use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -100,7 +102,19 @@ impl Drop for TempDir {
     }
 }
 
-/// With `SMOLET_TEST_LOG` set the agents' log goes to standard error.
+/// Lines of the agents' log that are kept, of all agents of a test binary. Full: the oldest are dropped.
+const LOG_LINES_MAX: usize = 10_000;
+
+/// The kept lines, each with the thread that logged it.
+static LOG: Mutex<VecDeque<(u32, String)>> = Mutex::new(VecDeque::new());
+
+/// What an agent has logged, as `LEVEL: TEXT`: warnings and information of the thread with that number.
+pub fn log_of(tid: u32) -> Vec<String> {
+    let log = LOG.lock().unwrap();
+    log.iter().filter(|(of, _)| *of == tid).map(|(_, line)| line.clone()).collect()
+}
+
+/// The agents' log is kept for [`log_of`]; with `SMOLET_TEST_LOG` set it goes to standard error, too.
 pub fn show_log() {
     struct Sink;
     impl log::Log for Sink {
@@ -109,12 +123,20 @@ pub fn show_log() {
         }
         fn log(&self, record: &log::Record<'_>) {
             if self.enabled(record.metadata()) {
-                eprintln!("    {}: {}", record.level(), record.args());
+                let line = format!("{}: {}", record.level(), record.args());
+                if std::env::var_os("SMOLET_TEST_LOG").is_some() {
+                    eprintln!("    {line}");
+                }
+                let mut log = LOG.lock().unwrap();
+                if log.len() == LOG_LINES_MAX {
+                    log.pop_front();
+                }
+                log.push_back((rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs(), line));
             }
         }
         fn flush(&self) {}
     }
-    if std::env::var_os("SMOLET_TEST_LOG").is_some() && log::set_logger(&Sink).is_ok() {
+    if log::set_logger(&Sink).is_ok() {
         log::set_max_level(log::LevelFilter::Info);
     }
 }

@@ -73,7 +73,7 @@ impl World {
             notes: Box::new(note),
             container_logs_dir: dir.path().join("containers").into(),
             hosts_file: dir.path().join("hosts").into(),
-            resolv_conf: None,
+            resolver: None,
             blocking: Rc::new(smolet::blocking::Blocking::on_threads(shared.clone(), dir.path())),
             starts: smolet::sync::start_limiter::StartLimiter::new(1),
         };

@@ -127,7 +127,7 @@ pub fn context(recorder: Rc<Recorder>, hooks: Rc<dyn Hooks>, dir: &std::path::Pa
         notes: Box::new(|_: About<'_>, _: EventKind, _: &'static str, _: &str| {}),
         container_logs_dir: dir.join("containers").into(),
         hosts_file: dir.join("hosts").into(),
-        resolv_conf: None,
+        resolver: None,
         blocking: Rc::new(smolet::blocking::Blocking::on_this_thread()),
         starts: smolet::sync::start_limiter::StartLimiter::new(1),
     };

@@ -63,7 +63,20 @@ fn good() -> Facts {
         swaps: Vec::new(),
         inotify: InotifyFacts { instances: Some(128), watches: Some(8192) },
         tunables: Vec::new(),
+        name_servers: Some(name_servers(&["10.0.0.1"], &["10.0.0.1"])),
         cgroup_driver: CgroupDriver::Cgroupfs,
+    }
+}
+
+/// Of the node's default file, and of pods with a network of their own.
+fn name_servers(own: &[&str], given: &[&str]) -> PodServers {
+    let boxed = |servers: &[&str]| servers.iter().map(|server| Box::from(*server)).collect::<Vec<_>>();
+    PodServers {
+        path: "/etc/resolv.conf".to_owned(),
+        own: boxed(own),
+        given: boxed(given),
+        are_reachable: own == given,
+        is_configured: false,
     }
 }
 
@@ -128,7 +141,8 @@ fn where_nothing_is_wrong_everything_is_ok() {
             "clock",
             "swap",
             "inotify",
-            "kernel settings"
+            "kernel settings",
+            "name servers"
         ]
     );
     assert!(!has_problems(&findings));
@@ -143,6 +157,19 @@ fn each_fault_is_one_finding_with_its_mend() {
     let rows: &[Row] = &[
         (|f| f.bad_settings = Some("maxPods: 0".to_owned()), "configuration", Problem, "maxPods: 0"),
         (|f| f.is_root = false, "user", Warning, "sudo"),
+        (
+            |f| f.name_servers = Some(name_servers(&["127.0.0.53"], &["192.168.1.1"])),
+            "name servers",
+            Warning,
+            "/etc/resolv.conf names 127.0.0.53, which pods cannot reach; pods with a network of their own get 192.168.1.1 \
+             instead: name servers of the network in a file, and set resolvConf (--resolv-conf) to it",
+        ),
+        (
+            |f| f.name_servers = Some(name_servers(&[], &["8.8.8.8"])),
+            "name servers",
+            Warning,
+            "/etc/resolv.conf names no name server; pods with a network of their own get 8.8.8.8 instead",
+        ),
         (
             |f| f.tunables.push(Differing { name: "kernel.panic".to_owned(), actual: 0, wanted: 10 }),
             "kernel settings",

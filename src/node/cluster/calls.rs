@@ -47,7 +47,7 @@ pub(super) async fn register(
     let (node, is_former) = match client.call(Method::POST, &nodes, Some(Content::json(&object))).await {
         Err(error) if error.is(409) => {
             let path = object_path(Resource::NODES, "", &machine.name);
-            let metadata = json!({"labels": machine.labels(), "annotations": machine.annotations()});
+            let metadata = json!({"labels": machine.labels_of_start(), "annotations": machine.annotations()});
             let patch = json!({"metadata": metadata});
             let node = client.call(Method::PATCH, &path, Some(Content::strategic(&patch))).await?;
             if let Some(patch) = machine.reconciliation(&node, &object["status"]) {

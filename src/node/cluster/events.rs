@@ -111,7 +111,11 @@ impl EventReports {
 fn gives_up(why: &KubeError) -> bool {
     match why {
         KubeError::Refused { code, .. } => !matches!(code, 401 | 429 | 500..),
-        KubeError::Unreachable(_) | KubeError::Protocol(_) | KubeError::Config(_) => false,
+        KubeError::Unreachable(_)
+        | KubeError::Protocol(_)
+        | KubeError::Config(_)
+        | KubeError::Untrusted(_)
+        | KubeError::NotJoined(_) => false,
     }
 }
 

@@ -17,6 +17,10 @@ pub(super) struct FailureLog {
 impl FailureLog {
     /// Whether to log that failure. When the table is full, a further refusal is not logged.
     pub(super) fn note(&mut self, what: &str, why: &KubeError, now: Mono) -> bool {
+        // What keeps the node from joining is logged by whoever joins it.
+        if matches!(why, KubeError::NotJoined(_)) {
+            return false;
+        }
         if !matches!(why, KubeError::Refused { .. }) {
             return self.link.replace(why.clone()).as_ref() != Some(why);
         }
@@ -63,6 +67,13 @@ mod tests {
         assert!(!said.note("the lease", &down, at(1_000_000)));
         said.note_success();
         assert!(said.note("the lease", &down, at(1_000_001)));
+    }
+
+    #[test]
+    fn a_node_that_has_not_joined_yet_logs_no_failed_calls() {
+        let mut said = FailureLog::default();
+        assert!(!said.note("the lease", &KubeError::NotJoined("kubeconfig".into()), at(0)));
+        assert!(said.note("the lease", &KubeError::Unreachable("refused".into()), at(1)), "it has joined");
     }
 
     #[test]

@@ -52,6 +52,7 @@ impl Identity {
 
 /// Signs certificates.
 pub struct Authority {
+    name: String,
     issuer: Issuer<'static, KeyPair>,
     certificate: CertificateDer<'static>,
 }
@@ -70,7 +71,16 @@ impl Authority {
         params.key_usages =
             vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
         let certificate = params.self_signed(&key).expect("an authority signs itself").der().clone();
-        Self { issuer: Issuer::new(params, key), certificate }
+        Self { name: name.to_owned(), issuer: Issuer::new(params, key), certificate }
+    }
+
+    /// The certificate of another authority, signed by this one: whoever trusts this one may trust that.
+    pub fn cross_signed(&self, other: &Authority) -> String {
+        let mut params = params(named(&other.name, &[]));
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+        let signed = params.signed_by(other.issuer.key(), &self.issuer).expect("it is well-formed");
+        pem("CERTIFICATE", signed.der())
     }
 
     pub fn certificate(&self) -> &CertificateDer<'static> {
@@ -396,7 +406,12 @@ impl Pki {
 
     /// TLS 1.2 and 1.3, for HTTP/2 only.
     pub fn server_config(&self, clock: &FakeClock) -> ServerConfig {
-        let own = self.cluster.server();
+        self.server_config_of(&self.cluster, clock)
+    }
+
+    /// The same, with a certificate of that authority.
+    pub fn server_config_of(&self, authority: &Authority, clock: &FakeClock) -> ServerConfig {
+        let own = authority.server();
         let key = PrivateKeyDer::Pkcs8(own.key.into());
         let provider = Arc::new(ring::default_provider());
         let mut config = ServerConfig::builder_with_details(provider, Arc::new(TlsTime(clock.clone())))

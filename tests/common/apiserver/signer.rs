@@ -7,7 +7,7 @@ use futures_rustls::pki_types::CertificateDer;
 use futures_rustls::rustls::server::ServerConfig;
 use smolet::model::Wall;
 
-use super::{ApiServer, Shared, User};
+use super::{ApiServer, Authority, Shared, User};
 
 impl ApiServer {
     /// Signs as the server does.
@@ -20,6 +20,20 @@ impl ApiServer {
         let mut config = self.shared.pki.server_config(&self.shared.clock);
         config.alpn_protocols = vec![protocol.to_vec()];
         config
+    }
+}
+
+impl ApiServer {
+    /// TLS with a certificate of another authority, for that protocol.
+    pub fn tls_of(&self, authority: &Authority, protocol: &[u8]) -> ServerConfig {
+        let mut config = self.shared.pki.server_config_of(authority, &self.shared.clock);
+        config.alpn_protocols = vec![protocol.to_vec()];
+        config
+    }
+
+    /// Another authority, which the server's own one has signed.
+    pub fn cross_signed(&self, other: &Authority) -> String {
+        self.shared.pki.cluster.cross_signed(other)
     }
 }
 

@@ -1,0 +1,295 @@
+//! What a node of k3s has besides: its sysctls, labels, annotations and addresses; a token, a name and an authority that change.
+//!
+//! On real time, as in `k3s`.
+
+use serde_json::{Value, json};
+use smolet::config::{Call, Config, K3s as Joins, Registration, TokenSource};
+
+use crate::common::apiserver::Authority;
+use crate::k3s::{is_ready, joining};
+use crate::supervisor::{BOOTSTRAP, K3s, SECRET};
+use crate::world::{NODE, World, app};
+
+const EGRESS: &str = "egress.k3s.io/cluster";
+
+/// A node that has joined by that token, at a server with these settings.
+fn joined_with(settings: Value, token: impl Fn(&K3s) -> String) -> (World, K3s, Config) {
+    let world = World::on_real_time_without_agent();
+    let k3s = K3s::start(&world.api);
+    k3s.state().settings = settings;
+    let config = joining(&world, &k3s, &token(&k3s));
+    world.start_with(config.clone());
+    world.until("the node is ready", is_ready);
+    (world, k3s, config)
+}
+
+fn labels(world: &World) -> Value {
+    world.node().unwrap()["metadata"]["labels"].clone()
+}
+
+fn annotations(world: &World) -> Value {
+    world.node().unwrap()["metadata"]["annotations"].clone()
+}
+
+/// A pod as servicelb makes it.
+fn load_balancer() -> Value {
+    let mut spec = app();
+    spec["securityContext"] = json!({"sysctls": [
+        {"name": "net.ipv4.ip_forward", "value": "1"},
+        {"name": "net.ipv6.conf.all.forwarding", "value": "1"},
+    ]});
+    spec
+}
+
+#[test]
+fn pods_of_the_servers_load_balancer_run() {
+    let world = World::on_real_time_without_agent();
+    let k3s = K3s::start(&world.api);
+    let config = joining(&world, &k3s, &k3s.token());
+    // It is there before the node: it is judged by the settings of the server, however they come.
+    world.bind("early", load_balancer());
+    world.start_with(config.clone());
+    world.until("the early pod is ready", |world| world.is_ready("early"));
+    world.run_as("later", load_balancer());
+    world.bind("other", {
+        let mut spec = app();
+        spec["securityContext"] = json!({"sysctls": [{"name": "net.core.somaxconn", "value": "1"}]});
+        spec
+    });
+    world.until("others are still refused", |world| world.phase("other") == "Failed");
+    assert_eq!(world.pod("other").unwrap()["status"]["reason"], "SysctlForbidden");
+
+    // The settings are known without the server.
+    world.kill();
+    world.start_with(config.clone());
+    world.run_as("again", load_balancer());
+    world.kill();
+
+    // What the configuration says counts, and says nothing of the server's.
+    world.start_with(Config { allowed_unsafe_sysctls: Some(Vec::new()), ..config });
+    world.bind("forbidden", load_balancer());
+    world.until("it is refused", |world| world.phase("forbidden") == "Failed");
+}
+
+#[test]
+fn without_a_load_balancer_its_sysctls_are_forbidden() {
+    let (world, _k3s, _) = joined_with(json!({"DisableServiceLB": true}), K3s::token);
+    world.bind("forbidden", load_balancer());
+    world.until("it is refused", |world| world.phase("forbidden") == "Failed");
+    assert_eq!(world.pod("forbidden").unwrap()["status"]["reason"], "SysctlForbidden");
+}
+
+#[test]
+fn the_label_of_the_egress_mode_is_the_servers_and_stays_right() {
+    let (world, k3s, config) = joined_with(json!({"EgressSelectorMode": "cluster"}), K3s::token);
+    world.until("its label", |world| labels(world)[EGRESS] == "true");
+    for value in [json!(null), json!("false")] {
+        world.api.patch("nodes", "", NODE, &json!({"metadata": {"labels": {EGRESS: value}}}));
+        world.until("its label is right again", |world| labels(world)[EGRESS] == "true");
+    }
+    // Another mode after a restart of the server, noticed at the next greeting.
+    world.kill();
+    k3s.state().settings = json!({"EgressSelectorMode": "agent"});
+    k3s.state().asked.clear();
+    let registration =
+        Registration { labels: [("site".into(), "roof".into())].into(), ..config.registration };
+    world.start_with(Config { registration, ..config });
+    world.until("the label is gone", |world| labels(world).get(EGRESS).is_none());
+    // Labels that are given later are set at a start, as by k3s agent.
+    assert_eq!(labels(&world)["site"], "roof");
+    world.api.patch("nodes", "", NODE, &json!({"metadata": {"labels": {EGRESS: "true", "site": "shed"}}}));
+    world.until("it is gone again", |world| labels(world).get(EGRESS).is_none());
+    assert_eq!(labels(&world)["site"], "shed", "what others label stays until the next start");
+}
+
+#[test]
+fn the_servers_cloud_controller_finds_what_it_needs() {
+    let world = World::on_real_time_without_agent();
+    let k3s = K3s::start(&world.api);
+    let config = joining(&world, &k3s, &k3s.token());
+    let args = ["run", "--server", "https://h:6443", "--token", SECRET].map(str::to_owned);
+    let call = Call::new(&args, &[("K3S_TOKEN".to_owned(), SECRET.to_owned())]);
+    let registration = Registration {
+        addresses: vec!["127.99.0.1".parse().unwrap()],
+        external_addresses: vec!["192.0.2.1".parse().unwrap()],
+        ..config.registration.clone()
+    };
+    let joins = Joins { call, ..config.k3s.clone().unwrap() };
+    let config = Config { registration, k3s: Some(joins), ..config };
+    world.start_with(config.clone());
+    world.until("the node is ready", is_ready);
+    let of = |key: &str| annotations(&world)[key].clone();
+    assert_eq!(
+        (of("k3s.io/internal-ip"), of("k3s.io/external-ip")),
+        (json!("127.99.0.1"), json!("192.0.2.1"))
+    );
+    let host = rustix::system::uname().nodename().to_str().unwrap().to_owned();
+    let host = if host.contains("localhost") { NODE.to_owned() } else { host };
+    assert_eq!(of("k3s.io/hostname"), json!(host));
+    assert_eq!(of("k3s.io/node-args"), r#"["run","--server","https://h:6443","--token","********"]"#);
+    assert_eq!(of("k3s.io/node-env"), r#"{"K3S_TOKEN":"********"}"#);
+    assert_eq!(of("k3s.io/node-config-hash").as_str().unwrap().len(), 56);
+    assert_eq!(of("alpha.kubernetes.io/provided-node-ip"), "127.99.0.1");
+    // The external address is in the certificate of the node's API.
+    let ips = |path: &str| {
+        let asked = k3s.state().asked.clone();
+        asked.into_iter().find(|asked| asked.path == path).unwrap().headers["k3s-node-ip"].clone()
+    };
+    assert_eq!(ips("/v1-k3s/serving-kubelet.crt"), "127.99.0.1,192.0.2.1");
+
+    // A new Node waits for the controller, which sets its addresses, provider ID and instance type.
+    let node = world.node().unwrap();
+    assert_eq!(node["spec"]["taints"][0]["key"], "node.cloudprovider.kubernetes.io/uninitialized");
+    assert_eq!(
+        (&node["spec"]["providerID"], node["status"]["addresses"].as_array().unwrap().len()),
+        (&json!(null), 2)
+    );
+    // An older agent's Node has no such taint: nobody but the node sets them.
+    world.api.patch("nodes", "", NODE, &json!({"spec": {"taints": null}}));
+    world.until("its provider ID", |world| {
+        world.node().unwrap()["spec"]["providerID"] == format!("k3s://{NODE}")
+    });
+    assert_eq!(labels(&world)["node.kubernetes.io/instance-type"], "k3s");
+
+    // What somebody else changes is right again, and another address is told.
+    world.api.patch("nodes", "", NODE, &json!({"metadata": {"annotations": {"k3s.io/internal-ip": null}}}));
+    world.until("it is right again", |_| of("k3s.io/internal-ip") == "127.99.0.1");
+    world.kill();
+    let registration = Registration { external_addresses: Vec::new(), ..config.registration.clone() };
+    world.start_with(Config { registration, ..config });
+    world.until("the address is gone", |_| of("k3s.io/external-ip") == json!(null));
+}
+
+#[test]
+fn without_a_cloud_controller_the_node_has_its_own_addresses() {
+    let (world, _k3s, _) = joined_with(json!({"DisableCCM": true}), K3s::token);
+    let node = world.node().unwrap();
+    assert_eq!((&node["spec"]["taints"], &node["spec"]["providerID"]), (&json!(null), &json!(null)));
+    assert_eq!(annotations(&world).get("k3s.io/internal-ip"), None);
+    assert!(annotations(&world)["k3s.io/node-args"].is_string());
+}
+
+#[test]
+fn a_renamed_node_joins_anew_by_its_token() {
+    let (world, k3s, config) = joined_with(json!({}), |_| BOOTSTRAP.to_owned());
+    world.kill();
+    k3s.state().asked.clear();
+    // No pods are there that are named after the former name.
+    std::fs::remove_file(world.path("root/identity.cbor")).unwrap();
+    let name = "gw-renamed";
+    let config = Config { node_name: Some(name.to_owned()), ..config };
+    world.start_with(config.clone());
+    world.until("the renamed node", |world| world.api.get("nodes", "", name).is_some());
+    let by = |of: &str| k3s.state().asked.iter().find(|asked| asked.path.contains(of)).unwrap().user.clone();
+    assert_eq!(by("serving-kubelet"), None, "a certificate of another name is not shown");
+
+    // The agent was killed between the two files: the client's certificate is still that of the former name.
+    world.kill();
+    let client = world.path("root/k3s/client-kubelet.pem");
+    let old = k3s_certificate(&world, NODE);
+    std::fs::write(&client, old).unwrap();
+    world.start_with(config);
+    world.until("its own certificate", |_| {
+        let paths = k3s.paths();
+        paths.iter().filter(|path| path.contains("client-kubelet")).count() == 2
+    });
+    assert!(!k3s.state().asked.is_empty());
+}
+
+/// A node's certificate with its key, in PEM.
+fn k3s_certificate(world: &World, node: &str) -> String {
+    world.api.signer().node(node, None, None, None)
+}
+
+#[test]
+fn a_secret_with_colons_is_a_whole_one() {
+    let world = World::on_real_time_without_agent();
+    let k3s = K3s::start(&world.api);
+    k3s.state().secret = Some("a:b:c d".to_owned());
+    world.start_with(joining(&world, &k3s, "a:b:c d"));
+    world.until("the node is ready", is_ready);
+}
+
+#[test]
+fn a_first_join_logs_what_happens_and_no_warnings() {
+    let (world, k3s, _) = joined_with(json!({}), K3s::token);
+    world.until("the tunnel", |_| k3s.has_tunnel(NODE));
+    let log = world.log();
+    // The machine's resolver is none of the node's.
+    let wrong = |line: &&String| line.starts_with("WARN") && !line.contains("name server");
+    assert_eq!(log.iter().filter(wrong).collect::<Vec<_>>(), Vec::<&String>::new(), "{log:#?}");
+    assert!(!log.iter().any(|line| line.contains("again")), "nothing was lost: {log:#?}");
+    for wanted in ["client certificate valid until", "registered", "tunnel: open to k3s server"] {
+        assert!(log.iter().any(|line| line.contains(wanted)), "{wanted}: {log:#?}");
+    }
+}
+
+#[test]
+fn a_new_authority_is_followed_where_the_known_one_has_signed_it() {
+    // By a token without a hash: the authority is kept. With one: it pins the former authority, and names no other.
+    for token in [|_: &K3s| SECRET.to_owned(), K3s::token] {
+        let (world, k3s, config) = joined_with(json!({}), token);
+        world.kill();
+        let new = Authority::new("new-ca");
+        let listed = [new.pem(), world.api.cross_signed(&new), world.api.ca_pem()];
+        k3s.rotate(&world.api, &new, &listed);
+        let kept = || std::fs::read_to_string(world.path("root/k3s/server-ca.crt")).unwrap();
+        for name in ["web", "other"] {
+            k3s.state().asked.clear();
+            world.start_with(config.clone());
+            world.until("the new authority is known", |_| {
+                kept() == listed.concat() && k3s.paths().contains(&"GET /v1-k3s/server-ca.crt".to_owned())
+            });
+            world.run(name);
+            world.until("the tunnel", |_| k3s.has_tunnel(NODE));
+            world.kill();
+        }
+    }
+}
+
+#[test]
+fn a_running_node_follows_a_new_authority_and_new_settings_after_its_tunnel_was_lost() {
+    let (world, k3s, _) = joined_with(json!({}), K3s::token);
+    world.until("the tunnel", |_| k3s.has_tunnel(NODE));
+    let new = Authority::new("new-ca");
+    let listed = [new.pem(), world.api.cross_signed(&new), world.api.ca_pem()];
+    k3s.state().settings = json!({"EgressSelectorMode": "pod"});
+    k3s.rotate(&world.api, &new, &listed);
+    world.until("the tunnel is open again", |_| k3s.has_tunnel(NODE));
+    world.until("the settings", |world| labels(world)[EGRESS] == "true");
+    world.run("web");
+}
+
+#[test]
+fn of_an_authority_that_is_not_known_the_node_says_what_to_do() {
+    let (world, k3s, config) = joined_with(json!({}), |_| SECRET.to_owned());
+    world.kill();
+    let new = Authority::new("new-ca");
+    let listed = [new.pem(), world.api.ca_pem()];
+    k3s.rotate(&world.api, &new, &listed);
+    k3s.state().asked.clear();
+    world.start_with(config.clone());
+    world.until("it is said", |world| {
+        let is_it = |line: &String| {
+            line.contains("joining failed")
+                && line.contains("rotate-ca")
+                && line.contains("server/agent-token")
+        };
+        world.log().iter().any(is_it)
+    });
+    let unasked = |path: &String| !path.contains("/cacerts");
+    assert!(!k3s.paths().iter().any(unasked), "it learns nothing: {:?}", k3s.paths());
+
+    // The new token's hash names the new authority.
+    let hash = ring::digest::digest(&ring::digest::SHA256, new.certificate());
+    let hash: String = hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    let path = world.path("token");
+    std::fs::write(&path, format!("K10{hash}::node:{SECRET}\n")).unwrap();
+    assert_eq!(config.k3s.as_ref().unwrap().token, TokenSource::File(path));
+    world.kill();
+    world.start_with(config);
+    world.until("the new authority is known", |world| {
+        std::fs::read_to_string(world.path("root/k3s/server-ca.crt")).unwrap() == listed.concat()
+    });
+    world.until("the tunnel", |_| k3s.has_tunnel(NODE));
+}
