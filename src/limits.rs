@@ -424,6 +424,8 @@ pub const TERMINATION_MESSAGES_BYTES_MAX: usize = 12 * KIB;
 
 /// Bytes of a KubeletConfiguration file. Larger: refused.
 pub const CONFIG_FILE_BYTES_MAX: usize = 256 * KIB;
+/// Files of a directory of k3s' configuration (`config.yaml.d`). More: refused.
+pub const CONFIG_FILES_MAX: usize = 32;
 /// Bytes of the node's resolver configuration (the kubelet reads 10 MiB). Longer: the rest is not read.
 pub const RESOLV_CONF_BYTES_MAX: usize = MIB;
 /// Patterns in `allowedUnsafeSysctls`. More: refused.

@@ -84,6 +84,8 @@ pub struct NodeApiUse {
     pub tunnels: Gauge,
     /// Open connections through them.
     pub tunnel_connections: Gauge,
+    /// Open connections of the load balancer before k3s servers.
+    pub balancer_connections: Gauge,
 }
 
 /// Why an image was removed.

@@ -89,12 +89,12 @@ use cgroups::{NodeCgroups, PodsCgroups};
 use cluster::Cluster;
 pub use cluster::Joined;
 #[cfg(not(feature = "tls"))]
-use cluster::{join, remember};
+use cluster::{join, node_name, remember};
 use effects::{Effects, Tasks};
 use event_ring::Ring;
 use find_runtime::{FoundRuntime, Wait, wait_for_runtime};
 #[cfg(feature = "tls")]
-use join::{join, remember};
+use join::{join, node_name, remember};
 use node_runtime::NodeRuntime;
 use pods::{NodeRoom, Pods};
 
@@ -158,7 +158,7 @@ pub async fn run_until(
     clock: SharedClock,
     stopped: Receiver<Stop>,
 ) -> Result<Ending, String> {
-    let identity = Identity::open(&config.root_dir, config.node_name.as_deref(), &facts::hostname())?;
+    let identity = Identity::open(&config.root_dir, node_name(config)?.as_deref(), &facts::hostname())?;
     let mut node = facts::node_settings(config, identity.node_name());
     remember(config, &mut node);
     let node = Rc::new(node);

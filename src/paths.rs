@@ -34,3 +34,5 @@ pub const RESOLV_CONF: &str = "/etc/resolv.conf";
 pub const UPSTREAM_RESOLV_CONF: &str = "/run/systemd/resolve/resolv.conf";
 /// The node password with which a k3s server identifies a node (k3s).
 pub const NODE_PASSWORD: &str = "/etc/rancher/node/password";
+/// The ID behind a node's name, k3s' own.
+pub const NODE_ID: &str = "/etc/rancher/node/id";

@@ -1,5 +1,6 @@
 //! The command line: one file per subcommand. Their output is formatted in `printers`.
 
+mod agent;
 mod attach;
 mod check;
 mod client;
@@ -9,6 +10,7 @@ mod doctor;
 mod events;
 mod exec;
 mod image;
+mod k3s_flags;
 mod kubelet_flags;
 mod logger;
 mod logs;
@@ -43,6 +45,8 @@ struct Cli {
 enum Command {
     /// Run the agent
     Run(Box<run::Args>),
+    /// Run the agent in the words of k3s agent, with its configuration files and variables
+    Agent(agent::Args),
     /// Check manifests without an agent
     Check(check::Args),
     /// List the pods of this node
@@ -98,6 +102,7 @@ fn run_command() -> ExitCode {
             args.flags.kubelet = kubelet;
             run::run(&args)
         }
+        Command::Agent(args) => agent::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Pods(args) => pods::run(&args),
         Command::Describe(args) => describe::run(&args),

@@ -27,11 +27,16 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> ExitCode {
+    run_as(args, Call::of_process())
+}
+
+/// The same; `call` is what a node of k3s says of it.
+pub(super) fn run_as(args: &Args, call: Call) -> ExitCode {
     logger::install(args.log_level.as_deref());
     process::forbid_dumps();
     let config = match Config::load(&args.flags, Some(&args.socket.socket)) {
         Ok(config) => {
-            let called = |k3s| K3s { call: Call::of_process(), ..k3s };
+            let called = |k3s| K3s { call, ..k3s };
             Config { supervisor: Supervisor::of_process(), k3s: config.k3s.map(called), ..config }
         }
         Err(error) => return fail(&error.to_string()),

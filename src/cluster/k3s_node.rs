@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | label `egress.k3s.io/cluster` | `true` where the server reaches pods through the node's tunnel, else absent | the node |
 //! | annotations `k3s.io/internal-ip`, `hostname`, `external-ip` | what the server's cloud controller makes addresses of | the node, where there is that controller |
+//! | annotation `alpha.kubernetes.io/provided-node-ip` | the addresses that the controller has to find among them | the node, likewise |
 //! | annotations `k3s.io/node-args`, `node-env`, `node-config-hash` | how the agent was called, without its secrets | the node |
 //! | `spec.providerID` `k3s://NAME`, instance type `k3s` | | the cloud controller, when it removes the taint of a new Node; the node, where there is no such taint and they are absent |
 //!
@@ -14,14 +15,14 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::node_object::{CLOUD_TAINT, Machine};
+use super::node_object::{CLOUD_TAINT, Machine, PROVIDED_IPS};
 use crate::config::Call;
 use crate::model::SortedMap;
 
 /// `nodeconfig.ClusterEgressLabel`.
 const EGRESS: &str = "egress.k3s.io/cluster";
-/// The prefix of the annotations.
-pub(crate) const PREFIX: &str = "k3s.io/";
+/// The prefix of k3s' own annotations.
+const PREFIX: &str = "k3s.io/";
 /// `cloudprovider.InternalIPKey`, `HostnameKey`, `ExternalIPKey`.
 const INTERNAL_IP: &str = "k3s.io/internal-ip";
 const HOSTNAME: &str = "k3s.io/hostname";
@@ -63,6 +64,11 @@ pub struct NodeMetadata {
 }
 
 impl NodeMetadata {
+    /// Whether a node of k3s sets such an annotation.
+    pub fn is_kept_annotation(key: &str) -> bool {
+        key.starts_with(PREFIX) || key == PROVIDED_IPS
+    }
+
     /// Whether a taint with this key is that of Nodes whose cloud controller has not seen them yet.
     pub fn is_uninitialized_taint(key: &str) -> bool {
         key == CLOUD_TAINT
@@ -87,6 +93,8 @@ impl Machine {
         if k3s.has_cloud_controller {
             let joined = |all: &[Box<str>]| if all.is_empty() { Value::Null } else { all.join(",").into() };
             put(INTERNAL_IP, joined(&self.addresses));
+            // The controller gives no addresses while it has others there.
+            put(PROVIDED_IPS, joined(&self.addresses));
             put(HOSTNAME, (*k3s.host_name).into());
             put(EXTERNAL_IP, joined(&k3s.external_addresses));
         }
@@ -185,6 +193,7 @@ mod tests {
             assert_eq!(node.labels.get(EGRESS).map(String::as_str), reaches_pods.then_some("true"));
             let of = |key: &str| node.annotations.get(key).map(|value| &**value);
             assert_eq!(of(INTERNAL_IP), cloud.then_some("10.0.0.2,fd00::2"));
+            assert_eq!(of(PROVIDED_IPS), of(INTERNAL_IP));
             assert_eq!(of(HOSTNAME), cloud.then_some("board"));
             assert_eq!((of(EXTERNAL_IP), of(ARGS), of(ENV)), (None, Some("[]"), Some("{}")));
             let kind = node.labels.get(INSTANCE_TYPES[0]).map(String::as_str);

@@ -20,7 +20,7 @@ pub(super) const KUBELET_VERSION_MARK: &str = "+smolet";
 /// The taint that a cloud controller removes (`TaintExternalCloudProvider`).
 pub(super) const CLOUD_TAINT: &str = "node.cloudprovider.kubernetes.io/uninitialized";
 /// `AnnotationAlphaProvidedIPAddr`.
-const PROVIDED_IPS: &str = "alpha.kubernetes.io/provided-node-ip";
+pub(super) const PROVIDED_IPS: &str = "alpha.kubernetes.io/provided-node-ip";
 
 /// The machine's properties. Its addresses, and those that the runtime reports, may change.
 #[derive(Clone, Debug, Default)]

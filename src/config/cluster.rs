@@ -36,9 +36,16 @@ pub struct K3s {
     pub token: TokenSource,
     /// The file with the password by which the server identifies this node; it is created if missing.
     pub node_password: PathBuf,
+    /// The file with the ID that is appended to the node's name, created if missing; `None`: none is.
+    pub node_id: Option<PathBuf>,
+    /// Port of this machine's own behind which the servers are; `None`: none.
+    pub load_balancer_port: Option<u16>,
     /// How the agent was called, for the Node's annotations.
     pub call: Call,
 }
+
+/// `k3s agent`'s default of `--lb-server-port`.
+const LOAD_BALANCER_PORT: u16 = 6444;
 
 /// The source of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,6 +91,8 @@ pub(super) fn k3s(flags: &Flags) -> Result<Option<K3s>, ConfigError> {
     let wrong = |flag: &str, why: &str| Err(ConfigError(format!("{flag}: {why}")));
     let Some(server) = &flags.server else {
         return match (&flags.token, &flags.token_file) {
+            (None, None) if flags.with_node_id => wrong("--with-node-id", "needs --server"),
+            (None, None) if flags.lb_server_port.is_some() => wrong("--lb-server-port", "needs --server"),
             (None, None) => Ok(None),
             (Some(_), _) => wrong("--token", "needs --server, the k3s server that it is for"),
             (None, Some(_)) => wrong("--token-file", "needs --server, the k3s server that it is for"),
@@ -109,8 +118,14 @@ pub(super) fn k3s(flags: &Flags) -> Result<Option<K3s>, ConfigError> {
             );
         }
     };
-    let node_password = paths::NODE_PASSWORD.into();
-    Ok(Some(K3s { server: server.clone(), token, node_password, call: Call::default() }))
+    Ok(Some(K3s {
+        server: server.clone(),
+        token,
+        node_password: paths::NODE_PASSWORD.into(),
+        node_id: flags.with_node_id.then(|| paths::NODE_ID.into()),
+        load_balancer_port: Some(flags.lb_server_port.unwrap_or(LOAD_BALANCER_PORT)).filter(|port| *port > 0),
+        call: Call::default(),
+    }))
 }
 
 /// Whether the cluster signs the certificate of the node's API.
@@ -176,6 +191,17 @@ mod tests {
         let given = k3s(&flags(url(), Some("hunter2"), None)).unwrap().unwrap();
         assert_eq!(given.node_password, Path::new("/etc/rancher/node/password"));
         assert!(!format!("{given:?}").contains("hunter2"));
+        assert_eq!((given.load_balancer_port, given.node_id), (Some(6444), None));
+        let more = Flags { with_node_id: true, lb_server_port: Some(0), ..flags(url(), Some("t"), None) };
+        let given = k3s(&more).unwrap().unwrap();
+        assert_eq!(given.node_id.as_deref(), Some(Path::new("/etc/rancher/node/id")));
+        assert_eq!(given.load_balancer_port, None);
+        for alone in [
+            Flags { with_node_id: true, ..Flags::default() },
+            Flags { lb_server_port: Some(1), ..Flags::default() },
+        ] {
+            assert!(k3s(&alone).unwrap_err().0.contains("needs --server"));
+        }
         let of_file = flags(url(), None, Some("/etc/token"));
         assert_eq!(k3s(&of_file).unwrap().unwrap().token, TokenSource::File("/etc/token".into()));
         let path = kubeconfig(&of_file, Path::new("/k3s")).unwrap();

@@ -139,6 +139,15 @@ impl FileSettings {
         }
     }
 
+    /// Sets the fields of `defaults` that are not set.
+    pub(super) fn take_weaker(&mut self, defaults: FileSettings) {
+        for (field, value) in defaults.0 {
+            if !self.0.iter().any(|(of, _)| *of == field) {
+                self.put(field, value);
+            }
+        }
+    }
+
     fn set(&mut self, field: Field, value: Node) -> Result<(), String> {
         if let Some(why) = field.refusal(&value) {
             return Err(why);

@@ -137,6 +137,12 @@ pub struct Flags {
     /// File with that token
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
+    /// Append an ID of this machine's own to the node's name (/etc/rancher/node/id), as k3s agent; needs --server
+    #[arg(long)]
+    pub with_node_id: bool,
+    /// Port on 127.0.0.1 that leads to the k3s servers; 0 = none [default: 6444 with --server]
+    #[arg(long, value_name = "PORT")]
+    pub lb_server_port: Option<u16>,
     /// Labels of the Node when it is registered, as KEY=VALUE,...
     #[arg(long, value_name = "LABELS")]
     pub node_labels: Option<String>,
@@ -365,6 +371,9 @@ impl Config {
 
     fn join(flags: &Flags, socket: Option<&Path>, mut file: FileSettings) -> Result<Config, ConfigError> {
         file.take_stronger(of_kubelet_flags(flags)?);
+        if flags.server.is_some() {
+            file.take_weaker(of_k3s()?);
+        }
         let path = |flag: &Option<PathBuf>, file: Option<PathBuf>, default: &str| {
             flag.clone().or(file).unwrap_or_else(|| PathBuf::from(default))
         };
@@ -584,6 +593,24 @@ fn of_kubelet_flags(flags: &Flags) -> Result<FileSettings, ConfigError> {
         match fields::of_flag(flag) {
             Some(field) => settings.take_flag(field, text)?,
             None => return Err(ConfigError(format!("--{flag}: unknown flag"))),
+        }
+    }
+    Ok(settings)
+}
+
+/// What `k3s agent` sets where nobody else does (`kubeletArgsAndConfig`).
+///
+/// Differs from k3s: the kubelet's threshold of memory stays, which k3s drops with those of inodes: a small board that is out of
+/// memory is worse off with the kernel's choice of a victim.
+fn of_k3s() -> Result<FileSettings, ConfigError> {
+    let mut settings = FileSettings::default();
+    for (flag, text) in [
+        ("eviction-hard", "imagefs.available<5%,nodefs.available<5%,memory.available<100Mi"),
+        ("eviction-minimum-reclaim", "imagefs.available=10%,nodefs.available=10%"),
+        ("serialize-image-pulls", "false"),
+    ] {
+        if let Some(field) = fields::of_flag(flag) {
+            settings.take_flag(field, text)?;
         }
     }
     Ok(settings)

@@ -51,6 +51,38 @@ fn a_flag_beats_the_file_and_the_file_beats_the_default() {
     assert_eq!(config.manifests, Path::new("/from/file"));
 }
 
+/// What `k3s agent` sets where nobody else does.
+#[cfg(feature = "tls")]
+#[test]
+fn a_node_of_k3s_has_the_defaults_of_k3s() {
+    let flags = Flags {
+        server: Some("https://10.0.0.1:6443".to_owned()),
+        token_file: Some("/etc/token".into()),
+        ..Flags::default()
+    };
+    let of = |fields: &str| Config::join(&flags, None, file(fields).unwrap()).unwrap();
+    let thresholds = |config: &Config| {
+        let shown = config.eviction.thresholds.iter().map(|threshold| {
+            format!("{} {:?} {:?}", threshold.signal.as_str(), threshold.at, threshold.min_reclaim)
+        });
+        shown.collect::<Vec<_>>()
+    };
+    let found = of("");
+    assert_eq!(found.image_pulls, limits::PULLS_AT_ONCE_MAX);
+    let shown = thresholds(&found).join(", ");
+    let wanted =
+        ["memory.available", "nodefs.available", "imagefs.available"].map(|signal| shown.contains(signal));
+    assert_eq!((wanted, found.eviction.thresholds.len()), ([true; 3], 3), "{shown}");
+    let given = of("evictionHard: {imagefs.available: 5%, nodefs.available: 5%, memory.available: 100Mi}\n\
+            evictionMinimumReclaim: {imagefs.available: 10%, nodefs.available: 10%}\n");
+    assert_eq!(thresholds(&given), thresholds(&found));
+    // What is set counts, field by field.
+    let given = of("evictionHard: {nodefs.available: 2%}\nserializeImagePulls: true\n");
+    assert_eq!((given.eviction.thresholds.len(), given.image_pulls), (1, 1));
+    let plain = Config::join(&Flags::default(), None, FileSettings::default()).unwrap();
+    assert!(plain.image_pulls == 1 && plain.eviction != found.eviction, "the kubelet's");
+}
+
 #[test]
 fn image_pulls_are_serial_unless_the_file_says_otherwise() {
     let pulls = |fields: &str| {

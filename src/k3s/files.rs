@@ -144,12 +144,34 @@ pub(super) fn node_password(path: &Path) -> Result<String, String> {
     }
     let random = super::random::<16>().map_err(at)?;
     let password = crate::text::hex(&random);
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder).map_err(|error| at(error.to_string()))?;
-    }
-    replace(path, &path.with_extension("new"), format!("{password}\n").as_bytes())
-        .map_err(|error| at(error.to_string()))?;
+    write_new(path, &password).map_err(at)?;
     Ok(password)
+}
+
+/// What is behind the node's name with `--with-node-id`: made once (`ensureNodeID`).
+///
+/// # Errors
+/// A message that names the file.
+pub(crate) fn node_id(path: &Path) -> Result<String, String> {
+    let at = |error: String| format!("node ID {}: {error}", path.display());
+    match kube::read(path) {
+        Ok(bytes) if !bytes.trim_ascii().is_empty() => {
+            return String::from_utf8(bytes.trim_ascii().to_vec()).map_err(|_| at("is no text".to_owned()));
+        }
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(at(error.to_string())),
+        Ok(_) | Err(_) => {}
+    }
+    let id = crate::text::hex(&super::random::<4>().map_err(at)?);
+    write_new(path, &id).map_err(at)?;
+    Ok(id)
+}
+
+fn write_new(path: &Path, text: &str) -> Result<(), String> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(|error| error.to_string())?;
+    }
+    replace(path, &path.with_extension("new"), format!("{text}\n").as_bytes())
+        .map_err(|error| error.to_string())
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, String> {

@@ -10,11 +10,12 @@
 //! ```
 //!
 //! `joining` decides, as a table of states, and `join_task` carries it out. `joining`, `token`, `authority`, `refusal`, `settings`,
-//! `servers`, `frame` and `message` are PURE; `supervisor`, `files`, `tunnel`, `tunnels` and `join_task` do the I/O.
+//! `servers`, `frame` and `message` are PURE; `supervisor`, `files`, `tunnel`, `tunnels`, `load_balancer` and
+//! `join_task` do the I/O.
 //!
 //! Differs from `k3s agent`: a node asks a server for the list of servers, because it may not watch the endpoints of
-//! `default/kubernetes` as the agent does with a certificate that may write any Node; there is no proxy in front of the servers,
-//! each client here moves from one to the next by itself; flannel, kube-proxy and the network policy controller are not included,
+//! `default/kubernetes` as the agent does with a certificate that may write any Node; its clients do not go through the load balancer,
+//! each moves from one server to the next by itself; flannel, kube-proxy and the network policy controller are not included,
 //! they run as pods.
 
 mod authority;
@@ -22,6 +23,7 @@ mod files;
 pub mod frame;
 mod join_task;
 mod joining;
+mod load_balancer;
 pub mod message;
 mod refusal;
 mod servers;
@@ -33,7 +35,9 @@ mod tunnels;
 
 pub(crate) use authority::pinned;
 pub(crate) use files::Files;
+pub(crate) use files::node_id;
 pub(crate) use join_task::JoinTask;
+pub(crate) use load_balancer::LoadBalancer;
 pub(crate) use refusal::Refused;
 pub(crate) use servers::List;
 pub(crate) use settings::{Settings, Unset};

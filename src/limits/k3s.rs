@@ -1,4 +1,4 @@
-//! Bounds of the list of k3s servers.
+//! Bounds of the list of k3s servers, and of the load balancer before them.
 
 use std::time::Duration;
 
@@ -18,3 +18,14 @@ pub const K3S_LIST_PERIOD: Duration = CERTIFICATE_CHECK_PERIOD.saturating_sub(Du
 pub const K3S_LOST_WAIT: Duration = Duration::from_secs(30);
 /// Least time between two changes of the server because of 503 (not ready).
 pub const K3S_UNREADY_WAIT: Duration = Duration::from_secs(10);
+
+/// Connections through the load balancer at once. Full: further ones wait in the kernel's queue.
+pub const K3S_BALANCER_CONNECTIONS_MAX: usize = 64;
+/// Bytes that are moved at once, in each direction of a connection.
+pub const K3S_BALANCER_PIECE_BYTES: usize = 8 * KIB;
+/// How long the other side of a connection may go on when one side has ended. Longer: closed.
+pub const K3S_BALANCER_HALF_CLOSED_TIME: Duration = Duration::from_mins(1);
+/// Silence after which a server is asked whether it is there, and the time between the questions; the kernel asks nine times.
+pub const K3S_BALANCER_KEEPALIVE: Duration = Duration::from_secs(10);
+/// Wait before a port that somebody else has is tried again.
+pub const K3S_BALANCER_RETRY: Duration = Duration::from_mins(1);

@@ -46,7 +46,7 @@ use crate::cri::{Runtime, RuntimeStatus};
 use crate::k3s::{Settings, Unset};
 use crate::kube::{Client, KubeError, seed};
 use crate::limits::{
-    CLUSTER_BOUNDED, CLUSTER_BOUNDS, K3S_SERVER_BYTES_MAX, KUBE_STATUS_CALLS_MAX,
+    CLUSTER_BOUNDED, CLUSTER_BOUNDS, K3S_BALANCER_PIECE_BYTES, K3S_SERVER_BYTES_MAX, KUBE_STATUS_CALLS_MAX,
     KUBE_WINDOW_CONNECTION_BYTES, NODE_CONNECTION_BYTES, NODE_KNOWN_BYTES, NODE_SPLICE_BYTES,
     NODE_USER_BYTES_MAX, TUNNEL_BYTES, TUNNEL_QUEUED_BYTES_MAX,
 };
@@ -484,7 +484,8 @@ impl Cluster {
         let (calls, servers) = (self.of.client.calls_under_way(), self.of.client.others());
         let api = &out.metrics().node_api;
         let [connections, users, decisions] = [&api.connections, &api.users, &api.decisions].map(Gauge::get);
-        let [tunnels, through] = [&api.tunnels, &api.tunnel_connections].map(Gauge::get);
+        let [tunnels, through, balanced] =
+            [&api.tunnels, &api.tunnel_connections, &api.balancer_connections].map(Gauge::get);
         let images = self.status.images();
         let used: [(usize, usize); CLUSTER_BOUNDED] = [
             (self.pods.len(), held.map_or(0, |held| held.pod_bytes) + pods.opened_bytes()),
@@ -501,6 +502,7 @@ impl Cluster {
             (servers, servers * 4 * (K3S_SERVER_BYTES_MAX + 64)),
             (tunnels, tunnels * TUNNEL_BYTES + if tunnels > 0 { TUNNEL_QUEUED_BYTES_MAX } else { 0 }),
             (through, through * NODE_SPLICE_BYTES),
+            (balanced, balanced * 2 * K3S_BALANCER_PIECE_BYTES),
         ];
         let of = |(bound, (entries, bytes))| Usage::of(bound, entries, bytes);
         CLUSTER_BOUNDS.iter().zip(used).map(of).collect()

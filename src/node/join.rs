@@ -21,7 +21,9 @@ use crate::cri::{RuntimeHandler, RuntimeVersion};
 use crate::executor::Executor;
 use crate::facts;
 use crate::iptables;
-use crate::k3s::{self, Common, JoinTask, Reach, Servers, Settings, Supervisor, Tunnels, Unset};
+use crate::k3s::{
+    self, Common, JoinTask, LoadBalancer, Reach, Servers, Settings, Supervisor, Tunnels, Unset,
+};
 use crate::kube;
 use crate::limits::TUNNEL_CONNECTIONS_MAX;
 use crate::metrics::NodeApiUse;
@@ -34,6 +36,19 @@ use crate::source::api_offline::Trees;
 use crate::source::api_status_versions::ApiStatusVersions;
 use crate::source::{NodeName, SourceUpdate};
 use crate::store::offline::folder::Folder;
+
+/// The node's name, if it is given: with `--with-node-id` what the machine has of its own is behind it. I/O, blocking.
+///
+/// # Errors
+/// The file with the ID cannot be used.
+pub(super) fn node_name(config: &Config) -> Result<Option<String>, String> {
+    let Some(path) = config.k3s.as_ref().and_then(|k3s| k3s.node_id.as_deref()) else {
+        return Ok(config.node_name.clone());
+    };
+    let id = k3s::node_id(path)?;
+    let name = config.node_name.clone().unwrap_or_else(|| facts::hostname().to_lowercase());
+    Ok(Some(format!("{name}-{id}")))
+}
 
 /// Restores the settings that a k3s server sent last; they hold until it sends others. Before it has sent any, k3s' defaults do.
 /// I/O, blocking.
@@ -238,6 +253,17 @@ impl Start<'_> {
     /// Serves the node's own API, also through the tunnels of a k3s server.
     fn serve(&self, (listening, queries, blocking, held): NodeApi, k3s: Option<K3s>) {
         if let Some(K3s { supervisor, servers, changed, changes, lost, reaches_pods }) = k3s {
+            if let Some(port) = self.config.k3s.as_ref().and_then(|k3s| k3s.load_balancer_port) {
+                let balancer = LoadBalancer {
+                    port,
+                    addresses: self.addresses.clone(),
+                    servers: servers.clone(),
+                    executor: Rc::downgrade(self.executor),
+                    clock: self.clock.clone(),
+                    held: held.balancer_connections.clone(),
+                };
+                self.executor.spawn("k3s load balancer", balancer.run()).detach();
+            }
             let asker = QuerySender::new(queries.clone());
             let (node_api, sockets) = (listening.own_address(), listening.tunnel_sockets());
             let reach = Reach { node_api, sockets, asker, pods: reaches_pods };

@@ -27,6 +27,11 @@ pub(super) enum Cluster {}
 /// There is no event.
 pub(super) enum ClusterEvent {}
 
+/// The given name.
+pub(super) fn node_name(config: &Config) -> Result<Option<String>, String> {
+    Ok(config.node_name.clone())
+}
+
 /// There are no stored settings of a cluster.
 pub(super) fn remember(_: &Config, _: &mut NodeSettings) {}
 

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Taint;
 use smol::channel::Sender;
 
 use crate::admit::Resources;
-use crate::cluster::k3s_node::{self, NodeMetadata};
+use crate::cluster::k3s_node::NodeMetadata;
 use crate::decode::{Node, Path, typed};
 use crate::kube::{Collection, Follower, KubeError, Resource};
 use crate::limits::{POD_CIDR_BYTES_MAX, POD_CIDRS_MAX};
@@ -60,7 +60,7 @@ impl NodeFields {
             Some(Node::Map(entries)) => entries.as_slice(),
             Some(_) | None => &[],
         };
-        let of_k3s = annotations.iter().filter(|(key, _)| key.starts_with(k3s_node::PREFIX));
+        let of_k3s = annotations.iter().filter(|(key, _)| NodeMetadata::is_kept_annotation(key));
         let provider_id = spec.and_then(|spec| spec.field("providerID")).and_then(Node::text);
         let metadata = NodeMetadata {
             labels: labels.clone(),

@@ -209,6 +209,7 @@ fn what_a_node_of_a_cluster_holds_is_told_beside_its_limits() {
             "api_servers",
             "tunnels",
             "tunnel_connections",
+            "load_balancer_connections",
         ]
         .contains(&bound.name);
         assert!(is_none || entries > 0 && bytes > 0, "{}", bound.name);

@@ -73,8 +73,23 @@ impl Client {
         Self::connect_over(tcp(Ipv4Addr::LOCALHOST, port)?, versions, authority, shown)
     }
 
+    /// A connection to a server of another name.
+    pub fn connect_to(name: &'static str, port: u16, authority: &str) -> io::Result<Self> {
+        Self::connect_as(name, tcp(Ipv4Addr::LOCALHOST, port)?, ALL_VERSIONS, authority, None)
+    }
+
     /// The same over that connection, with a chain of certificates and the first one's key (PKCS#8).
     pub fn connect_over(
+        socket: TcpStream,
+        versions: &[&'static SupportedProtocolVersion],
+        authority: &str,
+        shown: Option<(Vec<CertificateDer<'static>>, Vec<u8>)>,
+    ) -> io::Result<Self> {
+        Self::connect_as(NODE, socket, versions, authority, shown)
+    }
+
+    fn connect_as(
+        name: &'static str,
         socket: TcpStream,
         versions: &[&'static SupportedProtocolVersion],
         authority: &str,
@@ -93,7 +108,7 @@ impl Client {
             None => config.with_no_client_auth(),
         };
         within(async {
-            let name = NODE.try_into().unwrap();
+            let name = name.try_into().unwrap();
             TlsConnector::from(Arc::new(config)).connect(name, Async::new(socket)?).await.map(Self)
         })
     }

@@ -27,6 +27,8 @@ pub fn joining(world: &World, k3s: &K3s, token: &str) -> Config {
             server: k3s.url(),
             token: TokenSource::File(world.path("token")),
             node_password: world.path("etc/rancher/node/password"),
+            node_id: None,
+            load_balancer_port: None,
             call: Call::default(),
         }),
         node_api: NodeApi { client_ca: None, ..config.node_api.clone() },

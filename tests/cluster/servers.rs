@@ -186,6 +186,9 @@ fn the_node_goes_on_with_the_second_server_when_the_first_is_gone_also_after_a_r
     world.api.allow_access("kube-apiserver", "*", "*");
     let [first, second] = servers(&world, ["127.0.0.2", "127.0.0.3"]);
     let config = settings(&world, &first);
+    let balanced = listeners(["127.0.0.1"])[0].local_addr().unwrap().port();
+    let joins = Joins { load_balancer_port: Some(balanced), ..config.k3s.clone().unwrap() };
+    let config = Config { k3s: Some(joins), ..config };
     world.start_with(config.clone());
     world.until("the node is ready", is_ready);
     world.run("web");
@@ -207,6 +210,14 @@ fn the_node_goes_on_with_the_second_server_when_the_first_is_gone_also_after_a_r
 
     drop(first);
     world.run("later");
+    // Whoever shares the node's network is led to the other one, too.
+    world.until("the second server answers", |world| {
+        let Ok(mut client) = Client::connect_to("localhost", balanced, &world.api.ca_pem()) else {
+            return false;
+        };
+        client.send(b"GET /cacerts HTTP/1.1\r\nHost: k3s\r\n\r\n");
+        client.rest().body == world.api.ca_pem()
+    });
     let said = page(&world, &second, "/metrics");
     assert_eq!(value(&said, "smolet_api_server_moves_total"), 1, "it stays there");
     assert_eq!(entries(&said, "tunnels"), 1);

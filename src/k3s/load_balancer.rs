@@ -1,0 +1,196 @@
+//! A port of the machine's own behind which the cluster's servers are, for whoever shares the node's network (`agent/loadbalancer`):
+//! host-network pods and units find a server there whichever one is down.
+//!
+//! ```text
+//!     127.0.0.1:6444 ─► the server that was reached last, else the next one of the known ones, each tried once
+//! ```
+//!
+//! TCP alone: TLS is between the client and the server. Nothing is kept of a connection that moves no bytes, and of one that does no
+//! more than a piece in each direction. A server that vanishes is noticed by keepalive; the client's next connection goes to another
+//! one.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use async_io::Async;
+use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use smol::lock::Semaphore;
+
+use super::Servers;
+use crate::addresses::NodeAddresses;
+use crate::clock::SharedClock;
+use crate::counters::Gauge;
+use crate::executor::Executor;
+use crate::kube::{Rotation, ServerUrl};
+use crate::limits::{
+    K3S_BALANCER_CONNECTIONS_MAX, K3S_BALANCER_HALF_CLOSED_TIME, K3S_BALANCER_KEEPALIVE,
+    K3S_BALANCER_PIECE_BYTES, K3S_BALANCER_RETRY, KUBE_CONNECT_TIME, TUNNEL_SILENCE_MAX,
+};
+use crate::net::{Address, Lookups};
+use crate::stream::Socket;
+
+/// The load balancer.
+pub(crate) struct LoadBalancer {
+    pub(crate) port: u16,
+    /// Those of a node with IPv6 alone have it on `::1`.
+    pub(crate) addresses: NodeAddresses,
+    pub(crate) servers: Rc<Servers>,
+    pub(crate) executor: Weak<Executor>,
+    pub(crate) clock: SharedClock,
+    /// Open connections.
+    pub(crate) held: Gauge,
+}
+
+/// What its connections share.
+struct Shared {
+    servers: Rc<Servers>,
+    turn: RefCell<Rotation>,
+    lookups: Lookups,
+    clock: SharedClock,
+    /// A failure was logged since the last connection that succeeded.
+    is_logged: Cell<bool>,
+}
+
+impl LoadBalancer {
+    /// Serves until dropped. A port that somebody else has is tried again each minute.
+    pub(crate) async fn run(self) {
+        let shared = Rc::new(Shared {
+            servers: self.servers.clone(),
+            turn: RefCell::default(),
+            lookups: Lookups::default(),
+            clock: self.clock.clone(),
+            is_logged: Cell::new(false),
+        });
+        let mut is_logged = false;
+        loop {
+            let address = SocketAddr::new(self.loopback(), self.port);
+            match Async::<TcpListener>::bind(address) {
+                Ok(listener) => {
+                    log::info!("load balancer: {address} leads to the k3s servers");
+                    self.accept(&listener, &shared).await;
+                }
+                Err(error) if !is_logged => {
+                    is_logged = true;
+                    log::warn!(
+                        "load balancer: {address}: {error}; nobody finds the k3s servers there; end what has this port (k3s \
+                         agent?), or give another one: --lb-server-port"
+                    );
+                }
+                Err(_) => {}
+            }
+            self.clock.sleep(K3S_BALANCER_RETRY).await;
+        }
+    }
+
+    fn loopback(&self) -> IpAddr {
+        let first = self.addresses.now().first().and_then(|ip| ip.parse::<IpAddr>().ok());
+        match first {
+            Some(IpAddr::V6(_)) => Ipv6Addr::LOCALHOST.into(),
+            Some(IpAddr::V4(_)) | None => Ipv4Addr::LOCALHOST.into(),
+        }
+    }
+
+    /// Until the listener fails. Full: further connections wait in its queue.
+    async fn accept(&self, listener: &Async<TcpListener>, shared: &Rc<Shared>) {
+        let places = Arc::new(Semaphore::new(K3S_BALANCER_CONNECTIONS_MAX));
+        loop {
+            let place = places.acquire_arc().await;
+            let client = match listener.accept().await {
+                Ok((client, _)) => Socket::from(client),
+                // Of this connection, or the process has no files left: the others run on meanwhile.
+                Err(error) => {
+                    log::debug!("load balancer: {error}");
+                    self.clock.sleep(K3S_BALANCER_RETRY / 60).await;
+                    continue;
+                }
+            };
+            let Some(executor) = self.executor.upgrade() else { return };
+            let (shared, held) = (shared.clone(), self.held.clone());
+            let serve = async move {
+                let (_place, _held) = (place, held.enter());
+                shared.serve(client).await;
+            };
+            executor.spawn("k3s load balancer", serve).detach();
+        }
+    }
+}
+
+impl Shared {
+    async fn serve(&self, client: Socket<TcpStream>) {
+        let Some(server) = self.reach().await else { return };
+        let _ = client.get_ref().set_nodelay(true);
+        let mut there = Box::pin(forward(&client, &server));
+        let mut back = Box::pin(forward(&server, &client));
+        let first = async { (there.as_mut().await, true) };
+        let (ended, is_there) = smol::future::or(first, async { (back.as_mut().await, false) }).await;
+        // What broke one way breaks the other.
+        if ended.is_ok() {
+            let rest = if is_there { back.as_mut() } else { there.as_mut() };
+            let late = async {
+                self.clock.sleep(K3S_BALANCER_HALF_CLOSED_TIME).await;
+                Ok(())
+            };
+            let _ = smol::future::or(rest, late).await;
+        }
+    }
+
+    /// A connection to the next server that can be reached.
+    async fn reach(&self) -> Option<Socket<TcpStream>> {
+        let all = self.servers.supervisors();
+        let mut first = None;
+        for _ in 0..all.len() {
+            let server = self.turn.borrow().aim(&all).clone();
+            match self.connect(&server).await {
+                Ok(socket) => {
+                    self.turn.borrow_mut().reached(&server);
+                    self.is_logged.set(false);
+                    return Some(socket);
+                }
+                Err(why) => {
+                    self.turn.borrow_mut().failed(&server, all.len());
+                    first.get_or_insert_with(|| format!("{}: {why}", server.authority()));
+                }
+            }
+        }
+        if !self.is_logged.replace(true) {
+            log::warn!("load balancer: no k3s server can be reached: {}", first.unwrap_or_default());
+        }
+        None
+    }
+
+    async fn connect(&self, server: &ServerUrl) -> Result<Socket<TcpStream>, String> {
+        let late = async {
+            self.clock.sleep(KUBE_CONNECT_TIME).await;
+            Err(format!("no answer within {} s", KUBE_CONNECT_TIME.as_secs()))
+        };
+        let address = Address { host: server.host.clone(), port: server.port };
+        let socket = smol::future::or(Box::pin(self.lookups.connect(&address)), late).await?;
+        let raw = socket.get_ref();
+        let _ = raw.set_nodelay(true);
+        // Silent links: unacknowledged bytes show them, and where there are none, probes.
+        let silence = u32::try_from(TUNNEL_SILENCE_MAX.as_millis()).unwrap_or(u32::MAX);
+        let _ = rustix::net::sockopt::set_tcp_user_timeout(raw, silence);
+        let _ = rustix::net::sockopt::set_socket_keepalive(raw, true);
+        let _ = rustix::net::sockopt::set_tcp_keepidle(raw, K3S_BALANCER_KEEPALIVE);
+        let _ = rustix::net::sockopt::set_tcp_keepintvl(raw, K3S_BALANCER_KEEPALIVE);
+        Ok(socket)
+    }
+}
+
+/// Moves what comes, until there is no more; then `to` is told so.
+async fn forward(mut from: &Socket<TcpStream>, mut to: &Socket<TcpStream>) -> io::Result<()> {
+    loop {
+        from.readable().await?;
+        // Of this turn alone: a connection that waits holds none.
+        let mut piece = vec![0; K3S_BALANCER_PIECE_BYTES];
+        let read = from.read(&mut piece).await?;
+        if read == 0 {
+            let _ = to.get_ref().shutdown(Shutdown::Write);
+            return Ok(());
+        }
+        to.write_all(&piece[..read]).await?;
+    }
+}
