@@ -42,10 +42,10 @@ pub const REGISTRY_CONNECT_TIME: Duration = Duration::from_secs(30);
 pub const REGISTRY_ANSWER_TIME: Duration = Duration::from_secs(30);
 /// How long a blob may not progress. Longer: the connection counts as cut.
 pub const REGISTRY_STALL_TIME: Duration = Duration::from_secs(30);
-/// Attempts of a request that fails for now (429, 5xx), and attempts in a row of a blob without one byte of progress. Reached: the
+/// Attempts in a row of a blob at one host (429, 5xx, cut, stalled, refused) without one byte of progress. Reached at all hosts: the
 /// pull fails, and is tried again as the image's back-off says; what was received of layers is kept.
 pub const REGISTRY_TRIES_MAX: u32 = 8;
-/// Attempts of a small request (a manifest, a configuration) that fails for now. Reached: the next host is tried.
+/// Attempts of a small request (a manifest, a configuration) that fails for now at all hosts. Reached: the pull fails.
 pub const REGISTRY_SMALL_TRIES_MAX: u32 = 4;
 /// Bytes that an attempt of a blob must bring, for the waits to begin anew.
 pub const REGISTRY_PROGRESS_BYTES_MIN: u64 = 16 * KIB as u64;
@@ -73,10 +73,11 @@ pub const REGISTRY_CHALLENGE_PARAMETERS_MAX: usize = 16;
 
 // ---- images ----------------------------------------------------------------------------------------------
 
-/// Bytes of a manifest or an index. Larger: the image is refused.
+/// Bytes of an index. Larger: the image is refused. The platform's manifest has at most `IMAGE_JSON_BYTES_MAX`.
 pub const REGISTRY_MANIFEST_BYTES_MAX: usize = 4 * MIB;
-/// Bytes of an image's configuration. Larger: the image is refused.
-pub const REGISTRY_IMAGE_CONFIG_BYTES_MAX: usize = 4 * MIB;
+/// Bytes of an image's configuration: what the image store takes. Larger: the image is refused.
+pub const REGISTRY_IMAGE_CONFIG_BYTES_MAX: usize = super::IMAGE_JSON_BYTES_MAX;
+const _: () = assert!(super::IMAGE_JSON_BYTES_MAX <= REGISTRY_MANIFEST_BYTES_MAX);
 /// Manifests in an index. More: the image is refused.
 pub const REGISTRY_INDEX_ENTRIES_MAX: usize = 1024;
 /// Indexes in one another. More: the image is refused.

@@ -3,11 +3,16 @@
 //! ```text
 //!     Range from the offset ──► 206            the bytes that are missing
 //!                            ├► 200            the host knows no Range: bytes that the sink has are read again and passed over
-//!                            ├► 404, 401 ...   the next host
-//!                            ├► 416, another size, range, ETag or digest    from the beginning, REGISTRY_RESTARTS_MAX times
-//!                            └► cut, stalled, 429, 5xx    again, after a wait that grows until a byte arrives
+//!                            ├► 404, 401, a long Retry-After ...   this host is not asked for the blob again
+//!                            ├► 416, another size, range or digest    from the beginning, REGISTRY_RESTARTS_MAX times
+//!                            ├► cut after bytes came               the same host again, after the first wait
+//!                            └► cut, stalled, refused, 429, 5xx    the next host at once; a host again after a wait that grows
+//!                                                                  until a byte arrives, REGISTRY_TRIES_MAX times
 //! ```
+//!
+//! An `ETag` is of no interest: the digest says which bytes these are, whichever server they are from.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use hyper::Method;
@@ -21,6 +26,7 @@ use crate::limits::{
     REGISTRY_PROGRESS_BYTES_MIN, REGISTRY_RESTARTS_MAX, REGISTRY_RETRY_FIRST, REGISTRY_RETRY_MAX,
     REGISTRY_STALL_TIME, REGISTRY_TRIES_MAX,
 };
+use crate::model::Mono;
 
 /// Why a part of a blob ended too early.
 enum Ended {
@@ -49,6 +55,26 @@ pub(super) fn wait(tries: u32) -> Duration {
     REGISTRY_RETRY_FIRST.saturating_mul(1 << tries.saturating_sub(1).min(16)).min(REGISTRY_RETRY_MAX)
 }
 
+/// A host that may have the blob.
+struct Host<'a> {
+    endpoint: &'a Endpoint,
+    /// The first ones are asked first.
+    place: usize,
+    /// Attempts in a row without progress.
+    tries: u32,
+    /// When it may be asked again.
+    from: Option<Mono>,
+    restarts: u32,
+}
+
+/// Takes the host that is asked next: the first one that may be asked now, else the one that may be asked the earliest.
+fn next<'a>(hosts: &mut VecDeque<Host<'a>>, now: Mono) -> Option<Host<'a>> {
+    let ready = hosts.iter().position(|host| host.from.is_none_or(|from| from <= now));
+    let earliest = || hosts.iter().enumerate().min_by_key(|(_, host)| host.from).map(|(index, _)| index);
+    let index = ready.or_else(earliest)?;
+    hosts.remove(index)
+}
+
 /// Fetches a layer of `repository`. `progress` is told the sink's offset.
 ///
 /// # Errors
@@ -61,61 +87,69 @@ pub(super) async fn fetch<S: BlobSink>(
     sink: &mut S,
     progress: &dyn Fn(u64),
 ) -> RegistryResult<()> {
-    let mut endpoints = endpoints.iter();
+    let host = |(place, endpoint)| Host { endpoint, place, tries: 0, from: None, restarts: 0 };
+    let in_order = client.answering_first(endpoints.iter().copied()).enumerate();
+    let mut hosts: VecDeque<Host<'_>> = in_order.map(host).collect();
     let mut first = None;
-    let mut restarts = 0;
-    'host: loop {
-        let Some(endpoint) = endpoints.next() else {
+    let mut same: Option<Host<'_>> = None;
+    loop {
+        let now = client.clock().now().mono;
+        let Some(mut host) = same.take().or_else(|| next(&mut hosts, now)) else {
             return Err(first.unwrap_or_else(|| RegistryError::NotFound("no host to pull from".to_owned())));
         };
-        let mut source = Source { client, endpoint, repository, blob, etag: None, progress };
-        let mut tries = 0;
-        loop {
-            progress(sink.offset());
-            let before = sink.offset();
-            let ended = match source.part(sink).await {
-                Ok(()) => match sink.finish().await {
-                    Ok(()) => return Ok(()),
-                    Err(error) => error.into(),
-                },
-                Err(ended) => ended,
-            };
-            match ended {
-                Ended::Cut { why, after } => {
-                    let came = sink.offset().saturating_sub(before);
-                    tries = if came >= REGISTRY_PROGRESS_BYTES_MIN { 1 } else { tries + 1 };
-                    if tries > REGISTRY_TRIES_MAX {
-                        let host = endpoint.host();
-                        let why = format!("{host}: {why} ({tries} attempts without progress)");
-                        first.get_or_insert(RegistryError::unavailable(why));
-                        continue 'host;
-                    }
-                    log::debug!("layer {}: at {} of {} bytes: {why}", blob.digest, sink.offset(), blob.size);
-                    client.clock().sleep(after.unwrap_or_default().max(wait(tries))).await;
+        if let Some(wait) = host.from.filter(|from| *from > now).map(|from| from.since(now)) {
+            client.clock().sleep(wait).await;
+        }
+        let endpoint = host.endpoint;
+        progress(sink.offset());
+        let before = sink.offset();
+        let source = Source { client, endpoint, repository, blob, progress };
+        let ended = match source.part(sink).await {
+            Ok(()) => match sink.finish().await {
+                Ok(()) => return Ok(()),
+                Err(error) => error.into(),
+            },
+            Err(ended) => ended,
+        };
+        match ended {
+            Ended::Cut { why, after } => {
+                let came = sink.offset().saturating_sub(before);
+                let has_progress = came >= REGISTRY_PROGRESS_BYTES_MIN;
+                host.tries = if has_progress { 1 } else { host.tries + 1 };
+                if host.tries > REGISTRY_TRIES_MAX {
+                    let (name, tries) = (endpoint.host(), host.tries);
+                    let why = format!("{name}: {why} ({tries} attempts without progress)");
+                    first.get_or_insert(RegistryError::unavailable(why));
+                    continue;
                 }
-                Ended::Wrong(why) => {
-                    if restarts == REGISTRY_RESTARTS_MAX {
-                        let host = endpoint.host();
-                        first.get_or_insert(RegistryError::Content(format!("{host}: {why}")));
-                        restarts = 0;
-                        sink.restart().await.map_err(|error| store(&error))?;
-                        continue 'host;
-                    }
-                    log::warn!(
-                        "layer {} of {}: {why}; fetching it from its beginning",
-                        blob.digest,
-                        endpoint.host()
-                    );
-                    restarts += 1;
-                    source.etag = None;
-                    sink.restart().await.map_err(|error| store(&error))?;
+                log::debug!("layer {}: at {} of {} bytes: {why}", blob.digest, sink.offset(), blob.size);
+                let wait = after.unwrap_or_default().max(wait(host.tries));
+                host.from = Some(client.clock().now().mono + wait);
+                if has_progress {
+                    same = Some(host);
+                } else {
+                    let at = hosts.iter().position(|other| other.place > host.place);
+                    hosts.insert(at.unwrap_or(hosts.len()), host);
                 }
-                Ended::Host(error) => {
-                    first.get_or_insert(error);
-                    continue 'host;
-                }
-                Ended::Sink(error) => return Err(error),
             }
+            Ended::Wrong(why) => {
+                sink.restart().await.map_err(|error| store(&error))?;
+                if host.restarts == REGISTRY_RESTARTS_MAX {
+                    first.get_or_insert(RegistryError::Content(format!("{}: {why}", endpoint.host())));
+                    continue;
+                }
+                log::warn!(
+                    "layer {} of {}: {why}; fetching it from its beginning",
+                    blob.digest,
+                    endpoint.host()
+                );
+                host.restarts += 1;
+                same = Some(host);
+            }
+            Ended::Host(error) => {
+                first.get_or_insert(error);
+            }
+            Ended::Sink(error) => return Err(error),
         }
     }
 }
@@ -130,14 +164,12 @@ struct Source<'a> {
     endpoint: &'a Endpoint,
     repository: &'a str,
     blob: &'a Descriptor,
-    /// Of the response that the sink's bytes are from.
-    etag: Option<String>,
     progress: &'a dyn Fn(u64),
 }
 
 impl Source<'_> {
     /// Fetches what is missing.
-    async fn part<S: BlobSink>(&mut self, sink: &mut S) -> Result<(), Ended> {
+    async fn part<S: BlobSink>(&self, sink: &mut S) -> Result<(), Ended> {
         let (offset, size) = (sink.offset(), self.blob.size);
         if offset == size && size > 0 {
             return Ok(());
@@ -152,6 +184,7 @@ impl Source<'_> {
             from: offset,
         };
         let mut answer = self.client.send(&call).await.map_err(|error| match error {
+            error if error.asks_for_long_wait() => Ended::Host(error),
             RegistryError::Unreachable(why) => Ended::Cut { why, after: None },
             RegistryError::Unavailable { why, after } => Ended::Cut { why, after },
             error => Ended::Host(error.while_doing(&format!("blob {}", self.blob.digest))),
@@ -179,14 +212,8 @@ impl Source<'_> {
     }
 
     /// Looks at the response's head: how many bytes of it the sink has already.
-    fn begin(&mut self, answer: &Answer, offset: u64) -> Result<u64, Ended> {
+    fn begin(&self, answer: &Answer, offset: u64) -> Result<u64, Ended> {
         let size = self.blob.size;
-        let etag = answer.header("etag").map(str::to_owned);
-        let is_other = |(now, before): (&String, &String)| now != before;
-        if offset > 0 && etag.as_ref().zip(self.etag.as_ref()).is_some_and(is_other) {
-            return Err(Ended::Wrong("its content has changed (another ETag)".to_owned()));
-        }
-        self.etag = etag;
         match answer.status {
             416 => Err(Ended::Wrong(format!("has no bytes from {offset} on, of {size} by the manifest"))),
             206 => {

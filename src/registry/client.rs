@@ -48,6 +48,8 @@ pub struct Client {
     credentials: Option<Credentials>,
     /// One for each host; at most [`REGISTRY_ENDPOINTS_MAX`]. Full: the oldest is forgotten, and asked for again.
     grants: RefCell<Vec<(String, Grant)>>,
+    /// Hosts that could not be connected to, or did not answer; at most [`REGISTRY_ENDPOINTS_MAX`]. Full: a further one keeps its place.
+    silent: RefCell<Vec<String>>,
     /// At most [`REGISTRY_IDLE_CONNECTIONS_MAX`]. Full: a further one is closed.
     idle: RefCell<Vec<(Site, Connection)>>,
     /// One for each set of options; at most [`REGISTRY_ENDPOINTS_MAX`].
@@ -108,6 +110,7 @@ impl Client {
             environment,
             credentials,
             grants: RefCell::default(),
+            silent: RefCell::default(),
             idle: RefCell::default(),
             #[cfg(feature = "tls")]
             tls: RefCell::default(),
@@ -148,7 +151,9 @@ impl Client {
         let mut is_renewed = false;
         loop {
             let grant = self.grant(call.endpoint);
-            let (answer, url, is_at_endpoint) = self.follow(call, grant.as_ref()).await?;
+            let followed = self.follow(call, grant.as_ref()).await;
+            self.note_answer(call.endpoint, !matches!(followed, Err(RegistryError::Unreachable(_))));
+            let (answer, url, is_at_endpoint) = followed?;
             match answer.status {
                 200..300 | 416 => return Ok(answer),
                 401 if is_at_endpoint && !is_renewed => {
@@ -161,7 +166,7 @@ impl Client {
                         Ok(None) => {
                             return Err(denied(
                                 &shown,
-                                &refusal(answer).await,
+                                &self.refusal(answer).await,
                                 self.has_credentials(call.endpoint),
                             ));
                         }
@@ -482,11 +487,40 @@ impl Client {
 
     // ---- errors ------------------------------------------------------------------------------------------
 
+    /// What the registry says of its refusal; nothing when that does not come.
+    async fn refusal(&self, answer: Answer) -> String {
+        let bytes = async { Ok(answer.beginning(REGISTRY_ERROR_BYTES_MAX).await) };
+        let bytes = within(&self.clock, REGISTRY_ANSWER_TIME, bytes).await;
+        bytes.map(|bytes| message_of(&bytes)).unwrap_or_default()
+    }
+
+    // ---- hosts that do not answer -----------------------------------------------------------------------
+
+    /// The hosts in their order; those that did not answer come last.
+    pub(super) fn answering_first<'a>(
+        &self,
+        endpoints: impl Iterator<Item = &'a Endpoint>,
+    ) -> impl Iterator<Item = &'a Endpoint> {
+        let silent = self.silent.borrow();
+        let (last, first): (Vec<_>, Vec<_>) =
+            endpoints.partition(|endpoint| silent.contains(&endpoint.url("").to_string()));
+        first.into_iter().chain(last)
+    }
+
+    /// Notes whether the host answers.
+    fn note_answer(&self, endpoint: &Endpoint, answers: bool) {
+        let host = endpoint.url("").to_string();
+        let mut silent = self.silent.borrow_mut();
+        silent.retain(|of| *of != host);
+        if !answers && silent.len() < REGISTRY_ENDPOINTS_MAX {
+            silent.push(host);
+        }
+    }
+
     async fn failure(&self, status: u16, what: &str, answer: Answer, has_credentials: bool) -> RegistryError {
         let after =
             answer.header("retry-after").and_then(|text| text.trim().parse().ok()).map(Duration::from_secs);
-        let said = within(&self.clock, REGISTRY_ANSWER_TIME, async { Ok(refusal(answer).await) }).await;
-        let said = said.unwrap_or_default();
+        let said = self.refusal(answer).await;
         let phrase = hyper::StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason());
         let phrase = phrase.unwrap_or("unknown status");
         let why = if said.is_empty() {
@@ -502,10 +536,10 @@ impl Client {
                 format!("{said}: not found")
             }),
             408 | 429 | 500.. => match after {
-                Some(after) if after > REGISTRY_RETRY_AFTER_MAX => RegistryError::Unreachable(format!(
-                    "{why}; the registry asks to wait for {} s",
-                    after.as_secs()
-                )),
+                Some(wait) if wait > REGISTRY_RETRY_AFTER_MAX => {
+                    let why = format!("{why}; the registry asks to wait for {} s", wait.as_secs());
+                    RegistryError::Unavailable { why, after }
+                }
                 after => RegistryError::Unavailable { why, after },
             },
             _ => RegistryError::Content(why),
@@ -546,7 +580,7 @@ fn challenges(headers: &HeaderMap) -> Vec<Challenge> {
 }
 
 /// The message of an error of the distribution specification: `CODE: message` of each, or nothing.
-async fn refusal(answer: Answer) -> String {
+fn message_of(bytes: &[u8]) -> String {
     #[derive(serde::Deserialize)]
     struct Refusal {
         #[serde(default)]
@@ -562,8 +596,7 @@ async fn refusal(answer: Answer) -> String {
         #[serde(default)]
         message: String,
     }
-    let bytes = answer.beginning(REGISTRY_ERROR_BYTES_MAX).await;
-    let Ok(Refusal { errors, details }) = serde_json::from_slice(&bytes) else { return String::new() };
+    let Ok(Refusal { errors, details }) = serde_json::from_slice(bytes) else { return String::new() };
     let mut said = String::new();
     for Entry { code, message } in errors {
         if !said.is_empty() {

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::limits::REGISTRY_RETRY_AFTER_MAX;
+
 /// Why a pull, or a request of it, failed. No variant holds credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RegistryError {
@@ -35,6 +37,20 @@ pub type RegistryResult<T> = Result<T, RegistryError>;
 impl RegistryError {
     pub(super) fn unavailable(why: impl Into<String>) -> Self {
         Self::Unavailable { why: why.into(), after: None }
+    }
+
+    /// True when the host asks for a longer wait than a pull makes: it is not asked again by this one.
+    pub(super) fn asks_for_long_wait(&self) -> bool {
+        match self {
+            Self::Unavailable { after, .. } => after.is_some_and(|after| after > REGISTRY_RETRY_AFTER_MAX),
+            Self::Reference(_)
+            | Self::Config(_)
+            | Self::NotFound(_)
+            | Self::Denied(_)
+            | Self::Unreachable(_)
+            | Self::Content(_)
+            | Self::Store(_) => false,
+        }
     }
 
     /// True when another host may have what this one has not.

@@ -16,7 +16,7 @@ use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::image_store::Digest;
 use crate::limits::{
-    REGISTRY_IMAGE_CONFIG_BYTES_MAX, REGISTRY_INDEX_DEPTH_MAX, REGISTRY_LAYERS_AT_ONCE,
+    IMAGE_JSON_BYTES_MAX, REGISTRY_IMAGE_CONFIG_BYTES_MAX, REGISTRY_INDEX_DEPTH_MAX, REGISTRY_LAYERS_AT_ONCE,
     REGISTRY_MANIFEST_BYTES_MAX, REGISTRY_SMALL_TRIES_MAX,
 };
 use crate::net::Lookups;
@@ -156,6 +156,13 @@ impl<S: BlobStore> Puller<'_, S> {
             return Ok(pulled(id));
         }
         let (manifest_document, manifest) = self.manifest(target, document).await?;
+        // Before the layers: the store would refuse it after them.
+        if manifest_document.bytes.len() > IMAGE_JSON_BYTES_MAX {
+            return Err(RegistryError::Content(format!(
+                "manifest {} is longer than {IMAGE_JSON_BYTES_MAX} bytes",
+                manifest_document.digest
+            )));
+        }
         let config = self.config(&manifest.config).await?;
         let diff_ids = diff_ids(&config, manifest.layers.len())?;
         let layers: Vec<_> = manifest.layers.into_iter().zip(diff_ids).collect();
@@ -315,23 +322,40 @@ impl<S: BlobStore> Puller<'_, S> {
         self.endpoints.iter().filter(|endpoint| endpoint.capabilities.pull)
     }
 
-    /// Tries each host in order. The error of the first one that does not only say that it has not got it comes first.
+    /// Tries each host in order; those that cannot answer for now once more when no other one could. The error of the first one that does
+    /// not only say that it has not got it comes first.
     async fn at_each<'e, T>(
         &self,
         endpoints: impl Iterator<Item = &'e Endpoint>,
         work: impl AsyncFn(&'e Endpoint) -> RegistryResult<T>,
     ) -> RegistryResult<T> {
         let mut first: Option<RegistryError> = None;
-        for endpoint in endpoints {
-            let error = match work(endpoint).await {
-                Ok(done) => return Ok(done),
-                Err(error) if error.is_of_host() => error,
-                Err(error) => return Err(error),
-            };
-            log::debug!("{}: {error}", endpoint.host());
-            if first.as_ref().is_none_or(|first| matches!(first, RegistryError::NotFound(_))) {
-                first = Some(error);
+        let mut hosts: Vec<&Endpoint> = self.client.answering_first(endpoints).collect();
+        for tries in 1..=REGISTRY_SMALL_TRIES_MAX {
+            let mut pause = blob::wait(tries);
+            let mut later = Vec::new();
+            for endpoint in hosts {
+                let error = match work(endpoint).await {
+                    Ok(done) => return Ok(done),
+                    Err(error) if error.is_of_host() => error,
+                    Err(error) => return Err(error),
+                };
+                log::debug!("{}: {error}", endpoint.host());
+                if let RegistryError::Unavailable { after, .. } = &error
+                    && !error.asks_for_long_wait()
+                {
+                    pause = pause.max(after.unwrap_or_default());
+                    later.push(endpoint);
+                }
+                if first.as_ref().is_none_or(|first| matches!(first, RegistryError::NotFound(_))) {
+                    first = Some(error);
+                }
             }
+            hosts = later;
+            if hosts.is_empty() || tries == REGISTRY_SMALL_TRIES_MAX {
+                break;
+            }
+            self.client.clock().sleep(pause).await;
         }
         Err(match first {
             Some(RegistryError::NotFound(_)) => RegistryError::NotFound(format!(
@@ -346,7 +370,7 @@ impl<S: BlobStore> Puller<'_, S> {
         })
     }
 
-    /// A small response, asked for again while the host cannot answer it for now.
+    /// A small response.
     async fn small(
         &self,
         endpoint: &Endpoint,
@@ -356,39 +380,22 @@ impl<S: BlobStore> Puller<'_, S> {
     ) -> RegistryResult<(Vec<u8>, Said)> {
         let accept = if part.starts_with("manifests/") { ACCEPTED } else { "*/*" };
         let repository = &self.reference.repository;
-        let mut tries = 0;
-        loop {
-            let call = Call { method: method.clone(), endpoint, repository, part, accept, from: 0 };
-            let once = async {
-                let answer = self.client.send(&call).await?;
-                let said = Said {
-                    digest: answer.header("docker-content-digest").and_then(Digest::parse),
-                    media_type: answer.header("content-type").unwrap_or_default().to_owned(),
-                };
-                if answer.header("content-length").and_then(|length| length.parse().ok()) > Some(bytes_max)
-                    && method != Method::HEAD
-                {
-                    return Err(RegistryError::Content(format!("{part} is longer than {bytes_max} bytes")));
-                }
-                let small = self.client.small(answer, bytes_max).await;
-                let (bytes, connection) = small.map_err(|why| {
-                    RegistryError::unavailable(format!("{}: {part}: {why}", endpoint.host()))
-                })?;
-                self.client.keep(endpoint, connection);
-                Ok((bytes, said))
-            };
-            match once.await {
-                Err(RegistryError::Unavailable { why, after }) => {
-                    tries += 1;
-                    if tries >= REGISTRY_SMALL_TRIES_MAX {
-                        return Err(RegistryError::Unavailable { why, after });
-                    }
-                    log::debug!("{why}; trying again");
-                    self.client.clock().sleep(after.unwrap_or_default().max(blob::wait(tries))).await;
-                }
-                done => return done,
-            }
+        let call = Call { method: method.clone(), endpoint, repository, part, accept, from: 0 };
+        let answer = self.client.send(&call).await?;
+        let said = Said {
+            digest: answer.header("docker-content-digest").and_then(Digest::parse),
+            media_type: answer.header("content-type").unwrap_or_default().to_owned(),
+        };
+        if answer.header("content-length").and_then(|length| length.parse().ok()) > Some(bytes_max)
+            && method != Method::HEAD
+        {
+            return Err(RegistryError::Content(format!("{part} is longer than {bytes_max} bytes")));
         }
+        let small = self.client.small(answer, bytes_max).await;
+        let (bytes, connection) =
+            small.map_err(|why| RegistryError::unavailable(format!("{}: {part}: {why}", endpoint.host())))?;
+        self.client.keep(endpoint, connection);
+        Ok((bytes, said))
     }
 }
 

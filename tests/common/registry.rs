@@ -65,6 +65,12 @@ pub struct Faults {
     pub no_head: bool,
     /// So many blobs stop in their middle without an end.
     pub stalls: u32,
+    /// The bodies of refusals do not come. HEAD, whose responses have none, is not refused.
+    pub silent_refusals: bool,
+    /// Requests for layers are answered like this always.
+    pub layers: Option<u16>,
+    /// With this `Retry-After`.
+    pub after: Option<&'static str>,
 }
 
 /// A request.
@@ -77,8 +83,8 @@ pub struct Logged {
 
 #[derive(Default)]
 pub struct State {
-    /// By `repository/manifests/reference` and `repository/blobs/digest`: type and bytes.
-    content: HashMap<String, (String, Vec<u8>)>,
+    /// By `repository/manifests/reference` and `repository/blobs/digest`: type, bytes and their digest.
+    content: HashMap<String, (String, Vec<u8>, Digest)>,
     pub auth: Auth,
     pub faults: Faults,
     pub log: Vec<Logged>,
@@ -149,7 +155,8 @@ impl Registry {
     }
 
     pub fn put(&self, path: &str, kind: &str, bytes: Vec<u8>) {
-        self.state.lock().unwrap().content.insert(path.to_owned(), (kind.to_owned(), bytes));
+        let digest = Digest::of(&bytes);
+        self.state.lock().unwrap().content.insert(path.to_owned(), (kind.to_owned(), bytes, digest));
     }
 
     pub fn set(&self, auth: Auth, faults: Faults) {
@@ -192,7 +199,7 @@ impl Registry {
         let manifests: Vec<_> = platforms
             .iter()
             .map(|(architecture, variant)| {
-                let (digest, size) = self.put_manifest(repository, architecture, layers);
+                let (digest, size) = self.put_manifest(repository, architecture, "", layers);
                 json!({
                     "mediaType": OCI_MANIFEST, "digest": digest.to_string(), "size": size,
                     "platform": {"os": "linux", "architecture": architecture, "variant": variant},
@@ -207,15 +214,25 @@ impl Registry {
         digest
     }
 
+    /// Puts an image without an index, whose configuration has that author.
+    pub fn put_described(&self, repository: &str, tag: &str, author: &str, layers: &[Vec<u8>]) {
+        let layers: Vec<_> = layers.iter().map(|layer| (layer.clone(), Digest::of(layer))).collect();
+        let (digest, _) = self.put_manifest(repository, "arm", author, &layers);
+        let mut state = self.state.lock().unwrap();
+        let manifest = state.content[&format!("{repository}/manifests/{digest}")].clone();
+        state.content.insert(format!("{repository}/manifests/{tag}"), manifest);
+    }
+
     fn put_manifest(
         &self,
         repository: &str,
         architecture: &str,
+        author: &str,
         layers: &[(Vec<u8>, Digest)],
     ) -> (Digest, usize) {
         let diff_ids: Vec<String> = layers.iter().map(|(_, diff_id)| diff_id.to_string()).collect();
         let config = json!({
-            "os": "linux", "architecture": architecture, "config": {"Cmd": ["/bin/sh"]},
+            "os": "linux", "architecture": architecture, "config": {"Cmd": ["/bin/sh"]}, "author": author,
             "rootfs": {"type": "layers", "diff_ids": diff_ids},
         })
         .to_string();
@@ -344,7 +361,7 @@ fn read_request(socket: &mut (impl Read + ?Sized)) -> Option<Logged> {
 
 /// False: the connection is over.
 fn send(
-    socket: &mut (impl Write + ?Sized),
+    socket: &mut (impl Read + Write + ?Sized),
     request: &Logged,
     response: Response,
     state: &Mutex<State>,
@@ -356,6 +373,12 @@ fn send(
     }
     head.push_str(&format!("Content-Length: {}\r\n\r\n", body.len()));
     if socket.write_all(head.as_bytes()).is_err() {
+        return false;
+    }
+    if status == 401 && state.lock().unwrap().faults.silent_refusals {
+        // Until the client, or the registry, closes the connection.
+        let _ = socket.flush();
+        let _ = socket.read(&mut [0]);
         return false;
     }
     if request.method == "HEAD" {
@@ -421,7 +444,10 @@ fn respond(request: &Logged, address: SocketAddr, state: &mut State, scheme: &st
     let Some(part) = path.strip_prefix("/v2/") else {
         return Response::error(404, "UNKNOWN", "no such path");
     };
-    if let Some(refused) = refused(authorization, &login, part, address, state, scheme) {
+    let is_open = request.method == "HEAD" && state.faults.silent_refusals;
+    if let Some(refused) = refused(authorization, &login, part, address, state, scheme)
+        && !is_open
+    {
         return refused;
     }
     if let Some(status) = state.faults.always {
@@ -443,10 +469,20 @@ fn respond(request: &Logged, address: SocketAddr, state: &mut State, scheme: &st
     if is_blob && let Some(at) = &state.faults.blobs_at {
         return Response::new(307, "").with("Location", format!("{at}{path}?signature=signed-secret"));
     }
-    let Some((kind, bytes)) = state.content.get(part).cloned() else {
+    let Some((kind, bytes, digest)) = state.content.get(part).cloned() else {
         return Response::error(404, "MANIFEST_UNKNOWN", "manifest unknown");
     };
-    let digest = Digest::of(&bytes).to_string();
+    if let Some(status) = state.faults.layers
+        && is_blob
+        && !bytes.starts_with(b"{")
+    {
+        let response = Response::error(status, "UNAVAILABLE", "no layers now");
+        return match state.faults.after {
+            Some(after) => response.with("Retry-After", after),
+            None => response,
+        };
+    }
+    let digest = digest.to_string();
     let headers = |response: Response| {
         response.with("Content-Type", kind.clone()).with("Docker-Content-Digest", digest.clone())
     };

@@ -57,6 +57,56 @@ fn mirrors_of_hosts_toml_come_in_order_and_then_the_registry() {
     assert!(error.contains("hosts.toml: ") && error.contains("invalid type"), "{error}");
 }
 
+/// A node whose images are asked for at that mirror first.
+fn with_mirror(directory: &Path, origin: &Registry, mirror: &str) -> Node {
+    let file = directory.join(format!("{}/hosts.toml", origin.host().replace(':', "_") + "_"));
+    write(&file, &format!("[host.\"http://{mirror}\"]\n"));
+    let mut node = Node::new();
+    node.hosts.directories = vec![directory.to_owned()];
+    node
+}
+
+#[test]
+fn a_mirror_that_fails_holds_up_no_layer() {
+    const LAYERS: [usize; 6] = [3000, 4000, 5000, 6000, 7000, 8000];
+    let (origin, image) = with_app(&LAYERS);
+    let failing = Registry::start();
+    put_app(&failing, &LAYERS);
+    failing.set(Auth::Anyone, Faults { layers: Some(503), ..Faults::default() });
+    let cutting = Registry::start();
+    put_app(&cutting, &LAYERS);
+    cutting.set(Auth::Anyone, Faults { cut: Some((0, u32::MAX)), ..Faults::default() });
+    for (what, mirror) in
+        [("refuses", "127.0.0.1:1".to_owned()), ("fails", failing.host()), ("cuts", cutting.host())]
+    {
+        let directory = TempDir::new();
+        let node = with_mirror(directory.path(), &origin, &mirror);
+        node.pull(&image).unwrap();
+        // Deadlines are timers of 30 s.
+        let waits: Vec<_> = node.sleeps.borrow().iter().copied().filter(|wait| wait.as_secs() < 29).collect();
+        assert!(waits.is_empty(), "a mirror that {what}: {waits:?}");
+    }
+    let asked = failing.log().iter().filter(|request| request.target.contains("/blobs/")).count();
+    assert!(asked <= 1 + LAYERS.len(), "{asked} requests for a configuration and {} layers", LAYERS.len());
+}
+
+#[test]
+fn a_mirror_that_does_not_answer_is_asked_once() {
+    let (origin, image) = with_app(&[3000, 4000, 5000, 6000, 7000, 8000]);
+    // Connections are accepted by the kernel and by nobody else.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let directory = TempDir::new();
+    let node = with_mirror(directory.path(), &origin, &silent.local_addr().unwrap().to_string());
+    let began = std::time::Instant::now();
+    node.pull(&image).unwrap();
+    let took = began.elapsed();
+    // 30 s are 1.5 s here.
+    assert!(took < std::time::Duration::from_millis(2900), "{took:?}");
+    silent.set_nonblocking(true).unwrap();
+    let asked = std::iter::from_fn(|| silent.accept().ok()).count();
+    assert_eq!(asked, 1, "connections to the mirror");
+}
+
 #[test]
 fn mirrors_of_registries_yaml() {
     let mirror = Registry::start();

@@ -28,8 +28,9 @@ use smolet::registry::{
 
 use server::{Auth, Faults, Registry};
 
-/// A clock whose timers take a twentieth of their time.
-struct Quick;
+/// A clock whose timers take a twentieth of their time. It knows which sleeps were begun.
+#[derive(Default)]
+struct Quick(Rc<RefCell<Vec<Duration>>>);
 
 impl Clock for Quick {
     fn now(&self) -> Now {
@@ -38,6 +39,7 @@ impl Clock for Quick {
 
     fn sleep_until(&self, at: Mono) -> Sleep {
         let now = self.now().mono;
+        self.0.borrow_mut().push(at.since(now));
         SystemClock.sleep_until(now + at.since(now) / 20)
     }
 
@@ -125,6 +127,8 @@ pub struct Node {
     pub platform: Platform,
     pub progress: Progress,
     pub auth: Option<AuthConfig>,
+    /// Timers that were begun.
+    pub sleeps: Rc<RefCell<Vec<Duration>>>,
 }
 
 impl Node {
@@ -135,6 +139,7 @@ impl Node {
             platform: Platform::new("linux", "arm", "v7"),
             progress: Progress::default(),
             auth: None,
+            sleeps: Rc::default(),
         }
     }
 
@@ -145,9 +150,9 @@ impl Node {
     }
 
     pub async fn pull_it(&self, image: &str) -> Result<Pulled, RegistryError> {
-        let clock: SharedClock = Rc::new(Quick);
+        let clock: SharedClock = Rc::new(Quick(self.sleeps.clone()));
         let lookups = Lookups::default();
-        let Self { hosts, store, platform, progress, auth } = self;
+        let Self { hosts, store, platform, progress, auth, .. } = self;
         let blocking = Rc::new(Blocking::on_this_thread());
         let pull =
             Pull { hosts, store, clock: &clock, lookups: &lookups, blocking: &blocking, platform, progress };
