@@ -45,6 +45,10 @@ pub const PROBE_REQUESTS_MAX: usize = 10;
 pub const LOOKUPS: Share = Share { own: 6, common: 2 };
 /// Addresses of one host that are tried. More: the rest is not.
 pub const ADDRESSES_TRIED_MAX: usize = 4;
+/// Addresses of a name that are looked at: of them the tried ones are chosen, of both families. More: the rest is ignored.
+pub const ADDRESSES_READ_MAX: usize = 64;
+/// How long an address may not accept before the next one is tried beside it.
+pub const CONNECT_HEAD_START: Duration = Duration::from_millis(300);
 /// Bytes of a running probe: all that TLS receives, as records or as the response's head and body; or an exec's two outputs; and
 /// the final message.
 pub const PROBE_BYTES_MAX: usize =
