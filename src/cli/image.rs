@@ -2,33 +2,27 @@
 //! runtime's own socket.
 
 use std::fmt::Write as _;
-use std::fs;
-use std::io::{Read, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
 
-use sha2::{Digest as _, Sha256};
-
-use super::{fail, print};
+use super::archives::import_all;
+use super::{fail, print, say};
 use crate::clock::{SharedClock, SystemClock};
 use crate::config::paths;
 use crate::cri::choice::{RuntimeChoice, choose_here};
 use crate::cri::endpoint::{Candidates, Origin, find};
 use crate::cri::{GrpcRuntime, Image, Runtime as _, RuntimeError};
 use crate::executor::Executor;
-use crate::image::name::for_runtime;
-use crate::limits::{IMAGES_SHOWN_MAX, IMPORT_BYTES_MAX, LAYER_FEED_BYTES};
+use crate::image::credentials::{self, NODE_LOGINS};
+use crate::image::name::{ImageName, for_runtime};
+use crate::limits::{IMAGES_SHOWN_MAX, PULL_LOGINS_MAX};
 use crate::printers::style::Style;
 use crate::printers::text::{Cell, columns, harmless};
 use crate::proto::runtime::v1::PodSandboxConfig;
-use crate::text::hex;
 
 /// Digits of an image's id that are shown, as by crictl.
 const ID_DIGITS: usize = 13;
-/// Digits of an archive's digest in the name of its file.
-const ARCHIVE_DIGITS: usize = 24;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -62,24 +56,20 @@ enum Command {
         /// Their files; - is standard input
         #[arg(required = true)]
         archives: Vec<PathBuf>,
+        /// Where the agent imports from, its --images-dir [default: images in the state directory]
+        #[arg(long, value_name = "DIR")]
+        images_dir: Option<PathBuf>,
     },
 }
 
 pub(super) fn run(args: &Args) -> ExitCode {
     match &args.command {
-        Command::Import { archives } => {
-            for archive in archives {
-                let images = args.root_dir.join("images");
-                let imported = if archive.as_os_str() == "-" {
-                    import_stream(&images, std::io::stdin().lock())
-                } else {
-                    import(&images, archive)
-                };
-                if let Err(why) = imported {
-                    return fail(&format!("{}: {why}", archive.display()));
-                }
+        Command::Import { archives, images_dir } => {
+            let images = images_dir.clone().unwrap_or_else(|| args.root_dir.join("images"));
+            match import_all(&images, archives) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(why) => fail(&why),
             }
-            ExitCode::SUCCESS
         }
         command => {
             let executor = Rc::new(Executor::new());
@@ -89,63 +79,32 @@ pub(super) fn run(args: &Args) -> ExitCode {
     }
 }
 
-/// Copies an archive to where the agent imports from; it appears there whole.
-fn import(images: &Path, archive: &Path) -> Result<(), String> {
-    let name = archive.file_name().and_then(|name| name.to_str()).ok_or("has no file name")?;
-    let name = name.strip_suffix(".tar").unwrap_or(name);
-    let (whole, part) = (images.join(format!("{name}.tar")), images.join(format!("{name}.tar.part")));
-    let failed = |error: std::io::Error| format!("{}: {error}", images.display());
-    make_dir(images).map_err(failed)?;
-    fs::copy(archive, &part).map_err(|error| error.to_string())?;
-    fs::rename(&part, &whole).map_err(failed)
-}
-
-/// The agent makes it and the directories above in the same way: what is in them is root's alone.
-fn make_dir(images: &Path) -> std::io::Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(images)
-}
-
-/// The same with an archive that has no name: it gets that of its digest, so that a second import of it changes nothing.
-fn import_stream(images: &Path, mut archive: impl Read) -> Result<(), String> {
-    let failed = |error: std::io::Error| format!("{}: {error}", images.display());
-    make_dir(images).map_err(failed)?;
-    let part = images.join(format!("import-{}.tar.part", std::process::id()));
-    let written = write_part(&part, &mut archive).and_then(|digest| {
-        fs::rename(&part, images.join(format!("import-{}.tar", &digest[..ARCHIVE_DIGITS]))).map_err(failed)
-    });
-    if written.is_err() {
-        // It may not be there; the error that counts is the first one.
-        let _ = fs::remove_file(&part);
+/// With the credentials of the node's own file, one after the other, as the agent pulls for a pod without a pull secret.
+async fn pull(runtime: &GrpcRuntime, root_dir: &Path, image: &str) -> Result<String, String> {
+    let named = |why: String| format!("{}: {why}", harmless(image));
+    let name = for_runtime(image).map_err(named)?;
+    let repository = ImageName::parse(image).map_err(named)?.repository;
+    let of_node = credentials::of_node(&root_dir.join(NODE_LOGINS));
+    if let Some(complaint) = &of_node.complaint {
+        say(complaint);
     }
-    written
-}
-
-/// Writes the archive into the file; its digest in hexadecimal digits.
-fn write_part(part: &Path, archive: &mut impl Read) -> Result<String, String> {
-    let failed = |error: std::io::Error| format!("{}: {error}", part.display());
-    let file = fs::File::options().create(true).truncate(true).write(true).mode(0o600).open(part);
-    let mut file = file.map_err(failed)?;
-    let (mut digest, mut buffer, mut length) = (Sha256::new(), vec![0; LAYER_FEED_BYTES], 0_u64);
-    loop {
-        let read = match archive.read(&mut buffer) {
-            Ok(read) => read,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(error.to_string()),
-        };
-        if read == 0 {
-            break;
+    let sandbox = PodSandboxConfig::default();
+    let logins: Vec<_> = of_node.keyring.lookup(&repository).into_iter().take(PULL_LOGINS_MAX).collect();
+    let mut failed = None;
+    for login in &logins {
+        let auth = login.auth();
+        match runtime.pull_image(&name, Some(&auth), &sandbox).await {
+            Ok(reference) => return Ok(format!("{reference}\n")),
+            Err(error) => failed = Some(credentials::without_login(error.to_string(), &auth)),
         }
-        length += read as u64;
-        if length > IMPORT_BYTES_MAX {
-            return Err(format!("has more than {IMPORT_BYTES_MAX} bytes; import a file"));
+    }
+    match failed {
+        Some(error) => Err(error),
+        None => {
+            let pulled = runtime.pull_image(&name, None, &sandbox).await;
+            pulled.map(|reference| format!("{reference}\n")).map_err(|error| error.to_string())
         }
-        digest.update(&buffer[..read]);
-        file.write_all(&buffer[..read]).map_err(failed)?;
     }
-    if length == 0 {
-        return Err("is empty; check the command that writes the archive".to_owned());
-    }
-    Ok(hex(&digest.finalize()[..]))
 }
 
 /// A call to the runtime; the text to print.
@@ -162,14 +121,15 @@ async fn call(args: &Args, command: &Command, executor: &Rc<Executor>) -> Result
     let failed = |error: RuntimeError| error.to_string();
     match command {
         Command::Ls => list(&runtime).await.map_err(failed),
-        Command::Pull { image } => {
-            let name = for_runtime(image).map_err(|why| format!("{}: {why}", harmless(image)))?;
-            let pulled = runtime.pull_image(&name, None, &PodSandboxConfig::default()).await;
-            pulled.map(|reference| format!("{reference}\n")).map_err(failed)
-        }
+        Command::Pull { image } => pull(&runtime, &args.root_dir, image).await,
         Command::Rm { images } => {
             for image in images {
-                runtime.remove_image(image).await.map_err(|error| format!("{}: {error}", harmless(image)))?;
+                let failed = |error: RuntimeError| format!("{}: {error}", harmless(image));
+                // The CRI removes what is not there as well.
+                if runtime.image_status(image).await.map_err(failed)?.is_none() {
+                    return Err(format!("{}: no such image; smolet image ls lists them", harmless(image)));
+                }
+                runtime.remove_image(image).await.map_err(failed)?;
             }
             Ok(String::new())
         }
@@ -203,41 +163,4 @@ async fn list(runtime: &GrpcRuntime) -> Result<String, RuntimeError> {
         let _ = writeln!(text, "({left_out} more)");
     }
     Ok(text)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    struct Broken;
-
-    impl Read for Broken {
-        fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
-            Err(std::io::Error::other("the pipe broke"))
-        }
-    }
-
-    #[test]
-    fn an_archive_from_standard_input_appears_whole_and_once() {
-        let images = std::env::temp_dir().join(format!("smolet-import-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&images);
-        let names = || {
-            let entries = fs::read_dir(&images).unwrap();
-            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()
-        };
-        let archive = vec![7; 3 * LAYER_FEED_BYTES + 1];
-        import_stream(&images, &*archive).unwrap();
-        import_stream(&images, &*archive).unwrap();
-        let [name] = &*names() else { panic!("{:?}", names()) };
-        assert!(
-            name.starts_with("import-") && Path::new(name).extension().is_some_and(|of| of == "tar"),
-            "{name}"
-        );
-        assert_eq!(fs::read(images.join(name)).unwrap(), archive);
-        // What is not whole does not appear.
-        assert_eq!(import_stream(&images, b"begun".chain(Broken)), Err("the pipe broke".to_owned()));
-        assert!(import_stream(&images, std::io::empty()).unwrap_err().starts_with("is empty"));
-        assert_eq!(names().len(), 1);
-        fs::remove_dir_all(&images).unwrap();
-    }
 }

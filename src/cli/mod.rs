@@ -1,6 +1,7 @@
 //! The command line: one file per subcommand. Their output is formatted in `printers`.
 
 mod agent;
+mod archives;
 mod attach;
 mod check;
 mod client;

@@ -1,0 +1,247 @@
+//! Archives that `smolet image import` gives to the agent, which imports what is in its directory of archives.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest as _, Sha256};
+
+use crate::limits::{IMPORT_BYTES_MAX, LAYER_FEED_BYTES};
+use crate::text::hex;
+
+/// Digits of an archive's digest in the name of its file.
+const ARCHIVE_DIGITS: usize = 24;
+/// Bytes that tell how a file is compressed.
+const MAGIC_BYTES: u64 = 6;
+
+/// Copies archives to where the agent imports from. Nothing is copied unless all of them may be.
+pub(super) fn import_all(images: &Path, archives: &[PathBuf]) -> Result<(), String> {
+    let mut named: Vec<(String, &Path)> = Vec::with_capacity(archives.len());
+    for archive in archives {
+        let failed = |why: String| format!("{}: {why}", archive.display());
+        let name = name_of(archive).map_err(failed)?;
+        if !is_standard_input(archive) {
+            refuse_compressed(&start_of(archive).map_err(failed)?).map_err(failed)?;
+        }
+        if let Some((_, other)) = named.iter().find(|(known, _)| *known == name) {
+            let other = other.display();
+            return Err(failed(format!("has the name of {other}, and would replace it; rename one of them")));
+        }
+        named.push((name, archive));
+    }
+    // The agent makes it and the directories above in the same way: what is in them is root's alone.
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(images);
+    made.map_err(|error| format!("{}: {error}", images.display()))?;
+    for (name, archive) in named {
+        let imported = if is_standard_input(archive) {
+            import_stream(images, io::stdin().lock())
+        } else {
+            import(images, &name, archive)
+        };
+        imported.map_err(|why| format!("{}: {why}", archive.display()))?;
+    }
+    Ok(())
+}
+
+fn is_standard_input(archive: &Path) -> bool {
+    archive.as_os_str() == "-"
+}
+
+/// An archive's name without `.tar`.
+fn name_of(archive: &Path) -> Result<String, String> {
+    let name = archive.file_name().and_then(|name| name.to_str()).ok_or("has no file name")?;
+    Ok(name.strip_suffix(".tar").unwrap_or(name).to_owned())
+}
+
+/// The first bytes of a file.
+fn start_of(archive: &Path) -> Result<Vec<u8>, String> {
+    let mut start = Vec::new();
+    let file = File::open(archive).map_err(|error| error.to_string())?;
+    file.take(MAGIC_BYTES).read_to_end(&mut start).map_err(|error| error.to_string())?;
+    Ok(start)
+}
+
+/// The agent would refuse it later, in its log.
+fn refuse_compressed(start: &[u8]) -> Result<(), String> {
+    for (magic, program) in [
+        (&b"\x1f\x8b"[..], "gunzip"),
+        (&b"\x28\xb5\x2f\xfd"[..], "unzstd"),
+        (&b"\xfd7zXZ\0"[..], "unxz"),
+        (&b"BZh"[..], "bunzip2"),
+    ] {
+        if start.starts_with(magic) {
+            return Err(format!("is compressed; unpack it with {program} first"));
+        }
+    }
+    Ok(())
+}
+
+/// Copies an archive; it appears whole, or not at all. An earlier one of that name is replaced, as a newer version of it.
+fn import(images: &Path, name: &str, archive: &Path) -> Result<(), String> {
+    let (whole, part) = (images.join(format!("{name}.tar")), images.join(format!("{name}.tar.part")));
+    let copied = copy(archive, &part).map_err(|error| format!("{}: {error}", whole.display()));
+    let copied = copied.and_then(|()| put_in_place(images, &part, &whole));
+    if copied.is_err() {
+        // The disk of the agent is not left full. A second error tells nothing new.
+        let _ = fs::remove_file(&part);
+    }
+    copied
+}
+
+/// The part is on the disk; so is its name when this returns.
+fn put_in_place(images: &Path, part: &Path, whole: &Path) -> Result<(), String> {
+    let placed = fs::rename(part, whole).and_then(|()| File::open(images)?.sync_all());
+    placed.map_err(|error| format!("{}: {error}", whole.display()))
+}
+
+/// On the disk when this returns, and for root alone: images may have secrets.
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    let mut from = File::open(from)?;
+    if !from.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the archive is no regular file"));
+    }
+    let mut to = new_part(to)?;
+    io::copy(&mut from, &mut to)?;
+    to.sync_all()
+}
+
+/// An empty file, in place of what a copy before left.
+fn new_part(path: &Path) -> io::Result<File> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    File::options().write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// The same with an archive that has no name: it gets that of its digest, so that a second import of it changes nothing.
+fn import_stream(images: &Path, mut archive: impl Read) -> Result<(), String> {
+    let part = images.join(format!("import-{}.tar.part", std::process::id()));
+    let written = write_part(&part, &mut archive).and_then(|digest| {
+        put_in_place(images, &part, &images.join(format!("import-{}.tar", &digest[..ARCHIVE_DIGITS])))
+    });
+    if written.is_err() {
+        // It may not be there; the error that counts is the first one.
+        let _ = fs::remove_file(&part);
+    }
+    written
+}
+
+/// Writes the archive into the file; its digest in hexadecimal digits.
+fn write_part(part: &Path, archive: &mut impl Read) -> Result<String, String> {
+    let failed = |error: io::Error| format!("{}: {error}", part.display());
+    let mut file = new_part(part).map_err(failed)?;
+    let (mut digest, mut buffer, mut length) = (Sha256::new(), vec![0; LAYER_FEED_BYTES], 0_u64);
+    loop {
+        let read = match archive.read(&mut buffer) {
+            Ok(read) => read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error.to_string()),
+        };
+        if read == 0 {
+            break;
+        }
+        if length == 0 {
+            refuse_compressed(&buffer[..read])?;
+        }
+        length += read as u64;
+        if length > IMPORT_BYTES_MAX {
+            return Err(format!("has more than {IMPORT_BYTES_MAX} bytes; import a file"));
+        }
+        digest.update(&buffer[..read]);
+        file.write_all(&buffer[..read]).map_err(failed)?;
+    }
+    if length == 0 {
+        return Err("is empty; check the command that writes the archive".to_owned());
+    }
+    file.sync_all().map_err(failed)?;
+    Ok(hex(&digest.finalize()[..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    struct Broken;
+
+    impl Read for Broken {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            Err(io::Error::other("the pipe broke"))
+        }
+    }
+
+    #[test]
+    fn an_archive_from_standard_input_appears_whole_and_once() {
+        let images = std::env::temp_dir().join(format!("smolet-import-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&images);
+        fs::create_dir(&images).unwrap();
+        let names = || {
+            let entries = fs::read_dir(&images).unwrap();
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()
+        };
+        let archive = vec![7; 3 * LAYER_FEED_BYTES + 1];
+        import_stream(&images, &*archive).unwrap();
+        import_stream(&images, &*archive).unwrap();
+        let [name] = &*names() else { panic!("{:?}", names()) };
+        assert!(
+            name.starts_with("import-") && Path::new(name).extension().is_some_and(|of| of == "tar"),
+            "{name}"
+        );
+        assert_eq!(fs::read(images.join(name)).unwrap(), archive);
+        // What is not whole does not appear.
+        assert_eq!(import_stream(&images, b"begun".chain(Broken)), Err("the pipe broke".to_owned()));
+        assert_eq!(
+            import_stream(&images, &b"\x1f\x8b rest"[..]),
+            Err("is compressed; unpack it with gunzip first".to_owned())
+        );
+        assert!(import_stream(&images, io::empty()).unwrap_err().starts_with("is empty"));
+        assert_eq!(names().len(), 1);
+        fs::remove_dir_all(&images).unwrap();
+    }
+
+    #[test]
+    fn archives_are_copied_whole_or_not_at_all() {
+        let root = std::env::temp_dir().join(format!("smolet-image-import-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        let (images, other) = (root.join("images"), root.join("other"));
+        fs::create_dir_all(&other).unwrap();
+        let put = |path: PathBuf, bytes: &[u8]| {
+            fs::write(&path, bytes).unwrap();
+            path
+        };
+        let names = || {
+            let mut names: Vec<_> = fs::read_dir(&images)
+                .map_or_else(|_| Vec::new(), |all| all.map(|e| e.unwrap().file_name()).collect());
+            names.sort();
+            names
+        };
+        let app = put(root.join("app.tar"), b"archive");
+        let twin = put(other.join("app"), b"another one");
+        let packed = put(root.join("packed.tar.gz"), b"\x1f\x8b rest");
+        for (archives, why) in [
+            (vec![app.clone(), twin.clone()], "would replace it"),
+            (vec![app.clone(), packed], "unpack it with gunzip first"),
+            (vec![app.clone(), root.join("none.tar")], "No such file"),
+        ] {
+            let error = import_all(&images, &archives).unwrap_err();
+            assert!(error.contains(why), "{error}");
+            assert!(names().is_empty(), "{why}: nothing is copied");
+        }
+        import_all(&images, &[app.clone()]).unwrap();
+        assert_eq!(names(), ["app.tar"]);
+        assert_eq!(fs::read(images.join("app.tar")).unwrap(), b"archive");
+        assert_eq!(fs::metadata(images.join("app.tar")).unwrap().permissions().mode() & 0o777, 0o600);
+        // The next version of it.
+        import_all(&images, &[twin]).unwrap();
+        assert_eq!(fs::read(images.join("app.tar")).unwrap(), b"another one");
+        // It cannot be put into its place.
+        fs::create_dir(images.join("second.tar")).unwrap();
+        let second = put(root.join("second.tar"), b"archive");
+        assert!(import_all(&images, &[second]).is_err());
+        assert_eq!(names(), ["app.tar", "second.tar"], "no part of it is left");
+        fs::remove_dir_all(&root).unwrap();
+    }
+}
