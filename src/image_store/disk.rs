@@ -7,19 +7,22 @@
 //!     ingest/DIFF_ID/      layers that arrive
 //!     rootfs/CONTAINER/    record, upper, work, merged
 //!     empty/               a layer without files
+//!     removed/             layers, whole ones and parts, on their way out: a removal that ends in its midst leaves no half of one
 //! ```
 //!
 //! An image exists when its record and all that it names exist. Everything else is a leftover, removed at the start; layers of a pull that
-//! was interrupted not long ago are kept for it.
+//! was interrupted not long ago are kept for it. A record that cannot be read, or is of another version, is neither there nor a leftover.
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
 
 use super::digest::Digest;
 use super::error::{ImageStoreError, ImageStoreResult};
-use super::layer::{FILES, RECORD};
+use super::layer::{FILES, RECORD, RESTART, directory, read_point};
 use super::record::{self, Layer, RootfsRecord, StoredImage};
+use super::rootfs::Usage;
 use crate::filesystem::{read_bounded, replace};
 use crate::limits::{
     IMAGE_JSON_BYTES_MAX, INGEST_KEPT, LAYER_RECORD_BYTES_MAX, ROOTFS_MAX, ROOTFS_RECORD_BYTES_MAX,
@@ -28,12 +31,19 @@ use crate::limits::{
 use crate::model::{SortedMap, SortedSet};
 use crate::tree;
 
-const DIRECTORIES: [&str; 6] = ["blobs/sha256", "layers", "records", "ingest", "empty", "probe"];
+const DIRECTORIES: [&str; 7] = ["blobs/sha256", "layers", "records", "ingest", "empty", "probe", REMOVED];
+const REMOVED: &str = "removed";
 
 /// Paths of the store.
 #[derive(Debug)]
 pub(super) struct Disk {
     root: PathBuf,
+    /// Of the name that was given in `removed` last.
+    serial: AtomicU64,
+    /// There may be something in `removed`.
+    has_removed: AtomicBool,
+    /// What cannot be removed is in the log.
+    is_told: AtomicBool,
 }
 
 /// What was found at the start.
@@ -42,6 +52,48 @@ pub(super) struct Found {
     pub(super) images: Vec<StoredImage>,
     pub(super) layers: SortedMap<Digest, Layer>,
     pub(super) rootfs: SortedMap<String, RootfsRecord>,
+    /// Whole layers that no image has used so far: those of a pull under way, or of one that goes on later.
+    pub(super) fresh: SortedSet<Digest>,
+    /// Parts of layers, with what they take.
+    pub(super) parts: SortedMap<Digest, Usage>,
+    /// Root file systems whose layers are not known: none is removed while there is one.
+    pub(super) unknown_rootfs: SortedSet<String>,
+    /// Some record cannot be read: what it names is kept.
+    pub(super) has_unread: bool,
+}
+
+/// What became of a record.
+enum Read<T> {
+    Whole(T),
+    /// It does not exist, or is damaged.
+    Absent,
+    /// It may be whole: it cannot be read now, or is of another version.
+    Unread(String),
+}
+
+impl<T> Read<T> {
+    fn of(path: &Path, bytes_max: usize) -> Self
+    where
+        T: for<'b> minicbor::Decode<'b, ()>,
+    {
+        match read_bounded(path, bytes_max) {
+            Ok(bytes) if record::is_of_other_version(&bytes) => {
+                Self::Unread(format!("{}: is of another version of smolet", path.display()))
+            }
+            Ok(bytes) => record::from_bytes(&bytes).map_or(Self::Absent, Self::Whole),
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::FileTooLarge) => {
+                Self::Absent
+            }
+            Err(error) => Self::Unread(format!("{}: {error}", path.display())),
+        }
+    }
+
+    fn filter(self, is_whole: impl FnOnce(&T) -> bool) -> Self {
+        match self {
+            Self::Whole(record) if !is_whole(&record) => Self::Absent,
+            read => read,
+        }
+    }
 }
 
 impl Disk {
@@ -58,35 +110,58 @@ impl Disk {
             make_directories(&root.join(directory), 0o700).map_err(failed)?;
         }
         // Overlay options want a path without links.
-        let disk = Self { root: root.canonicalize().map_err(failed)? };
+        let disk = Self {
+            root: root.canonicalize().map_err(failed)?,
+            serial: AtomicU64::new(0),
+            has_removed: AtomicBool::new(true),
+            is_told: AtomicBool::new(false),
+        };
         let mut found = Found::default();
         for name in disk.names("layers").map_err(failed)? {
-            match Digest::from_hex(&name).and_then(|diff_id| disk.read_layer(diff_id)) {
-                Some(layer) => drop(found.layers.insert(layer.diff_id, layer)),
-                None => remove_leftover(&disk.path("layers", &name)),
+            match Digest::from_hex(&name).map_or(Read::Absent, |diff_id| disk.read_layer(diff_id)) {
+                Read::Whole(layer) => drop(found.layers.insert(layer.diff_id, layer)),
+                Read::Absent => disk.drop_layer(&disk.path("layers", &name)),
+                Read::Unread(why) => {
+                    log::warn!("{why}; images with this layer are absent until they are pulled");
+                    found.has_unread = true;
+                }
             }
         }
         for name in disk.names("rootfs").map_err(failed)? {
             let path = disk.path("rootfs", &name).join("record");
-            let bytes = read_bounded(&path, ROOTFS_RECORD_BYTES_MAX).ok();
-            // Without a record it is unmounted and removed with those that no container has (`ImageStore::rootfs_names`).
-            if let Some(record) = bytes.and_then(|bytes| record::from_bytes::<RootfsRecord>(&bytes))
-                && found.rootfs.len() < ROOTFS_MAX
-            {
-                found.rootfs.insert(name, record);
+            match Read::of(&path, ROOTFS_RECORD_BYTES_MAX) {
+                Read::Whole(record) if found.rootfs.len() < ROOTFS_MAX => {
+                    found.rootfs.insert(name, record);
+                }
+                // Where nothing is mounted no container runs on layers. It is removed with those that no container has.
+                Read::Whole(_) | Read::Absent | Read::Unread(_) => {
+                    if crate::mounts::is_mounted(&disk.path("rootfs", &name).join("merged")).unwrap_or(true) {
+                        log::warn!(
+                            "{}: cannot be read; no layer is removed while it is mounted",
+                            path.display()
+                        );
+                        found.unknown_rootfs.insert(name);
+                    }
+                }
             }
         }
         for name in disk.names("records").map_err(failed)? {
-            let image = Digest::from_hex(&name).and_then(|id| disk.read_image(id, &found.layers));
-            match image {
-                Some(image) if found.images.len() < STORED_IMAGES_MAX => found.images.push(image),
-                _ => {
-                    let path = disk.path("records", &name);
+            let path = disk.path("records", &name);
+            let is_missing = found.has_unread;
+            match Digest::from_hex(&name).map_or(Read::Absent, |id| disk.read_image(id, &found.layers)) {
+                Read::Whole(image) if found.images.len() < STORED_IMAGES_MAX => found.images.push(image),
+                Read::Whole(_) | Read::Absent if !is_missing => {
                     log::warn!(
                         "{}: damaged or incomplete; the image is absent until it is pulled",
                         path.display()
                     );
                     remove_leftover(&path);
+                }
+                // What it misses may be what cannot be read.
+                Read::Whole(_) | Read::Absent => {}
+                Read::Unread(why) => {
+                    log::warn!("{why}; the image is absent until it is pulled");
+                    found.has_unread = true;
                 }
             }
         }
@@ -104,17 +179,18 @@ impl Disk {
         self.root.join(directory).join(name)
     }
 
-    pub(super) fn layers(&self) -> PathBuf {
-        self.root.join("layers")
+    pub(super) fn layer(&self, diff_id: Digest) -> PathBuf {
+        self.path("layers", &diff_id.hex())
     }
 
-    pub(super) fn ingests(&self) -> PathBuf {
-        self.root.join("ingest")
+    /// A part of a layer.
+    pub(super) fn ingest(&self, diff_id: Digest) -> PathBuf {
+        self.path("ingest", &diff_id.hex())
     }
 
     /// A layer's files.
     pub(super) fn files(&self, layer: Digest) -> PathBuf {
-        self.path("layers", &layer.hex()).join(FILES)
+        self.layer(layer).join(FILES)
     }
 
     /// A directory without files.
@@ -132,22 +208,31 @@ impl Disk {
         self.names("rootfs").map_err(|error| ImageStoreError::io("reading the root file systems", error))
     }
 
-    fn read_layer(&self, diff_id: Digest) -> Option<Layer> {
-        let dir = self.path("layers", &diff_id.hex());
-        let bytes = read_bounded(&dir.join(RECORD), LAYER_RECORD_BYTES_MAX).ok()?;
-        let layer: Layer = record::from_bytes(&bytes)?;
-        let is_whole = layer.diff_id == diff_id && layer.is_within_limits() && dir.join(FILES).is_dir();
-        is_whole.then_some(layer)
+    fn read_layer(&self, diff_id: Digest) -> Read<Layer> {
+        let dir = self.layer(diff_id);
+        Read::of(&dir.join(RECORD), LAYER_RECORD_BYTES_MAX).filter(|layer: &Layer| {
+            layer.diff_id == diff_id && layer.is_within_limits() && dir.join(FILES).is_dir()
+        })
     }
 
-    fn read_image(&self, id: Digest, layers: &SortedMap<Digest, Layer>) -> Option<StoredImage> {
-        let bytes = read_bounded(&self.path("records", &id.hex()), STORED_IMAGE_BYTES_MAX).ok()?;
-        let image: StoredImage = record::from_bytes(&bytes)?;
-        let is_whole = image.id == id
-            && image.is_within_limits()
-            && image.layers.iter().all(|layer| layers.contains_key(layer))
-            && [image.id, image.manifest].into_iter().all(|blob| self.read_blob(blob).is_ok());
-        is_whole.then_some(image)
+    fn read_image(&self, id: Digest, layers: &SortedMap<Digest, Layer>) -> Read<StoredImage> {
+        let read = Read::of(&self.path("records", &id.hex()), STORED_IMAGE_BYTES_MAX);
+        let read = read.filter(|image: &StoredImage| {
+            image.id == id
+                && image.is_within_limits()
+                && image.layers.iter().all(|layer| layers.contains_key(layer))
+        });
+        let Read::Whole(image) = read else { return read };
+        for blob in [image.id, image.manifest] {
+            match self.read_blob(blob) {
+                Ok(_) => {}
+                Err(ImageStoreError::Io { what, error }) if error.kind() != io::ErrorKind::NotFound => {
+                    return Read::Unread(format!("{what}: {error}"));
+                }
+                Err(_) => return Read::Absent,
+            }
+        }
+        Read::Whole(image)
     }
 
     /// A manifest or configuration, verified.
@@ -205,32 +290,117 @@ impl Disk {
         Ok(())
     }
 
-    /// Removes a layer. What cannot be removed is logged, and removed at the next start.
-    pub(super) fn remove_layer(&self, layer: Digest) {
-        remove_leftover(&self.path("layers", &layer.hex()));
+    /// Takes a layer, or a part of one, from where it counts, on the disk when this returns; [`Disk::empty_removed`] removes it. One that
+    /// is not there is no error.
+    ///
+    /// # Errors
+    /// The file system's: it is where it was.
+    pub(super) fn set_aside(&self, path: &Path) -> io::Result<()> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        loop {
+            let serial = self.serial.fetch_add(1, Ordering::Relaxed);
+            let to = self.path(REMOVED, &format!("{name}-{serial}"));
+            match std::fs::rename(path, &to) {
+                Ok(()) => break,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                // Of an earlier start.
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists
+                    ) && serial < STORE_ENTRIES_MAX as u64 => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.has_removed.store(true, Ordering::Relaxed);
+        for above in [path.parent(), Some(&*self.root.join(REMOVED))].into_iter().flatten() {
+            rustix::fs::fsync(&directory(above)?)?;
+        }
+        Ok(())
+    }
+
+    /// True when there may be something to remove.
+    pub(super) fn has_removed(&self) -> bool {
+        self.has_removed.load(Ordering::Relaxed)
+    }
+
+    /// Removes what was set aside, while `goes_on` returns true. True when nothing is left to do. What cannot be removed is logged once,
+    /// and tried again.
+    pub(super) fn empty_removed(&self, mut goes_on: impl FnMut() -> bool) -> bool {
+        self.has_removed.store(false, Ordering::Relaxed);
+        let names = self.names(REMOVED).unwrap_or_default();
+        for name in names {
+            let path = self.path(REMOVED, &name);
+            match tree::remove(&path, &mut goes_on) {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.has_removed.store(true, Ordering::Relaxed);
+                    return false;
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => {
+                    self.has_removed.store(true, Ordering::Relaxed);
+                    if !self.is_told.swap(true, Ordering::Relaxed) {
+                        log::warn!("{}: cannot be removed: {error}; it is tried again", path.display());
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    /// Sets a layer aside; what cannot be is logged, and tried again at the next start.
+    fn drop_layer(&self, path: &Path) {
+        if let Err(error) = self.set_aside(path) {
+            log::warn!("{}: cannot be removed: {error}; it is tried again at the next start", path.display());
+        }
+    }
+
+    /// Parts of layers, and how long ago each was changed: nothing for one that was changed in the future.
+    pub(super) fn parts(&self) -> io::Result<Vec<(Digest, Duration)>> {
+        let names = self.names("ingest")?.into_iter();
+        let parts = names.filter_map(|name| Digest::from_hex(&name));
+        Ok(parts.map(|part| (part, age(&self.ingest(part)))).collect())
+    }
+
+    /// How long ago a whole layer was changed.
+    pub(super) fn layer_age(&self, layer: Digest) -> Duration {
+        age(&self.layer(layer))
     }
 
     /// Removes what no image and no root file system needs.
     fn sweep(&self, found: &mut Found) -> io::Result<()> {
+        for name in self.names("ingest")? {
+            let path = self.path("ingest", &name);
+            let part = Digest::from_hex(&name).filter(|_| age(&path) < INGEST_KEPT);
+            match part.and_then(|part| Some((part, read_point(&path.join(RESTART))?))) {
+                Some((part, point)) => {
+                    let usage = Usage { bytes: point.counts.bytes, inodes: point.counts.inodes };
+                    found.parts.insert(part, usage);
+                }
+                // Nobody can go on with it.
+                None => self.drop_layer(&path),
+            }
+        }
+        let needed: SortedSet<Digest> = layers_in_use(&found.images, &found.rootfs).collect();
+        let keeps_all = found.has_unread || !found.unknown_rootfs.is_empty();
+        for layer in found.layers.keys().copied().filter(|layer| !needed.contains(layer)).collect::<Vec<_>>()
+        {
+            if found.has_unread || age(&self.layer(layer)) < INGEST_KEPT {
+                found.fresh.insert(layer);
+            } else if !keeps_all {
+                self.drop_layer(&self.layer(layer));
+                found.layers.remove(&layer);
+            }
+        }
+        if found.has_unread {
+            return Ok(());
+        }
         let blobs: SortedSet<Digest> =
             found.images.iter().flat_map(|image| [image.id, image.manifest]).collect();
         for name in self.names("blobs/sha256")? {
             if Digest::from_hex(&name).is_none_or(|blob| !blobs.contains(&blob)) {
                 remove_leftover(&self.path("blobs/sha256", &name));
-            }
-        }
-        let needed: SortedSet<Digest> = layers_in_use(&found.images, &found.rootfs).collect();
-        for name in self.names("ingest")? {
-            let path = self.path("ingest", &name);
-            if Digest::from_hex(&name).is_none() || !is_recent(&path) {
-                remove_leftover(&path);
-            }
-        }
-        for layer in found.layers.keys().copied().collect::<Vec<_>>() {
-            let path = self.path("layers", &layer.hex());
-            if !needed.contains(&layer) && !is_recent(&path) {
-                remove_leftover(&path);
-                found.layers.remove(&layer);
             }
         }
         Ok(())
@@ -268,10 +438,10 @@ fn settle_names(images: &mut [StoredImage]) {
     }
 }
 
-/// True when it was changed within `limits::INGEST_KEPT`, and not in the future.
-fn is_recent(path: &Path) -> bool {
+/// How long ago it was changed. Nothing when that is in the future: a clock without a battery is behind after a power cut.
+fn age(path: &Path) -> Duration {
     let changed = std::fs::symlink_metadata(path).and_then(|meta| meta.modified());
-    changed.is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age < INGEST_KEPT))
+    changed.ok().and_then(|at| SystemTime::now().duration_since(at).ok()).unwrap_or_default()
 }
 
 /// Directories of that mode.

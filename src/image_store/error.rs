@@ -53,6 +53,20 @@ impl ImageStoreError {
         Self::Invalid { what: what.into(), reason: reason.into() }
     }
 
+    /// True when the disk, or what this user may have of it, is full.
+    pub fn is_no_space(&self) -> bool {
+        match self {
+            Self::Io { error, .. } => {
+                matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+            }
+            Self::Layer { .. }
+            | Self::Digest { .. }
+            | Self::Invalid { .. }
+            | Self::NotFound(_)
+            | Self::Full(_) => false,
+        }
+    }
+
     /// True when the same content fails again: retrying needs other content first.
     pub fn is_final(&self) -> bool {
         match self {

@@ -13,6 +13,7 @@ use super::error::{ImageStoreError, ImageStoreResult};
 use super::layer::{Ingest, LayerSource};
 use super::name::Config;
 use super::record::StoredImage;
+use super::sweep::discard;
 use super::{ImageStore, Lease, NewImage};
 use crate::filesystem::open_linked;
 use crate::image::archive::{Blob, Data, Extent, Index, Plan, Platform, plan};
@@ -90,11 +91,13 @@ impl ImageStore {
         if self.has_layer(&source.diff_id) {
             return Ok(());
         }
-        let (archive, disk, form) = (archive.clone(), self.inner.disk.clone(), self.inner.snapshotter);
+        let (archive, form) = (archive.clone(), self.inner.snapshotter);
+        let (disk, state) = (self.inner.disk.clone(), self.inner.state.clone());
         let unpacked = self.inner.blocking.run_alone(move || {
-            let ingests = disk.ingests();
             let _only = only;
-            let mut ingest = Ingest::open(&ingests, source, form, None)?;
+            let parked = state.borrow_mut().unpark(source.diff_id);
+            drop(parked);
+            let mut ingest = Ingest::open(&disk, source, form)?;
             let mut done = ingest.offset();
             let mut feed = || {
                 while done < extent.size {
@@ -105,17 +108,20 @@ impl ImageStore {
                 }
                 Ok(())
             };
-            let layer = feed().and_then(|()| ingest.finish(&disk.layers()));
-            if layer.is_err() {
-                // The archive is here: it is read again from its beginning.
-                Ingest::discard(&ingests, source.diff_id);
+            let layer = feed().and_then(|()| ingest.finish(&disk));
+            match &layer {
+                Ok(layer) => state.borrow_mut().arrived(layer.clone()),
+                // The archive is here: it is read again from its beginning. A second error tells nothing new.
+                Err(_) => drop(discard(&disk, &state, source.diff_id)),
             }
             layer
         });
         let failed = |error| ImageStoreError::io(format!("importing layer {}", source.digest), error);
-        let layer = unpacked.await.map_err(failed)??;
-        self.inner.state.borrow_mut().found.layers.insert(layer.diff_id, layer);
-        Ok(())
+        let unpacked = unpacked.await.map_err(failed)?;
+        if unpacked.as_ref().is_err_and(ImageStoreError::is_no_space) {
+            self.make_space().await;
+        }
+        unpacked.map(drop)
     }
 }
 

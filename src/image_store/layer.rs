@@ -13,33 +13,43 @@
 //! the last restart point: offset of the compressed layer, state of the decoder (for gzip, between two deflate blocks, the window of
 //! 32 KiB), of the archive's reader and of both digests. The file system is synced before a point is written, so it holds after a power
 //! cut too. A zstd frame cannot be entered in its middle: such a layer begins again after a restart, unless it has several frames.
+//!
+//! At the point everything is as it was when the point was written: what was made later is removed (`super::prune`), and what was made
+//! before is replaced by nothing while the point is on the disk (`super::unpack`). It tells the two apart by the file system's clock:
+//! while that is behind what it was, which it is after a boot without a battery, no point is written.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
 
-use rustix::fs::{CWD, Mode, OFlags, RenameFlags, futimens, mkdirat, openat, renameat_with, syncfs};
+use rustix::fs::{
+    AtFlags, CWD, Mode, OFlags, RenameFlags, Timespec, Timestamps, UTIME_NOW, futimens, mkdirat, openat,
+    renameat_with, syncfs, utimensat,
+};
 use rustix::io::Errno;
-use smol::lock::MutexGuardArc;
 
 use super::decompress::{Decoder, MAGIC_BYTES};
 use super::digest::{Digest, Hasher};
+use super::disk::Disk;
 use super::error::{ImageStoreError, ImageStoreResult};
+use super::prune::{born, prune};
 use super::record::{self, Layer, RestartPoint, Snapshotter};
 use super::tar::{Parser, Refused};
-use super::unpack::{EPOCH, Tree, UnpackError};
+use super::unpack::{Counts, EPOCH, Tree, UnpackError};
 use crate::filesystem::{Filesystem, read_bounded, replace};
 use crate::limits::{
-    LAYER_BYTES_MAX, LAYER_DISK_FREE_MIN, LAYER_RATIO_FREE_BYTES, LAYER_RATIO_MAX, LAYER_RESTART_BYTES,
-    LAYER_RESTART_BYTES_AFTER_LOSS, LAYER_RESTART_FILE_BYTES_MAX,
+    FILE_CLOCK_TICK, LAYER_BYTES_MAX, LAYER_DISK_FREE_MIN, LAYER_RATIO_FREE_BYTES, LAYER_RATIO_MAX,
+    LAYER_RESTART_BYTES, LAYER_RESTART_BYTES_AFTER_LOSS, LAYER_RESTART_FILE_BYTES_MAX,
 };
-use crate::tree;
 
 /// Directory of a layer's files in its own.
 pub(super) const FILES: &str = "fs";
 /// The record of a layer in its directory.
 pub(super) const RECORD: &str = "layer";
-const RESTART: &str = "restart";
+pub(super) const RESTART: &str = "restart";
 
 /// A layer as a manifest and a configuration describe it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,31 +80,22 @@ pub(super) struct Ingest {
     measured: u64,
     /// Bytes of the archive from which on a restart point is written.
     next_restart_point: u64,
-    has_restart_point: bool,
-    /// No other ingest of this layer, also while a thread of an abandoned one runs.
-    _only: Option<MutexGuardArc<()>>,
+    /// The latest time that the clock has shown, here and before the restart point that was gone on with.
+    latest: SystemTime,
 }
 
 impl Ingest {
-    /// Begins, or goes on at the restart point.
+    /// Begins, or goes on at the restart point. The caller is the only one with this layer.
     ///
     /// # Errors
     /// The file system's.
-    pub(super) fn open(
-        ingests: &Path,
-        source: LayerSource,
-        form: Snapshotter,
-        only: Option<MutexGuardArc<()>>,
-    ) -> ImageStoreResult<Self> {
-        let dir = ingests.join(source.diff_id.hex());
+    pub(super) fn open(disk: &Disk, source: LayerSource, form: Snapshotter) -> ImageStoreResult<Self> {
+        let dir = disk.ingest(source.diff_id);
         if let Some(resumed) = Self::resume(&dir, source, form) {
-            return Ok(Self { _only: only, ..resumed });
+            return Ok(resumed);
         }
         let failed = |error: io::Error| ImageStoreError::io(format!("making {}", dir.display()), error);
-        match tree::remove(&dir, || true) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-            Ok(_) | Err(_) => {}
-        }
+        disk.set_aside(&dir).map_err(failed)?;
         let files = dir.join(FILES);
         for (path, mode) in [(&dir, 0o700), (&files, 0o755)] {
             mkdirat(CWD, path, Mode::from(mode)).map_err(|error| failed(error.into()))?;
@@ -102,10 +103,10 @@ impl Ingest {
         let root = directory(&files).map_err(failed)?;
         futimens(&root, &EPOCH).map_err(|error| failed(error.into()))?;
         let tree = Tree::new(root, form);
-        Ok(Self::new(dir, source, tree, only))
+        Ok(Self::new(dir, source, tree))
     }
 
-    fn new(dir: PathBuf, source: LayerSource, tree: Tree, only: Option<MutexGuardArc<()>>) -> Self {
+    fn new(dir: PathBuf, source: LayerSource, tree: Tree) -> Self {
         Self {
             dir,
             source,
@@ -119,22 +120,25 @@ impl Ingest {
             unpacked: 0,
             measured: 0,
             next_restart_point: LAYER_RESTART_BYTES,
-            has_restart_point: false,
-            _only: only,
+            latest: SystemTime::now(),
         }
     }
 
     /// `None`: there is no restart point, or it is of other bytes.
     fn resume(dir: &Path, source: LayerSource, form: Snapshotter) -> Option<Self> {
-        let bytes = read_bounded(&dir.join(RESTART), LAYER_RESTART_FILE_BYTES_MAX).ok()?;
-        let point: RestartPoint = record::from_bytes(&bytes)?;
+        let file = dir.join(RESTART);
+        let point = read_point(&file)?;
         if point.digest != source.digest || point.offset > source.size || point.form != form {
             return None;
         }
+        let (seconds, nanos) = point.made_until;
+        let made_until = SystemTime::UNIX_EPOCH.checked_add(Duration::new(seconds, nanos))?;
         let implicit = point.implicit.into_iter().map(Into::into).collect();
+        prune(directory(&dir.join(FILES)).ok()?, made_until).ok()?;
         let root = directory(&dir.join(FILES)).ok()?;
-        let tree = Tree::resume((root, form), point.open, implicit, point.counts).ok()?;
-        Some(Self {
+        let mut tree = Tree::resume((root, form), point.open, implicit, point.counts).ok()?;
+        tree.set_point(file);
+        let mut resumed = Self {
             offset: point.offset,
             compressed: Hasher::of_state(&point.compressed)?,
             diff: Hasher::of_state(&point.diff)?,
@@ -143,14 +147,37 @@ impl Ingest {
             unpacked: point.unpacked,
             measured: point.unpacked,
             next_restart_point: point.unpacked + LAYER_RESTART_BYTES,
-            has_restart_point: true,
-            ..Self::new(dir.to_owned(), source, tree, None)
-        })
+            ..Self::new(dir.to_owned(), source, tree)
+        };
+        // The tick that the point was written in is over.
+        if resumed.latest <= made_until + FILE_CLOCK_TICK {
+            resumed.latest = made_until + FILE_CLOCK_TICK;
+        }
+        resumed.watch_clock().ok()?;
+        Some(resumed)
     }
 
     /// The next byte of the compressed layer that is wanted.
     pub(super) fn offset(&self) -> u64 {
         self.offset + self.head.len() as u64
+    }
+
+    /// What was made so far.
+    pub(super) fn counts(&self) -> &Counts {
+        self.tree.counts()
+    }
+
+    /// The layer.
+    pub(super) fn source(&self) -> &LayerSource {
+        &self.source
+    }
+
+    /// Notes that it was written to: an old one that nobody writes is removed.
+    pub(super) fn touch(&self) {
+        let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+        let now = Timestamps { last_access: now, last_modification: now };
+        // Without the note it is older than it is.
+        let _ = utimensat(CWD, &self.dir, &now, AtFlags::empty());
     }
 
     /// Unpacks further bytes.
@@ -183,8 +210,12 @@ impl Ingest {
             self.compressed.update(&bytes[..consumed]);
             self.offset += consumed as u64;
             bytes = &bytes[consumed..];
+            self.watch_clock()?;
+            let had_point = self.tree.has_point();
             self.unpack(step.out)?;
-            self.drop_restart_point();
+            if had_point && !self.tree.has_point() {
+                self.next_restart_point = self.unpacked + LAYER_RESTART_BYTES_AFTER_LOSS;
+            }
             if self.unpacked - self.measured >= LAYER_RESTART_BYTES {
                 self.measure_disk()?;
             }
@@ -212,16 +243,15 @@ impl Ingest {
         self.parser.feed(out, &mut self.tree).map_err(|error| self.failed(error))
     }
 
-    /// An entry replaced another one: from the restart point the archive would not be read the same way again.
-    fn drop_restart_point(&mut self) {
-        if !self.tree.take_replaced() || !self.has_restart_point {
-            return;
+    /// What is made while the clock is behind what it was cannot be told from what was made before the restart point.
+    fn watch_clock(&mut self) -> ImageStoreResult<()> {
+        let now = SystemTime::now();
+        if now < self.latest && self.tree.has_point() {
+            self.tree.drop_point().map_err(|error| self.failed(error))?;
+            self.next_restart_point = self.unpacked + LAYER_RESTART_BYTES_AFTER_LOSS;
         }
-        // On the disk too, before what was replaced can be.
-        let _ = std::fs::remove_file(self.dir.join(RESTART));
-        let _ = directory(&self.dir).map(|dir| rustix::fs::fsync(&dir));
-        self.has_restart_point = false;
-        self.next_restart_point = self.unpacked + LAYER_RESTART_BYTES_AFTER_LOSS;
+        self.latest = self.latest.max(now);
+        Ok(())
     }
 
     fn measure_disk(&mut self) -> ImageStoreResult<()> {
@@ -237,10 +267,19 @@ impl Ingest {
     /// Writes a restart point, where the decoder may stop.
     fn restart_point(&mut self, decoder: &Decoder) -> ImageStoreResult<()> {
         let Some(state) = decoder.state() else { return Ok(()) };
-        self.next_restart_point = self.unpacked + LAYER_RESTART_BYTES;
+        let made = Instant::now();
         let path = self.dir.join(RESTART);
         let failed = |error: io::Error| ImageStoreError::io(format!("writing {}", path.display()), error);
         syncfs(self.tree.root()).map_err(|error| failed(error.into()))?;
+        // The clock of what was made so far has moved on, and so it has before anything else is made.
+        sleep_until(made + FILE_CLOCK_TICK);
+        let Some(made_until) = self.file_clock().map_err(failed)?.filter(|now| *now >= self.latest) else {
+            self.next_restart_point = self.unpacked + LAYER_RESTART_BYTES_AFTER_LOSS;
+            return Ok(());
+        };
+        let marked = Instant::now();
+        self.next_restart_point = self.unpacked + LAYER_RESTART_BYTES;
+        let since = made_until.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let point = RestartPoint {
             digest: self.source.digest,
             offset: self.offset,
@@ -253,22 +292,34 @@ impl Ingest {
             implicit: self.tree.implicit().iter().cloned().map(Into::into).collect(),
             counts: self.tree.counts().clone(),
             form: self.tree.form(),
+            made_until: (since.as_secs(), since.subsec_nanos()),
         };
         let bytes = record::to_bytes(&point);
         if bytes.len() > LAYER_RESTART_FILE_BYTES_MAX {
             return Ok(());
         }
         replace(&path, &self.dir.join("restart.new"), &bytes).map_err(failed)?;
-        self.tree.take_replaced();
-        self.has_restart_point = true;
+        self.tree.set_point(path);
+        sleep_until(marked + FILE_CLOCK_TICK);
         Ok(())
+    }
+
+    /// The time that the file system dates with what is made now; `None` where it tells of no such time.
+    fn file_clock(&self) -> io::Result<Option<SystemTime>> {
+        let path = self.dir.join("clock");
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        File::options().write(true).create_new(true).mode(0o600).open(&path)?;
+        born(&directory(&self.dir)?, c"clock")
     }
 
     /// All bytes are there: the layer is verified, synced, and seen from now on.
     ///
     /// # Errors
     /// It is cut off or not what its digests say, or the file system's.
-    pub(super) fn finish(self, layers: &Path) -> ImageStoreResult<Layer> {
+    pub(super) fn finish(self, disk: &Disk) -> ImageStoreResult<Layer> {
         let wanted = self.source;
         if self.offset() != wanted.size {
             let reason = format!("it ends after {} of {} bytes; pull it again", self.offset(), wanted.size);
@@ -296,31 +347,23 @@ impl Ingest {
         };
         replace(&self.dir.join(RECORD), &self.dir.join("layer.new"), &record::to_bytes(&layer))
             .map_err(failed)?;
-        let _ = std::fs::remove_file(self.dir.join(RESTART));
+        for file in [RESTART, "clock"] {
+            let _ = std::fs::remove_file(self.dir.join(file));
+        }
         syncfs(self.tree.root()).map_err(|error| failed(error.into()))?;
-        let to = layers.join(wanted.diff_id.hex());
-        match renameat_with(CWD, &self.dir, CWD, &to, RenameFlags::NOREPLACE) {
-            Ok(()) => {}
-            Err(Errno::EXIST) => drop(tree::remove(&self.dir, || true)),
-            // A file system without the flag.
-            Err(Errno::INVAL | Errno::NOSYS) => {
-                std::fs::rename(&self.dir, &to).map_err(failed)?;
+        let to = disk.layer(wanted.diff_id);
+        match rename_new(&self.dir, &to) {
+            // The store does not know it: it may be damaged, and this one is not.
+            Err(error) if matches!(error.raw_os_error(), Some(EXIST | NOT_EMPTY)) => {
+                disk.set_aside(&to).and_then(|()| rename_new(&self.dir, &to))
             }
-            Err(error) => return Err(failed(error.into())),
+            renamed => renamed,
         }
-        let above = directory(layers).map_err(failed)?;
-        rustix::fs::fsync(&above).map_err(|error| failed(error.into()))?;
+        .map_err(failed)?;
+        for above in [to.parent(), self.dir.parent()].into_iter().flatten() {
+            directory(above).and_then(|above| Ok(rustix::fs::fsync(&above)?)).map_err(failed)?;
+        }
         Ok(layer)
-    }
-
-    /// Removes what was unpacked: it is of no use.
-    pub(super) fn discard(ingests: &Path, diff_id: Digest) {
-        let dir = ingests.join(diff_id.hex());
-        if let Err(error) = tree::remove(&dir, || true)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            log::warn!("{}: cannot be removed: {error}; it is removed at the next start", dir.display());
-        }
     }
 
     fn refused(&self, entry: &str, reason: String) -> ImageStoreError {
@@ -336,6 +379,30 @@ impl Ingest {
                 error,
             ),
         }
+    }
+}
+
+const EXIST: i32 = Errno::EXIST.raw_os_error();
+const NOT_EMPTY: i32 = Errno::NOTEMPTY.raw_os_error();
+
+/// Renames a directory to a name that is free.
+fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        // A file system without the flag: of a directory that has entries none is replaced either.
+        Err(Errno::INVAL | Errno::NOSYS) => std::fs::rename(from, to),
+        renamed => Ok(renamed?),
+    }
+}
+
+/// A restart point; `None` when there is none, or it is damaged.
+pub(super) fn read_point(file: &Path) -> Option<RestartPoint> {
+    record::from_bytes(&read_bounded(file, LAYER_RESTART_FILE_BYTES_MAX).ok()?)
+}
+
+fn sleep_until(at: Instant) {
+    let left = at.saturating_duration_since(Instant::now());
+    if !left.is_zero() {
+        std::thread::sleep(left);
     }
 }
 

@@ -8,7 +8,8 @@
 //!
 //! Owns the directory below `images` (`disk`). Layers are content-addressed by the digest of their archive and kept unpacked only: no
 //! compressed layer is written. `tar`, `sparse`, `decompress`, `record`, `digest`, `name` are PURE; `unpack`, `layer`, `disk`, `rootfs`
-//! and `copy` do blocking I/O, on threads of `blocking`. State in memory is a copy of the records; it changes after the disk did.
+//! and `copy` do blocking I/O, on threads of `blocking`. State in memory is a copy of the records; it changes with the disk, on the same
+//! thread, so that a call which is dropped has happened in both or in neither.
 
 mod copy;
 mod decompress;
@@ -19,9 +20,12 @@ mod import;
 mod layer;
 mod name;
 mod overlay;
+mod prune;
 mod record;
 mod rootfs;
+mod shared;
 mod sparse;
+mod sweep;
 pub mod tar;
 pub mod unpack;
 mod writer;
@@ -30,8 +34,9 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
-use smol::lock::Mutex as AsyncMutex;
+use smol::lock::{Mutex as AsyncMutex, MutexGuardArc, Semaphore};
 
 pub use digest::Digest;
 pub use error::{ImageStoreError, ImageStoreResult};
@@ -43,13 +48,14 @@ pub use writer::LayerWriter;
 use crate::blocking::Blocking;
 use crate::image::name::{ImageName, full_name};
 use crate::limits::{
-    IMAGE_JSON_BYTES_MAX, LAYERS_PER_IMAGE_MAX, STORED_IMAGE_LABELS_MAX, STORED_IMAGE_NAMES_MAX,
-    STORED_IMAGES_MAX, STORED_LABEL_BYTES_MAX,
+    IMAGE_JOBS_MAX, IMAGE_JSON_BYTES_MAX, LAYERS_ARRIVING_MAX, LAYERS_PER_IMAGE_MAX, STORED_IMAGE_LABELS_MAX,
+    STORED_IMAGE_NAMES_MAX, STORED_IMAGES_MAX, STORED_LABEL_BYTES_MAX,
 };
 use crate::model::runtime::Image;
 use crate::model::{SortedMap, SortedSet};
 use disk::{Disk, Found, layers_in_use};
-use layer::Ingest;
+use shared::Shared;
+use sweep::Parked;
 
 /// The store. Cheap to clone; all clones are one store.
 #[derive(Clone)]
@@ -61,11 +67,17 @@ struct Inner {
     disk: Arc<Disk>,
     blocking: Rc<Blocking>,
     snapshotter: Snapshotter,
-    state: RefCell<State>,
+    state: Shared<State>,
     /// Held while records are changed.
-    turn: AsyncMutex<()>,
+    turn: Arc<AsyncMutex<()>>,
+    /// Held while what was set aside is removed.
+    removal: Arc<AsyncMutex<()>>,
     /// One for each layer that arrives.
     ingests: RefCell<SortedMap<Digest, Arc<AsyncMutex<()>>>>,
+    /// Layers that arrive at once.
+    arriving: Arc<Semaphore>,
+    /// Blocking jobs that take long.
+    long_work: Arc<Semaphore>,
 }
 
 /// What is on the disk.
@@ -75,6 +87,30 @@ struct State {
     leased: SortedMap<Digest, usize>,
     /// Of the name that was given last.
     serial: u64,
+    /// Parts of layers whose pull has ended; at most `limits::LAYERS_PARKED_MAX`.
+    parked: Vec<Parked>,
+    /// When leftovers were looked for last.
+    swept: Option<Instant>,
+}
+
+impl State {
+    /// A layer is in the store.
+    fn arrived(&mut self, layer: Layer) {
+        self.found.parts.remove(&layer.diff_id);
+        self.found.fresh.insert(layer.diff_id);
+        self.found.layers.insert(layer.diff_id, layer);
+    }
+
+    /// An image's record is on the disk.
+    fn put(&mut self, image: StoredImage) {
+        for layer in &image.layers {
+            self.found.fresh.remove(layer);
+        }
+        match self.found.images.iter_mut().find(|known| known.id == image.id) {
+            Some(known) => *known = image,
+            None => self.found.images.push(image),
+        }
+    }
 }
 
 /// An image to be stored, whose layers are in the store.
@@ -121,9 +157,18 @@ impl ImageStore {
                 disk: Arc::new(disk),
                 blocking,
                 snapshotter,
-                state: RefCell::new(State { found, leased: SortedMap::default(), serial }),
-                turn: AsyncMutex::new(()),
+                state: Shared::new(State {
+                    found,
+                    leased: SortedMap::default(),
+                    serial,
+                    parked: Vec::new(),
+                    swept: None,
+                }),
+                turn: Arc::default(),
+                removal: Arc::default(),
                 ingests: RefCell::default(),
+                arriving: Arc::new(Semaphore::new(LAYERS_ARRIVING_MAX)),
+                long_work: Arc::new(Semaphore::new(IMAGE_JOBS_MAX)),
             }),
         })
     }
@@ -165,16 +210,21 @@ impl ImageStore {
     /// # Errors
     /// The file system's.
     pub async fn remove(&self, reference: &str) -> ImageStoreResult<()> {
-        let _turn = self.inner.turn.lock().await;
+        let turn = self.inner.turn.lock_arc().await;
         let Some(image) = self.resolve(reference) else { return Ok(()) };
         let needed: SortedSet<Digest> = {
             let state = self.inner.state.borrow();
             let others = state.found.images.iter().filter(|other| other.id != image.id);
             others.flat_map(|other| [other.id, other.manifest]).collect()
         };
-        let (disk, id) = (self.inner.disk.clone(), image.id);
-        self.inner.blocking.run(move || disk.remove_image(&image, &needed)).await?;
-        self.inner.state.borrow_mut().found.images.retain(|image| image.id != id);
+        let (disk, state) = (self.inner.disk.clone(), self.inner.state.clone());
+        let removed = self.inner.blocking.run(move || {
+            let _turn = turn;
+            disk.remove_image(&image, &needed)?;
+            state.borrow_mut().found.images.retain(|other| other.id != image.id);
+            Ok(())
+        });
+        removed.await?;
         self.collect().await;
         Ok(())
     }
@@ -190,9 +240,15 @@ impl ImageStore {
         labels: Vec<(String, String)>,
     ) -> ImageStoreResult<()> {
         check_labels(&labels)?;
-        let _turn = self.inner.turn.lock().await;
+        let turn = self.inner.turn.lock_arc().await;
         let image = self.resolve(reference).ok_or_else(|| ImageStoreError::NotFound(reference.to_owned()))?;
-        self.write_image(StoredImage { pinned, labels, ..image }).await
+        let image = StoredImage { pinned, labels, ..image };
+        let (disk, state) = (self.inner.disk.clone(), self.inner.state.clone());
+        let written = self.inner.blocking.run(move || {
+            let _turn = turn;
+            write_image(&disk, &state, image)
+        });
+        written.await
     }
 
     /// Gives an image a further name; another image with that tag loses it.
@@ -214,12 +270,17 @@ impl ImageStore {
         self.commit_image(&lease, new).await
     }
 
-    /// Bytes and inodes of all layers.
+    /// Bytes and inodes of all layers, and of what has arrived of further ones.
     pub fn usage(&self) -> Usage {
         let state = self.inner.state.borrow();
-        state.found.layers.values().fold(Usage::default(), |sum, layer| Usage {
-            bytes: sum.bytes + layer.counts.bytes,
-            inodes: sum.inodes + layer.counts.inodes,
+        let whole = state
+            .found
+            .layers
+            .values()
+            .map(|layer| Usage { bytes: layer.counts.bytes, inodes: layer.counts.inodes });
+        whole.chain(state.found.parts.values().copied()).fold(Usage::default(), |sum, of| Usage {
+            bytes: sum.bytes.saturating_add(of.bytes),
+            inodes: sum.inodes.saturating_add(of.inodes),
         })
     }
 
@@ -258,7 +319,7 @@ impl ImageStore {
         check_labels(&new.labels)?;
         let config = name::Config::parse(&new.config)
             .map_err(|reason| ImageStoreError::invalid(format!("image {}", new.name), reason))?;
-        let _turn = self.inner.turn.lock().await;
+        let turn = self.inner.turn.lock_arc().await;
         lease.hold(&config.layers);
         let image = self.prepare(&new, &config)?;
         let (moved, fixed) = {
@@ -282,19 +343,21 @@ impl ImageStore {
                 .collect();
             (moved, fixed)
         };
-        let (disk, layers) = (self.inner.disk.clone(), config.layers.clone());
-        let blobs = (new.manifest, new.config);
+        let (disk, state) = (self.inner.disk.clone(), self.inner.state.clone());
+        let (blobs, written) = ((new.manifest, new.config), image.clone());
         let stored = self.inner.blocking.run(move || {
-            copy::describe_implicit(&disk, &layers, &fixed)?;
+            let _turn = turn;
+            copy::describe_implicit(&disk, &config.layers, &fixed)?;
             disk.write_blob(&blobs.0)?;
-            disk.write_blob(&blobs.1)
+            disk.write_blob(&blobs.1)?;
+            write_image(&disk, &state, written)?;
+            moved.into_iter().try_for_each(|other| write_image(&disk, &state, other))
         });
-        stored.await?;
-        self.write_image(image.clone()).await?;
-        for other in moved {
-            self.write_image(other).await?;
+        let stored = stored.await;
+        if stored.as_ref().is_err_and(ImageStoreError::is_no_space) {
+            self.make_space().await;
         }
-        Ok(image)
+        stored.map(|()| image)
     }
 
     /// The record of an image, with its new names beside those that it has.
@@ -361,43 +424,8 @@ impl ImageStore {
         }
     }
 
-    async fn write_image(&self, image: StoredImage) -> ImageStoreResult<()> {
-        let (disk, written) = (self.inner.disk.clone(), image.clone());
-        self.inner.blocking.run(move || disk.write_image(&written)).await?;
-        let images = &mut self.inner.state.borrow_mut().found.images;
-        match images.iter_mut().find(|known| known.id == image.id) {
-            Some(known) => *known = image,
-            None => images.push(image),
-        }
-        Ok(())
-    }
-
-    /// Removes layers that nothing uses and no lease holds.
-    async fn collect(&self) {
-        let layers: Vec<Digest> = self.inner.state.borrow().found.layers.keys().copied().collect();
-        for layer in layers {
-            if !self.is_unused(&layer) {
-                continue;
-            }
-            // A pull that wants it waits until it is gone.
-            let only = self.only(layer).await;
-            if self.is_unused(&layer) {
-                self.inner.state.borrow_mut().found.layers.remove(&layer);
-                let disk = self.inner.disk.clone();
-                self.inner.blocking.run(move || disk.remove_layer(layer)).await;
-            }
-            drop(only);
-        }
-    }
-
-    fn is_unused(&self, layer: &Digest) -> bool {
-        let state = self.inner.state.borrow();
-        !state.leased.contains_key(layer)
-            && layers_in_use(&state.found.images, &state.found.rootfs).all(|used| used != *layer)
-    }
-
     /// Waits until no other writer has this layer.
-    async fn only(&self, diff_id: Digest) -> smol::lock::MutexGuardArc<()> {
+    async fn only(&self, diff_id: Digest) -> MutexGuardArc<()> {
         let lock = {
             let mut ingests = self.inner.ingests.borrow_mut();
             ingests.retain(|_, lock| Arc::strong_count(lock) > 1);
@@ -405,6 +433,13 @@ impl ImageStore {
         };
         lock.lock_arc().await
     }
+}
+
+/// Stores an image's record, on the disk and then in memory.
+fn write_image(disk: &Disk, state: &Shared<State>, image: StoredImage) -> ImageStoreResult<()> {
+    disk.write_image(&image)?;
+    state.borrow_mut().put(image);
+    Ok(())
 }
 
 fn check_labels(labels: &[(String, String)]) -> ImageStoreResult<()> {
@@ -442,9 +477,7 @@ impl Lease {
         if self.store.has_layer(&source.diff_id) {
             return Ok(None);
         }
-        let (ingests, form) = (self.store.inner.disk.ingests(), self.store.inner.snapshotter);
-        let opened = self.store.inner.blocking.run(move || Ingest::open(&ingests, source, form, Some(only)));
-        Ok(Some(LayerWriter::new(self.store.clone(), source, opened.await?)))
+        LayerWriter::open(self.store.clone(), source, only).await.map(Some)
     }
 }
 

@@ -4,7 +4,7 @@
 //!     "smolimg" │ version │ first 8 bytes of the body's SHA-256 │ body (minicbor)
 //! ```
 //!
-//! A file that is damaged counts as absent, and what it described as well.
+//! A file that is damaged counts as absent, and what it described as well. One of another version is left alone.
 
 use minicbor::bytes::ByteVec;
 use minicbor::{Decode, Decoder, Encode};
@@ -43,6 +43,11 @@ pub(super) fn from_bytes<T: for<'b> Decode<'b, ()>>(bytes: &[u8]) -> Option<T> {
     let mut decoder = Decoder::new(body);
     let record = decoder.decode().ok()?;
     (decoder.position() == body.len()).then_some(record)
+}
+
+/// True when it is a record of another version of smolet: it is left alone.
+pub(super) fn is_of_other_version(bytes: &[u8]) -> bool {
+    bytes.strip_prefix(MAGIC).and_then(<[u8]>::first).is_some_and(|version| *version != VERSION)
 }
 
 fn sum(body: &[u8]) -> [u8; SUM_BYTES] {
@@ -187,4 +192,7 @@ pub(super) struct RestartPoint {
     pub(super) counts: Counts,
     #[n(10)]
     pub(super) form: Snapshotter,
+    /// Whatever was made later than this (seconds and nanoseconds of the file system's clock) was made after the point.
+    #[n(11)]
+    pub(super) made_until: (u64, u32),
 }

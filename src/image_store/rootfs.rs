@@ -86,7 +86,13 @@ impl ImageStore {
         };
         let known = {
             // In use from now on: a removal of the image leaves the layers.
-            let rootfs = &mut self.inner.state.borrow_mut().found.rootfs;
+            let found = &mut self.inner.state.borrow_mut().found;
+            let is_whole = image.layers.iter().all(|layer| found.layers.contains_key(layer));
+            let rootfs = &mut found.rootfs;
+            if !is_whole && !rootfs.contains_key(id) {
+                // Removed since the caller looked for it.
+                return Err(ImageStoreError::NotFound(image.id.to_string()));
+            }
             if rootfs.len() >= ROOTFS_MAX && !rootfs.contains_key(id) {
                 let why =
                     format!("the image store has {ROOTFS_MAX} root file systems; remove dead containers");
@@ -134,8 +140,12 @@ impl ImageStore {
                 break;
             }
         }
-        if self.inner.state.borrow_mut().found.rootfs.remove(id).is_some() {
-            let _turn = self.inner.turn.lock().await;
+        let was_known = {
+            let found = &mut self.inner.state.borrow_mut().found;
+            let was_unknown = found.unknown_rootfs.remove(id);
+            found.rootfs.remove(id).is_some() || was_unknown
+        };
+        if was_known {
             self.collect().await;
         }
         Ok(())
@@ -315,7 +325,7 @@ fn measure(mut walk: Walk, mut sum: Usage) -> (Walk, Usage, WalkResult) {
 }
 
 /// True until a piece of work has taken that long.
-fn piece(time: Duration) -> impl FnMut() -> bool {
+pub(super) fn piece(time: Duration) -> impl FnMut() -> bool {
     let began = Instant::now();
     move || began.elapsed() < time
 }

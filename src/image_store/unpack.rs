@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The archive is hostile. Directories are entered by openat2 within the layer's root, whatever links lie there; a path with `..` is
-//! refused. Attributes that overlayfs itself reads are left out. Everything is done again the same way when an archive is read again from
-//! a restart point, so what exists is replaced.
+//! refused. Attributes that overlayfs itself reads are left out. A restart point on the disk promises that what was made before it is
+//! there: it is dropped before the first of it is replaced.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::fs::File;
@@ -92,8 +92,8 @@ pub struct Tree {
     implicit: Vec<Vec<u8>>,
     counts: Counts,
     form: Snapshotter,
-    /// Something was replaced since the last restart point.
-    has_replaced: bool,
+    /// The restart point's file, while there is one.
+    point: Option<PathBuf>,
 }
 
 struct Parent {
@@ -115,10 +115,10 @@ struct Open {
 impl Tree {
     /// Below that directory, with whiteouts of that form.
     pub fn new(root: OwnedFd, form: Snapshotter) -> Self {
-        let (parent, open, counts, has_replaced) = Default::default();
+        let (parent, open, counts, point) = Default::default();
         // The root, until an entry describes it.
         let implicit = vec![Vec::new()];
-        Self { root, parent, open, implicit, counts, form, has_replaced }
+        Self { root, parent, open, implicit, counts, form, point }
     }
 
     /// Goes on at a restart point: with the file that was open there, up to that many bytes.
@@ -170,9 +170,27 @@ impl Tree {
         &self.root
     }
 
-    /// True when something was replaced since this was asked last: what was made before a restart point is then not what it was.
-    pub fn take_replaced(&mut self) -> bool {
-        std::mem::take(&mut self.has_replaced)
+    /// A restart point was written to that file, or found there.
+    pub fn set_point(&mut self, file: PathBuf) {
+        self.point = Some(file);
+    }
+
+    /// True while reading can go on at a restart point.
+    pub fn has_point(&self) -> bool {
+        self.point.is_some()
+    }
+
+    /// Removes the restart point, on the disk when this returns: what was made before it will not be what it was.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn drop_point(&mut self) -> Result<(), UnpackError> {
+        let Some(file) = self.point.take() else { return Ok(()) };
+        let dropped = match std::fs::remove_file(&file) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            Ok(()) | Err(_) => file.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all()),
+        };
+        dropped.map_err(|error| UnpackError::Io("dropping the restart point", error))
     }
 
     /// Sets the current directory's times back, which an entry in it has changed. At once: nothing but the instant of a kill loses them.
@@ -250,7 +268,7 @@ impl Tree {
         if is_dir && kind == Kind::Directory {
             return Ok(false);
         }
-        self.has_replaced = true;
+        self.drop_point()?;
         let is_hidden = is_whiteout(self.dir(), name, &there);
         if is_dir {
             // By the directory's descriptor, so that no link leads the removal elsewhere.
@@ -298,7 +316,19 @@ impl Tree {
         }
     }
 
+    /// True when a link is there already, as in an archive that is read again.
+    fn is_linked(&self, entry: &Entry, name: &CString) -> Result<bool, UnpackError> {
+        let Ok(there) = statat(self.dir(), &**name, AtFlags::SYMLINK_NOFOLLOW) else { return Ok(false) };
+        let (dir, target) = split(&entry.target)?;
+        let target =
+            beneath(&self.root, &dir).and_then(|dir| statat(&dir, &*target, AtFlags::SYMLINK_NOFOLLOW));
+        Ok(target.is_ok_and(|target| (target.st_dev, target.st_ino) == (there.st_dev, there.st_ino)))
+    }
+
     fn make(&mut self, entry: Entry, name: &CString) -> Result<(), UnpackError> {
+        if entry.kind == Kind::HardLink && self.is_linked(&entry, name)? {
+            return Ok(());
+        }
         let hid = self.clear(name, entry.kind)?;
         let perm = Mode::from_raw_mode(entry.mode);
         match entry.kind {

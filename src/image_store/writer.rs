@@ -1,34 +1,143 @@
 //! Writes a layer that arrives in pieces, on threads.
 
-use super::ImageStore;
+use smol::lock::{MutexGuardArc, SemaphoreGuardArc};
+
 use super::digest::Digest;
+use super::disk::Disk;
 use super::error::{ImageStoreError, ImageStoreResult};
 use super::layer::{Ingest, LayerSource};
 use super::record::Layer;
+use super::shared::Shared;
+use super::sweep::{Parked, discard};
+use super::{ImageStore, State, Usage};
 use crate::limits::LAYER_FEED_BYTES;
 
 /// A layer that is being written. When it is dropped, what was unpacked stays for a later writer of the same layer, which goes on at
-/// the last restart point.
+/// the very byte in the same process for a while, and at the last restart point later on.
 ///
-/// A write that is cancelled ends the writer: a further call but [`LayerWriter::restart`] fails. A link that is cut is no reason to drop it: the next request
-/// begins at [`LayerWriter::offset`].
+/// A write that is cancelled ends the writer: a further call but [`LayerWriter::restart`] fails. A link that is cut is no reason to drop
+/// it: the next request begins at [`LayerWriter::offset`].
 pub struct LayerWriter {
     store: ImageStore,
     source: LayerSource,
     /// Gone while a thread has it.
+    held: Option<Held>,
+}
+
+/// A part of a layer, and the right to write it: no other writer of this layer is there, also while a thread of an abandoned one runs.
+struct Held {
+    state: Shared<State>,
+    diff_id: Digest,
+    /// Gone after an error.
     ingest: Option<Box<Ingest>>,
     /// At most `limits::LAYER_FEED_BYTES` and a piece.
     buffer: Vec<u8>,
+    _only: MutexGuardArc<()>,
+    _arriving: SemaphoreGuardArc,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(ingest) =
+            self.ingest.take().filter(|ingest| ingest.offset() > 0 || !self.buffer.is_empty())
+        {
+            let parked = Parked::new(ingest, std::mem::take(&mut self.buffer));
+            let dropped = self.state.borrow_mut().park(parked);
+            drop(dropped);
+        }
+    }
+}
+
+impl Held {
+    /// Unpacks what was collected.
+    fn feed(&mut self, disk: &Disk) -> ImageStoreResult<()> {
+        let Some(ingest) = &mut self.ingest else { return Err(abandoned(self.diff_id)) };
+        let fed = ingest.feed(&self.buffer);
+        self.buffer.clear();
+        match fed {
+            Ok(()) => {
+                ingest.touch();
+                let counts = ingest.counts();
+                let usage = Usage { bytes: counts.bytes, inodes: counts.inodes };
+                self.state.borrow_mut().found.parts.insert(self.diff_id, usage);
+                Ok(())
+            }
+            Err(error) => Err(self.failed(disk, error)),
+        }
+    }
+
+    fn finish(&mut self, disk: &Disk) -> ImageStoreResult<Layer> {
+        let ingest = self.ingest.take().ok_or_else(|| abandoned(self.diff_id))?;
+        match ingest.finish(disk) {
+            Ok(layer) => {
+                self.state.borrow_mut().arrived(layer.clone());
+                Ok(layer)
+            }
+            Err(error) => Err(self.failed(disk, error)),
+        }
+    }
+
+    /// What is wrong is not gone on with, and what has no room does not keep it.
+    fn failed(&mut self, disk: &Disk, error: ImageStoreError) -> ImageStoreError {
+        self.ingest = None;
+        let is_wrong = error.is_final() || matches!(error, ImageStoreError::Digest { .. });
+        if (is_wrong || error.is_no_space())
+            && let Err(error) = discard(disk, &self.state, self.diff_id)
+        {
+            log::warn!("{error}; it is tried again");
+        }
+        error
+    }
+
+    fn begin_again(
+        &mut self,
+        disk: &Disk,
+        source: LayerSource,
+        form: super::Snapshotter,
+    ) -> ImageStoreResult<()> {
+        self.ingest = None;
+        self.buffer.clear();
+        discard(disk, &self.state, self.diff_id)?;
+        self.ingest = Some(Box::new(Ingest::open(disk, source, form)?));
+        Ok(())
+    }
+}
+
+fn abandoned(diff_id: Digest) -> ImageStoreError {
+    let error = std::io::Error::other("an earlier write was abandoned; begin again");
+    ImageStoreError::io(format!("layer {diff_id}"), error)
 }
 
 impl LayerWriter {
-    pub(super) fn new(store: ImageStore, source: LayerSource, ingest: Ingest) -> Self {
-        Self { store, source, ingest: Some(Box::new(ingest)), buffer: Vec::new() }
+    /// Begins, or goes on where an earlier writer was.
+    pub(super) async fn open(
+        store: ImageStore,
+        source: LayerSource,
+        only: MutexGuardArc<()>,
+    ) -> ImageStoreResult<Self> {
+        let mut held = Held::new(&store, source.diff_id, only).await;
+        let mut parked = held.state.borrow_mut().unpark(source.diff_id);
+        parked.retain(|parked| *parked.ingest.source() == source);
+        if let Some(Parked { ingest, buffer, .. }) = parked.pop() {
+            (held.ingest, held.buffer) = (Some(ingest), buffer);
+            return Ok(Self { store, source, held: Some(held) });
+        }
+        let (disk, form) = (store.inner.disk.clone(), store.inner.snapshotter);
+        let opened = store.long_work(move || {
+            let opened = Ingest::open(&disk, source, form);
+            opened.map(|ingest| {
+                held.ingest = Some(Box::new(ingest));
+                held
+            })
+        });
+        let held = opened.await?;
+        Ok(Self { store, source, held: Some(held) })
     }
 
     /// The next byte of the layer that is wanted: the beginning of a `Range`.
     pub fn offset(&self) -> u64 {
-        self.ingest.as_ref().map_or(0, |ingest| ingest.offset()) + self.buffer.len() as u64
+        let Some(held) = &self.held else { return 0 };
+        held.ingest.as_ref().map_or(0, |ingest| ingest.offset()) + held.buffer.len() as u64
     }
 
     /// Takes further bytes, and waits for the disk once enough are collected.
@@ -37,30 +146,10 @@ impl LayerWriter {
     /// The layer is refused or the file system's; the writer is of no use then.
     pub async fn write(&mut self, bytes: &[u8]) -> ImageStoreResult<()> {
         for piece in bytes.chunks(LAYER_FEED_BYTES) {
-            self.buffer.extend_from_slice(piece);
-            if self.buffer.len() >= LAYER_FEED_BYTES {
-                self.feed().await?;
-            }
-        }
-        Ok(())
-    }
-
-    async fn feed(&mut self) -> ImageStoreResult<()> {
-        let mut ingest = self.take()?;
-        let mut buffer = std::mem::take(&mut self.buffer);
-        let fed = self.store.inner.blocking.run(move || {
-            let fed = ingest.feed(&buffer);
-            buffer.clear();
-            (fed, ingest, buffer)
-        });
-        let (fed, ingest, buffer) = fed.await;
-        self.buffer = buffer;
-        match fed {
-            Ok(()) => self.ingest = Some(ingest),
-            Err(error) => {
-                drop(ingest);
-                self.discard_if(&error).await;
-                return Err(error);
+            let held = self.held.as_mut().ok_or_else(|| abandoned(self.source.diff_id))?;
+            held.buffer.extend_from_slice(piece);
+            if held.buffer.len() >= LAYER_FEED_BYTES {
+                self.with(Held::feed).await?;
             }
         }
         Ok(())
@@ -71,18 +160,7 @@ impl LayerWriter {
     /// # Errors
     /// It is cut off, or not what its digests say, or the file system's.
     pub async fn commit(&mut self) -> ImageStoreResult<Layer> {
-        self.feed().await?;
-        let (ingest, layers) = (self.take()?, self.store.inner.disk.layers());
-        match self.store.inner.blocking.run(move || ingest.finish(&layers)).await {
-            Ok(layer) => {
-                self.store.inner.state.borrow_mut().found.layers.insert(layer.diff_id, layer.clone());
-                Ok(layer)
-            }
-            Err(error) => {
-                self.discard_if(&error).await;
-                Err(error)
-            }
-        }
+        self.with(|held, disk| held.feed(disk).and_then(|()| held.finish(disk))).await
     }
 
     /// Forgets what arrived: the layer begins again, also after an error.
@@ -90,37 +168,39 @@ impl LayerWriter {
     /// # Errors
     /// The file system's.
     pub async fn restart(&mut self) -> ImageStoreResult<()> {
-        self.ingest = None;
-        self.buffer.clear();
-        // An abandoned thread ends first.
-        let only = self.store.only(self.source.diff_id).await;
-        let (disk, source, form) = (self.store.inner.disk.clone(), self.source, self.store.inner.snapshotter);
-        let opened = self.store.inner.blocking.run(move || {
-            Ingest::discard(&disk.ingests(), source.diff_id);
-            Ingest::open(&disk.ingests(), source, form, Some(only))
-        });
-        self.ingest = Some(Box::new(opened.await?));
-        Ok(())
-    }
-
-    fn take(&mut self) -> ImageStoreResult<Box<Ingest>> {
-        self.ingest.take().ok_or_else(|| {
-            let error = std::io::Error::other("an earlier write was abandoned; begin again");
-            ImageStoreError::io(format!("layer {}", self.source.digest), error)
-        })
-    }
-
-    /// What is wrong is not gone on with.
-    async fn discard_if(&self, error: &ImageStoreError) {
-        let is_wrong = error.is_final() || matches!(error, ImageStoreError::Digest { .. });
-        if is_wrong {
-            let (ingests, diff_id): (_, Digest) = (self.store.inner.disk.ingests(), self.source.diff_id);
-            let only = self.store.only(diff_id).await;
-            let discarded = self.store.inner.blocking.run(move || {
-                Ingest::discard(&ingests, diff_id);
-                drop(only);
-            });
-            discarded.await;
+        if self.held.is_none() {
+            // An abandoned thread ends first.
+            let only = self.store.only(self.source.diff_id).await;
+            self.held = Some(Held::new(&self.store, self.source.diff_id, only).await);
         }
+        let (source, form) = (self.source, self.store.inner.snapshotter);
+        self.with(move |held, disk| held.begin_again(disk, source, form)).await
+    }
+
+    /// Work on a thread.
+    async fn with<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(&mut Held, &Disk) -> ImageStoreResult<T> + Send + 'static,
+    ) -> ImageStoreResult<T> {
+        let mut held = self.held.take().ok_or_else(|| abandoned(self.source.diff_id))?;
+        let disk = self.store.inner.disk.clone();
+        let done = self.store.long_work(move || {
+            let done = work(&mut held, &disk);
+            (done, held)
+        });
+        let (done, held) = done.await;
+        self.held = Some(held);
+        if done.as_ref().is_err_and(ImageStoreError::is_no_space) {
+            self.store.make_space().await;
+        }
+        done
+    }
+}
+
+impl Held {
+    async fn new(store: &ImageStore, diff_id: Digest, only: MutexGuardArc<()>) -> Self {
+        let arriving = store.inner.arriving.acquire_arc().await;
+        let state = store.inner.state.clone();
+        Self { state, diff_id, ingest: None, buffer: Vec::new(), _only: only, _arriving: arriving }
     }
 }

@@ -48,6 +48,10 @@ pub const LAYER_FEED_BYTES: usize = 2 * IMAGE_CHUNK_BYTES;
 /// Unpacked bytes between two restart points. A pull goes on at the last one after a restart of the agent; each costs 33 KiB and a
 /// sync of the file system.
 pub const LAYER_RESTART_BYTES: u64 = 16 << 20;
+/// Names of what was made after a restart point that are collected before they are removed, when reading goes on there.
+pub const LAYER_PRUNE_BATCH: usize = 1024;
+/// The longest tick of a kernel's clock (100 Hz), with which file systems date what is made.
+pub const FILE_CLOCK_TICK: Duration = Duration::from_millis(12);
 /// The same after an entry replaced another one, for which the last point was dropped.
 pub const LAYER_RESTART_BYTES_AFTER_LOSS: u64 = 1 << 20;
 /// Bytes of a restart point. Longer: it is ignored, and the layer is read from its beginning.
@@ -72,9 +76,31 @@ pub const STORED_LABEL_BYTES_MAX: usize = KIB;
 pub const STORED_IMAGE_BYTES_MAX: usize = 256 * KIB;
 /// Names read in a directory of the store. More: the rest is not read.
 pub const STORE_ENTRIES_MAX: usize = 64 * KIB;
-/// How long layers of an interrupted pull are kept after their last change, for a pull that goes on. Longer, or a change in the
-/// future (a clock without a battery was set): removed at the start.
+/// How long layers of an interrupted pull, whole ones and parts, are kept after their last change, for a pull that goes on. Longer:
+/// removed. A change in the future is recent: a clock without a battery is behind after a power cut.
 pub const INGEST_KEPT: Duration = Duration::from_hours(24);
+/// The same while little of the disk is free: longer than an image's longest back-off.
+pub const INGEST_KEPT_SHORT: Duration = Duration::from_mins(10);
+/// Percentage of the disk that is free then: less than what image garbage collection leaves by default, which removes images.
+pub const INGEST_DISK_FREE_PERCENT: u64 = 15;
+/// Parts of layers that nobody writes. More: the oldest is removed.
+pub const INGESTS_MAX: usize = 64;
+/// Bytes of files of these parts. More: the oldest is removed. It is one of the largest layers.
+pub const INGESTS_BYTES_MAX: u64 = LAYER_BYTES_MAX;
+/// How often the store looks for what is to be removed, at most: with the calls for its usage, every few minutes.
+pub const INGEST_SWEEP_PERIOD: Duration = Duration::from_mins(1);
+/// Layers that arrive at once, of all pulls: each has a decoder in memory, with a window of 32 KiB (gzip) to 8 MiB (zstd). Full: a
+/// further one waits.
+pub const LAYERS_ARRIVING_MAX: usize = 6;
+/// Parts of layers whose pull ended that stay in memory, so that the next pull goes on at the very byte. Full: the oldest one is
+/// let go, and goes on at its restart point.
+pub const LAYERS_PARKED_MAX: usize = 3;
+/// How long: more than an image's longest back-off.
+pub const LAYER_PARKED_TIME: Duration = Duration::from_mins(6);
+/// Blocking jobs that unpack or remove layers at once, of `BLOCKING_JOBS_MAX`. Full: further ones wait, and leave the other turns to
+/// short work.
+pub const IMAGE_JOBS_MAX: usize = 2;
+const _: () = assert!(IMAGE_JOBS_MAX < super::BLOCKING_JOBS_MAX);
 
 // ---- root file systems -----------------------------------------------------------------------------------
 

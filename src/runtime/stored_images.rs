@@ -186,6 +186,8 @@ impl Images for StoredImages {
 
     fn image_fs_info(&self) -> Local<'_, RuntimeResult<cri::ImageFsInfoResponse>> {
         Box::pin(async move {
+            // Image garbage collection and eviction ask now and then: leftovers go before images do.
+            self.store.sweep().await;
             let usage = self.store.usage();
             let value = |value| Some(cri::UInt64Value { value });
             let used = cri::FilesystemUsage {

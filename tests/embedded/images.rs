@@ -14,17 +14,17 @@ use smolet::image_store::{
 };
 
 /// A directory below /var/tmp, with its mounts removed at the end.
-struct Folder(PathBuf);
+pub(super) struct Folder(pub(super) PathBuf);
 
 impl Folder {
-    fn new(name: &str) -> Self {
+    pub(super) fn new(name: &str) -> Self {
         let path = PathBuf::from(format!("/var/tmp/smolet-images-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).unwrap();
         Self(path)
     }
 
-    fn store(&self) -> ImageStore {
+    pub(super) fn store(&self) -> ImageStore {
         block_on(ImageStore::open(&self.0.join("images"), Rc::new(Blocking::on_this_thread()))).unwrap()
     }
 }
@@ -42,7 +42,7 @@ impl Drop for Folder {
 
 /// An entry of a layer.
 #[derive(Clone)]
-struct Entry<'a> {
+pub(super) struct Entry<'a> {
     name: &'a str,
     kind: u8,
     link: &'a str,
@@ -53,20 +53,20 @@ struct Entry<'a> {
     data: Vec<u8>,
 }
 
-fn entry<'a>(name: &'a str, kind: u8, data: &[u8]) -> Entry<'a> {
+pub(super) fn entry<'a>(name: &'a str, kind: u8, data: &[u8]) -> Entry<'a> {
     let mode = if kind == b'5' { 0o755 } else { 0o644 };
     Entry { name, kind, link: "", mode, owner: (0, 0), device: (0, 0), pax: Vec::new(), data: data.to_vec() }
 }
 
-fn file<'a>(name: &'a str, data: &[u8]) -> Entry<'a> {
+pub(super) fn file<'a>(name: &'a str, data: &[u8]) -> Entry<'a> {
     entry(name, b'0', data)
 }
 
-fn dir(name: &str) -> Entry<'_> {
+pub(super) fn dir(name: &str) -> Entry<'_> {
     entry(name, b'5', b"")
 }
 
-fn link<'a>(name: &'a str, kind: u8, to: &'a str) -> Entry<'a> {
+pub(super) fn link<'a>(name: &'a str, kind: u8, to: &'a str) -> Entry<'a> {
     Entry { link: to, ..entry(name, kind, b"") }
 }
 
@@ -90,7 +90,7 @@ fn block(name: &str, kind: u8, size: usize, of: &Entry<'_>) -> Vec<u8> {
     block
 }
 
-fn tar(entries: &[Entry<'_>]) -> Vec<u8> {
+pub(super) fn tar(entries: &[Entry<'_>]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut put = |mut head: Vec<u8>, data: &[u8]| {
         head.extend_from_slice(data);
@@ -115,15 +115,15 @@ fn tar(entries: &[Entry<'_>]) -> Vec<u8> {
     bytes
 }
 
-fn sha256(bytes: &[u8]) -> String {
+pub(super) fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn gzip(bytes: &[u8]) -> Vec<u8> {
+pub(super) fn gzip(bytes: &[u8]) -> Vec<u8> {
     through("gzip", &["-c"], bytes)
 }
 
-fn through(program: &str, arguments: &[&str], bytes: &[u8]) -> Vec<u8> {
+pub(super) fn through(program: &str, arguments: &[&str], bytes: &[u8]) -> Vec<u8> {
     use std::io::Write as _;
     let mut child = Command::new(program)
         .args(arguments)
@@ -139,7 +139,7 @@ fn through(program: &str, arguments: &[&str], bytes: &[u8]) -> Vec<u8> {
 }
 
 /// An archive as `docker save` writes it.
-fn docker_archive(name: &str, user: &str, layers: &[Vec<u8>]) -> Vec<u8> {
+pub(super) fn docker_archive(name: &str, user: &str, layers: &[Vec<u8>]) -> Vec<u8> {
     let diff_ids: Vec<String> = layers.iter().map(|layer| format!("\"sha256:{}\"", sha256(layer))).collect();
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -218,13 +218,13 @@ fn layers() -> Vec<Vec<u8>> {
     vec![tar(&base), tar(&above)]
 }
 
-fn import(folder: &Folder, store: &ImageStore, archive: &[u8]) -> Result<String, ImageStoreError> {
+pub(super) fn import(folder: &Folder, store: &ImageStore, archive: &[u8]) -> Result<String, ImageStoreError> {
     let path = folder.0.join("archive.tar");
     fs::write(&path, archive).unwrap();
     block_on(store.import_archive(&path, &|_| true)).map(|stored| stored[0].1.id.to_string())
 }
 
-fn names(path: &Path) -> Vec<String> {
+pub(super) fn names(path: &Path) -> Vec<String> {
     let entries = fs::read_dir(path).unwrap();
     let mut names: Vec<String> =
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -329,7 +329,7 @@ fn an_archive_becomes_an_image_and_the_image_a_root_file_system() {
 }
 
 /// A layer that is pulled, and the image that has it alone.
-fn pull(
+pub(super) fn pull(
     store: &ImageStore,
     layer: &[u8],
     compressed: &[u8],
@@ -351,11 +351,11 @@ fn pull(
     .map(drop)
 }
 
-fn source(layer: &[u8], compressed: &[u8]) -> LayerSource {
+pub(super) fn source(layer: &[u8], compressed: &[u8]) -> LayerSource {
     LayerSource { digest: Digest::of(compressed), size: compressed.len() as u64, diff_id: Digest::of(layer) }
 }
 
-fn new_image(name: &str, layers: &[&[u8]]) -> NewImage {
+pub(super) fn new_image(name: &str, layers: &[&[u8]]) -> NewImage {
     let diff_ids: Vec<String> = layers.iter().map(|layer| format!("\"sha256:{}\"", sha256(layer))).collect();
     let config = format!(r#"{{"rootfs":{{"type":"layers","diff_ids":[{}]}}}}"#, diff_ids.join(","));
     let (manifest, config) = (format!("manifest of {config}").into_bytes(), config.into_bytes());
@@ -363,7 +363,7 @@ fn new_image(name: &str, layers: &[&[u8]]) -> NewImage {
 }
 
 /// Everything below a directory: paths, types, owners, modes, times, contents, attributes.
-fn listing(root: &Path) -> Vec<String> {
+pub(super) fn listing(root: &Path) -> Vec<String> {
     let script = "cd \"$1\" && find . -printf '%p %y %m %U %G %T@ %s %n %l\\n' | sort && find . -type f | sort | xargs -d '\\n' sha256sum && getfattr -R -d -m - . 2>/dev/null | sort";
     let output = Command::new("sh").args(["-c", script, "sh"]).arg(root).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
@@ -373,13 +373,13 @@ fn listing(root: &Path) -> Vec<String> {
         .collect()
 }
 
-fn same(wanted: &[String], found: &[String]) {
+pub(super) fn same(wanted: &[String], found: &[String]) {
     let first = wanted.iter().zip(found).find(|(wanted, found)| wanted != found);
     assert!(first.is_none() && wanted.len() == found.len(), "{first:?}");
 }
 
 /// A layer of some megabytes with files of all sizes, of which gzip makes many blocks.
-fn large_layer(random: &mut fastrand::Rng, bytes: usize) -> Vec<u8> {
+pub(super) fn large_layer(random: &mut fastrand::Rng, bytes: usize) -> Vec<u8> {
     let mut entries = vec![dir("d/")];
     let names: Vec<String> = (0..200).map(|index| format!("d/{}/{index}", index % 7)).collect();
     for name in &names {
