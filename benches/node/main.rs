@@ -5,7 +5,7 @@
 //! smolet stands the floor: the same CRI calls with the same configurations, made directly one after another, in turn
 //! with smolet's, so that a machine that is slow for a while is slow for both. With a kubelet's path in `KUBELET` the
 //! same is measured of that kubelet, on the same containerd with the same pods; then of smolet with the embedded runtime. `PICTURE` names a file for the chart.
-//! The argument `quick` watches and repeats less, to try things out.
+//! The argument `quick` watches and repeats less, to try things out; `embedded-times` measures the embedded runtime's times alone.
 //!
 //! Times end at the CRI's `started_at` and begin with the clock it is taken from.
 
@@ -75,6 +75,10 @@ fn main() -> ExitCode {
 
     let runtime = Runtime::up("bench");
     let floor = Floor::new(&runtime);
+    if std::env::args().any(|word| word == "embedded-times") {
+        println!("{}", embedded_times(&floor, binary, &effort));
+        return ExitCode::SUCCESS;
+    }
     let (smolet, raw) = {
         let subject = Subject::start(&runtime, Kind::Smolet(binary.clone()));
         let (idle, node_pss_kib) = idle(&subject, &effort);
@@ -120,6 +124,17 @@ fn main() -> ExitCode {
     let promises = report.promises();
     promises.iter().for_each(|promise| println!("{promise}"));
     if promises.iter().all(report::Promise::holds) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// What the embedded runtime's quickness is judged by, in a few minutes.
+fn embedded_times(floor: &Floor<'_>, binary: PathBuf, effort: &Effort) -> String {
+    let runtime = Runtime::up_as("bench-embedded", true);
+    let subject = Subject::start(&runtime, Kind::Embedded(binary));
+    let (start, raw_start) = starts(&subject, Some(floor), effort);
+    let (restart, raw_restart) = restarts(&subject, Some(floor), effort);
+    let (burst, raw_burst) = bursts(&subject, Some(floor), effort);
+    let raw = Floored { start: raw_start, restart: raw_restart, burst: raw_burst };
+    raw.beside(&start, &restart, &burst)
 }
 
 /// A pod that runs until it is told to end.

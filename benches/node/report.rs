@@ -90,6 +90,22 @@ impl Floored {
     }
 }
 
+impl Floored {
+    /// Times of the embedded runtime as multiples of these.
+    pub fn beside(&self, start: &Starts, restart: &Restarts, burst: &Bursts) -> String {
+        let (at_once, best) = self.best_burst();
+        let row = |what: &str, ours: &Times, raw: f64| {
+            format!("{what}: {} ms, raw calls {raw:.0} ms: {:.2}", both(ours), ours.median() / raw)
+        };
+        [
+            row("seen → running", &start.agent, self.start.median()),
+            row("exit shown → restarted", &restart.agent, self.restart.median()),
+            row(&format!("30 pods at once, raw calls of {at_once}"), &burst.agent, best),
+        ]
+        .join("\n")
+    }
+}
+
 /// All of one run.
 pub struct Report {
     pub smolet: Figures,
