@@ -98,13 +98,11 @@ async fn pull(runtime: &GrpcRuntime, root_dir: &Path, image: &str) -> Result<Str
             Err(error) => failed = Some(credentials::without_login(error.to_string(), &auth)),
         }
     }
-    match failed {
-        Some(error) => Err(error),
-        None => {
-            let pulled = runtime.pull_image(&name, None, &sandbox).await;
-            pulled.map(|reference| format!("{reference}\n")).map_err(|error| error.to_string())
-        }
+    if let Some(error) = failed {
+        return Err(error);
     }
+    let pulled = runtime.pull_image(&name, None, &sandbox).await;
+    pulled.map(|reference| format!("{reference}\n")).map_err(|error| error.to_string())
 }
 
 /// A call to the runtime; the text to print.
