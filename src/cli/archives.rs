@@ -230,7 +230,7 @@ mod tests {
             assert!(error.contains(why), "{error}");
             assert!(names().is_empty(), "{why}: nothing is copied");
         }
-        import_all(&images, &[app.clone()]).unwrap();
+        import_all(&images, std::slice::from_ref(&app)).unwrap();
         assert_eq!(names(), ["app.tar"]);
         assert_eq!(fs::read(images.join("app.tar")).unwrap(), b"archive");
         assert_eq!(fs::metadata(images.join("app.tar")).unwrap().permissions().mode() & 0o777, 0o600);
