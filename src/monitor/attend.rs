@@ -20,7 +20,9 @@ use super::control::{Answer, Request};
 use super::create::{Ready, Stdios};
 use super::line::{Lines, Stamp, Stream};
 use super::log_file::LogFile;
-use super::record::{Arguments, EXIT_CODE_UNKNOWN, Exit, Init, STAT_EXIT_CODE, place, stat_field};
+use super::record::{
+    Arguments, EXIT_CODE_UNKNOWN, Exit, Init, STAT_EXIT_CODE, STAT_START_TIME, is_exited, place, stat_field,
+};
 use super::{MonitorError, control, names, pid_of, timespec};
 use crate::filesystem::read_start;
 use crate::limits::{
@@ -43,7 +45,7 @@ pub(super) struct Monitor {
     outputs: [Option<Output>; 2],
     /// The way to the container's standard input: a FIFO, or the terminal's descriptor once more.
     stdin: Option<OwnedFd>,
-    /// Input that the container has not yet taken; one frame at most.
+    /// Input that the container has not yet taken; one frame of each client at most.
     typed: Vec<u8>,
     /// A pseudo-terminal, for its size.
     terminal: Option<OwnedFd>,
@@ -87,16 +89,14 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    /// Opens the log and the sockets.
-    pub(super) fn open(directory: &Path, arguments: &Arguments) -> Result<Self, MonitorError> {
+    /// Opens the sockets.
+    pub(super) fn open(directory: &Path, log: LogFile) -> Result<Self, MonitorError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
             move |source: io::Error| MonitorError::Io { path, source }
         };
-        let log = arguments.log.clone();
-        let shown = log.as_deref().unwrap_or(directory);
         Ok(Self {
-            log: LogFile::open(log.clone()).map_err(failed(shown))?,
+            log,
             clients: Clients::listen(directory).map_err(failed(&directory.join(names::ATTACH)))?,
             control: control::Listener::listen(directory).map_err(failed(&directory.join(names::CONTROL)))?,
         })
@@ -291,7 +291,8 @@ impl Monitor {
         match input {
             Input::Bytes(bytes) => {
                 if self.stdin.is_some() {
-                    self.typed = bytes;
+                    // Another client's may wait: both were ready in the same turn.
+                    self.typed.extend(bytes);
                     self.pass_input();
                 }
             }
@@ -370,7 +371,7 @@ impl Monitor {
         if self.is_own {
             self.reap();
         } else {
-            self.record_end(foreign_exit_code(self.init.pid));
+            self.record_end(foreign_exit_code(&self.init));
         }
     }
 
@@ -412,9 +413,18 @@ impl Monitor {
 }
 
 /// Of a process that another one reaps: until then its status stands in `/proc`.
-fn foreign_exit_code(pid: u32) -> Option<i32> {
-    let stat = read_start(Path::new(&format!("/proc/{pid}/stat")), MONITOR_RECORD_BYTES_MAX).ok()?;
-    let status = i32::try_from(stat_field(&stat, STAT_EXIT_CODE)?).ok()?;
+fn foreign_exit_code(init: &Init) -> Option<i32> {
+    let stat = read_start(Path::new(&format!("/proc/{}/stat", init.pid)), MONITOR_RECORD_BYTES_MAX).ok()?;
+    exit_code_in(&stat, init)
+}
+
+/// The exit code in the text of `/proc/PID/stat`, if that is still this process, and it has exited. Another one may have its ID by
+/// now, and the field of a process that runs is 0. PURE.
+fn exit_code_in(stat: &[u8], init: &Init) -> Option<i32> {
+    if stat_field(stat, STAT_START_TIME) != Some(init.started) || !is_exited(stat) {
+        return None;
+    }
+    let status = i32::try_from(stat_field(stat, STAT_EXIT_CODE)?).ok()?;
     // As wait(2) has it: a signal, or the code in the second byte.
     Some(match status & 0x7f {
         0 => status >> 8 & 0xff,
@@ -433,4 +443,34 @@ fn has_oom_kill(events: &Path) -> bool {
 fn now() -> Wall {
     let now = clock_gettime(ClockId::Realtime);
     Wall(now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exit_code_is_that_of_the_container_and_of_no_later_process() {
+        let init = Init { pid: 17, started: 1000, boot: "b".to_owned() };
+        let stat = |state: char, started: u64, status: u64| {
+            let between: Vec<String> = (4..22).map(|field| field.to_string()).collect();
+            let after: Vec<String> = (23..52).map(|field| field.to_string()).collect();
+            format!("17 (a) b) {state} {} {started} {} {status}\n", between.join(" "), after.join(" "))
+        };
+        for (state, started, status, code) in [
+            ('Z', 1000, 3 << 8, Some(3)),
+            ('X', 1000, 3 << 8, Some(3)),
+            ('Z', 1000, 9, Some(137)),
+            ('Z', 1000, 0, Some(0)),
+            // The number is another process's: that of a living one has 0 there.
+            ('S', 2000, 0, None),
+            ('Z', 2000, 3 << 8, None),
+            // It runs.
+            ('S', 1000, 0, None),
+        ] {
+            let text = stat(state, started, status);
+            assert_eq!(exit_code_in(text.as_bytes(), &init), code, "{text}");
+        }
+        assert_eq!(exit_code_in(b"", &init), None);
+    }
 }

@@ -33,6 +33,12 @@ impl LogFile {
         Ok(Self { path, file, batch: Vec::new(), lost: 0 })
     }
 
+    /// The same; a file that cannot be opened takes nothing until [`LogFile::reopen`], and what it would have got is lost.
+    pub(super) fn open_or_lose(path: Option<PathBuf>) -> Self {
+        let file = path.as_deref().and_then(|path| opened(path).ok());
+        Self { path, file, batch: Vec::new(), lost: 0 }
+    }
+
     /// Opens the path again: the file was renamed (`ReopenContainerLog`). When that fails the old one stays.
     pub(super) fn reopen(&mut self) -> io::Result<()> {
         if let Some(path) = self.path.as_deref() {

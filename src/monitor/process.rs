@@ -19,7 +19,8 @@ use rustix::thread::set_name;
 
 use super::attend::{Monitor, Opened};
 use super::create;
-use super::record::read_arguments;
+use super::log_file::LogFile;
+use super::record::{exit_of, read_arguments};
 use super::{Created, MonitorError, Report, names};
 use crate::limits::{MONITOR_LOCK_PAUSE, MONITOR_LOCK_TRIES};
 
@@ -84,14 +85,25 @@ fn hold(directory: &Path, how: How) -> Result<(), MonitorError> {
     let lock = locked(&directory)?;
     let (ready, opened) = match how {
         How::Create => {
-            let opened = Opened::open(&directory, &arguments)?;
+            let log = LogFile::open(arguments.log.clone());
+            let path = || arguments.log.clone().unwrap_or_else(|| directory.clone());
+            let log = log.map_err(|source| MonitorError::Io { path: path(), source })?;
+            let opened = Opened::open(&directory, log)?;
             // What the OCI runtime starts is to have the machine's usual score, unless its configuration says another one.
             adjust_oom_score("0");
             (create::create(&directory, &arguments)?, opened)
         }
         How::Adopt => {
+            // The monitor before this one may have recorded it before it ended: that one saw the exit code.
+            if exit_of(&directory)?.is_some() {
+                return Err(MonitorError::Failed(format!(
+                    "the container of {} has ended",
+                    directory.display()
+                )));
+            }
             let ready = create::adopted(&directory, &arguments)?;
-            (ready, Opened::open(&directory, &arguments)?)
+            // The container runs already: it goes on without its log, until the log is opened again.
+            (ready, Opened::open(&directory, LogFile::open_or_lose(arguments.log.clone()))?)
         }
     };
     // Without its monitor a container has no log and no exit code, and it is small.

@@ -3,11 +3,14 @@
 
 use std::fs::File;
 use std::io::{self, Write as _};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
 use super::{MonitorError, names};
@@ -88,10 +91,33 @@ impl Init {
     pub fn is_there(&self) -> bool {
         Self::of(self.pid).as_ref() == Some(self)
     }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// It is not there any more (`SRCH`); the kernel's.
+    pub fn signal(&self, signal: Signal) -> rustix::io::Result<()> {
+        pidfd_send_signal(self.handle()?, signal)
+    }
+
+    /// Whether it has exited, within that time. What cannot be known counts as running. Blocking.
+    pub fn exits_within(&self, time: Duration) -> bool {
+        match self.handle() {
+            Ok(handle) => super::wait_readable(&handle, time).unwrap_or_default(),
+            Err(error) => error == Errno::SRCH,
+        }
+    }
+
+    /// A pidfd of it.
+    fn handle(&self) -> rustix::io::Result<OwnedFd> {
+        let handle = pidfd_open(super::pid_of(self.pid).ok_or(Errno::SRCH)?, PidfdFlags::empty())?;
+        // Looked at after it is held: the number may be another process's by now.
+        if self.is_there() { Ok(handle) } else { Err(Errno::SRCH) }
+    }
 }
 
 /// Fields of `/proc/PID/stat` as proc(5) counts them.
-const STAT_START_TIME: usize = 22;
+pub(super) const STAT_START_TIME: usize = 22;
 pub(super) const STAT_EXIT_CODE: usize = 52;
 
 /// A number in the text of `/proc/PID/stat`. The second field is a name, which may have spaces and brackets. PURE.
@@ -99,6 +125,12 @@ pub(super) fn stat_field(stat: &[u8], number: usize) -> Option<u64> {
     let end = stat.iter().rposition(|byte| *byte == b')')?;
     let rest = std::str::from_utf8(stat.get(end + 2..)?).ok()?;
     rest.split_ascii_whitespace().nth(number.checked_sub(3)?)?.parse().ok()
+}
+
+/// Whether the text of `/proc/PID/stat` is that of a process that has exited and waits for its parent. PURE.
+pub(super) fn is_exited(stat: &[u8]) -> bool {
+    let end = stat.iter().rposition(|byte| *byte == b')');
+    end.and_then(|end| stat.get(end + 2)).is_some_and(|state| matches!(state, b'Z' | b'X'))
 }
 
 /// Writes `monitor.json`. The directory exists.

@@ -510,6 +510,39 @@ fn a_container_that_ended_without_its_monitor_is_reported() {
 }
 
 #[test]
+fn an_exit_that_is_recorded_stays() {
+    let container = Container::plain("exit 9");
+    let created = container.run();
+    assert_eq!(container.exit().code, 9);
+    until("its monitor ends", || (!monitor::is_alive(&container.directory()).unwrap()).then_some(()));
+    // The agent has looked for the monitor after its end, and for the exit before.
+    let error = monitor::adopt(&program(), &container.directory()).unwrap_err().to_string();
+    assert!(error.contains("has ended"), "{error}");
+    assert_eq!(container.exit().code, 9, "{created:?}");
+}
+
+#[test]
+fn a_monitor_goes_on_without_the_log_that_cannot_be_opened() {
+    let container =
+        Container::plain(&format!("echo one; {WAIT}; echo two; busybox rm /go; {WAIT}; echo three"));
+    let created = container.run();
+    container.until_logged("one");
+    kill_monitor(&container, created);
+    let (log, beside) = (container.root.path().join("logs/0.log"), container.root.path().join("logs/beside"));
+    fs::rename(&log, &beside).unwrap();
+    fs::create_dir(&log).unwrap();
+    monitor::adopt(&program(), &container.directory()).unwrap();
+    container.go();
+    until("the container went on", || (!container.arguments.bundle.join("rootfs/go").exists()).then_some(()));
+    fs::remove_dir(&log).unwrap();
+    fs::rename(&beside, &log).unwrap();
+    monitor::reopen_log(&container.directory()).unwrap();
+    container.go();
+    container.until_logged("three");
+    container.exit();
+}
+
+#[test]
 fn a_terminal_hangs_up_with_its_monitor() {
     let container = Container::new("read line; exit 8", |arguments, _| arguments.tty = true);
     let created = container.run();
