@@ -192,8 +192,7 @@ pub async fn run_until(
     notify.ready();
 
     let blocking = Rc::new(Blocking::on_threads(clock.clone(), &config.root_dir));
-    let node_name = identity.node_name();
-    let wait = Wait { config, node_name, executor, clock: &clock, blocking: &blocking, once };
+    let wait = Wait { config, identity: &identity, executor, clock: &clock, blocking: &blocking, once };
     let found = wait_for_runtime(&wait, &asked, &stopped, &notify).await;
     let ended = match found {
         Ok(Some(found)) => {

@@ -107,6 +107,18 @@ impl RuntimeChoice {
 /// # Errors
 /// One sentence that says how to fix it.
 pub fn choose_here(flag: Option<&str>, root_dir: &Path) -> Result<RuntimeChoice, String> {
+    choose_beside(flag, root_dir, Path::new(CRI_SOCKET))
+}
+
+/// The same of a node whose embedded runtime has its CRI socket there.
+///
+/// # Errors
+/// The same.
+pub fn choose_beside(
+    flag: Option<&str>,
+    root_dir: &Path,
+    own_socket: &Path,
+) -> Result<RuntimeChoice, String> {
     let named = named(flag);
     let named = named.as_ref().map(|(origin, given)| (*origin, &**given));
     // A damaged record is of no importance where the runtime is named, and is replaced.
@@ -115,14 +127,14 @@ pub fn choose_here(flag: Option<&str>, root_dir: &Path) -> Result<RuntimeChoice,
     } else {
         RuntimeKind::recorded(root_dir)?
     };
-    choose(named, recorded, is_installed).map_err(|error| error.to_string())
+    choose(named, recorded, (is_installed, own_socket)).map_err(|error| error.to_string())
 }
 
 /// The choice from what is known. PURE, but for `is_installed`: whether a CRI runtime is installed.
 fn choose(
     named: Option<(Origin, &str)>,
     recorded: Option<RuntimeKind>,
-    is_installed: impl Fn() -> bool,
+    (is_installed, own_socket): (impl Fn() -> bool, &Path),
 ) -> Result<RuntimeChoice, EndpointError> {
     let kind = match (named, recorded) {
         // crictl's file is no setting of smolet: it does not change the kind, and may name smolet's own socket.
@@ -131,7 +143,7 @@ fn choose(
         }
         (Some((origin, given)), _) => {
             let one = Candidates::one(origin, given)?;
-            let is_own = one.sockets.iter().any(|socket| socket == Path::new(CRI_SOCKET));
+            let is_own = one.sockets.iter().any(|socket| socket == own_socket);
             return Ok(if is_own { RuntimeChoice::Embedded } else { RuntimeChoice::Sockets(one) });
         }
         (None, Some(recorded)) => recorded,
@@ -144,8 +156,8 @@ fn choose(
     })
 }
 
-/// Whether a CRI runtime is installed: its program or its socket exists.
-fn is_installed() -> bool {
+/// Whether a CRI runtime is installed: its program or its socket exists. Blocking.
+pub fn is_installed() -> bool {
     let programs = PROGRAM_DIRS.iter().flat_map(|dir| PROGRAMS.map(|program| Path::new(dir).join(program)));
     USUAL_SOCKETS.iter().map(PathBuf::from).chain(programs).any(|path| path.exists())
 }
@@ -175,10 +187,11 @@ mod tests {
             (Some((Crictl, "unix:///run/a.sock")), Some(Embedded), true, RuntimeChoice::Embedded),
             (Some((Crictl, "unix:///run/smolet/cri.sock")), None, true, RuntimeChoice::Embedded),
         ] {
-            let found = choose(named, recorded, || installed);
+            let found = choose(named, recorded, (|| installed, Path::new(CRI_SOCKET)));
             assert_eq!(found, Ok(chosen), "{named:?} {recorded:?} {installed}");
         }
-        let error = choose(Some((Flag, "tcp://a:1")), None, || true).unwrap_err().to_string();
+        let error = choose(Some((Flag, "tcp://a:1")), None, (|| true, Path::new(CRI_SOCKET)));
+        let error = error.unwrap_err().to_string();
         assert!(
             error.starts_with("runtime endpoint \"tcp://a:1\" from --runtime-endpoint is no Unix socket"),
             "{error}"

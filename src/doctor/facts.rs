@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::clock::{Clock as _, SharedClock, SystemClock};
 use crate::cni::{self, RuntimeSettings};
 use crate::config::{Config, Flags};
-use crate::cri::choice::{RuntimeChoice, choose_here};
+use crate::cri::choice::{RuntimeChoice, choose_beside};
 use crate::cri::{GrpcRuntime, Image, Runtime as _, RuntimeCondition, convert, endpoint};
 use crate::eviction::{Amount, Signal};
 use crate::executor::Executor;
@@ -221,11 +221,12 @@ async fn runtime(
 ) -> (Result<RuntimeFacts, String>, RuntimeSettings, Option<String>) {
     let clock: SharedClock = Rc::new(SystemClock);
     let none = |error: String| (Err(error), RuntimeSettings::parse(None), None);
-    let candidates = match choose_here(config.runtime_endpoint.as_deref(), &config.root_dir) {
-        Ok(RuntimeChoice::Sockets(candidates)) => candidates,
-        Ok(RuntimeChoice::Embedded) => return embedded(config),
-        Err(error) => return none(error),
-    };
+    let candidates =
+        match choose_beside(config.runtime_endpoint.as_deref(), &config.root_dir, &config.cri_socket()) {
+            Ok(RuntimeChoice::Sockets(candidates)) => candidates,
+            Ok(RuntimeChoice::Embedded) => return embedded(config),
+            Err(error) => return none(error),
+        };
     let found = match endpoint::find(&candidates, executor, &clock).await {
         Ok(found) => found,
         Err(error) => return none(error.to_string()),

@@ -1,7 +1,8 @@
 //! Moving to another runtime (`--drain-runtime`): this node's pods are ended in the runtime that it leaves, before the first pod
 //! starts in the other.
 //!
-//! The pods are those that smolet has made there for this node, by their annotation; what another agent runs stays. Their containers
+//! The pods are those that smolet has made there for this node, by their annotation, and those that it has taken over from another agent;
+//! what others run stays. Their containers
 //! get their grace periods, without preStop hooks: the pods' definitions are not known yet. Once nothing of them is left the drain
 //! costs two calls at each start, and the flag can be removed. A runtime that does not answer is an error: its containers may run on
 //! while it is stopped.
@@ -14,6 +15,7 @@ use crate::cri::endpoint::{Candidates, Origin, find};
 use crate::cri::{Runtime, RuntimeResult};
 use crate::executor::Executor;
 use crate::model::{ContainerId, ContainerItem, ContainerState, PodUid, SandboxId, SandboxItem};
+use crate::store::identity::Identity;
 use crate::sync::order::restored_grace_period;
 
 /// Ends and removes this node's pods in the runtime at `endpoint`, which the node leaves for the chosen one.
@@ -24,7 +26,7 @@ use crate::sync::order::restored_grace_period;
 pub(super) async fn drain(
     endpoint: &str,
     chosen: &RuntimeChoice,
-    node: &str,
+    identity: &Identity,
     executor: &Rc<Executor>,
     clock: &SharedClock,
 ) -> Result<(), String> {
@@ -43,9 +45,13 @@ pub(super) async fn drain(
              the flag"
         )
     })?;
-    match drain_pods(&found.runtime, node, executor).await {
-        Ok(0) => log::info!("--drain-runtime {endpoint}: no pods of this node; the flag can be removed"),
-        Ok(pods) => log::info!("--drain-runtime {endpoint}: {pods} pods ended and removed"),
+    match drain_pods(&found.runtime, identity, executor).await {
+        Ok(Drained { ours: 0, others }) => log::info!(
+            "--drain-runtime {endpoint}: no pods of this node; the flag can be removed; {others} pods of others stay"
+        ),
+        Ok(Drained { ours, others }) => log::info!(
+            "--drain-runtime {endpoint}: {ours} pods ended and removed; {others} pods of others stay"
+        ),
         Err(error) => {
             return Err(format!(
                 "--drain-runtime {endpoint}: a pod of this node could not be ended ({error}): end it with crictl, or see the \
@@ -56,16 +62,27 @@ pub(super) async fn drain(
     Ok(())
 }
 
-/// Ends and removes all pods of `node`, all at once; the client limits concurrent stops. Returns their number.
+/// What a drain found, in pods.
+struct Drained {
+    ours: usize,
+    others: usize,
+}
+
+/// Ends and removes all pods of this node, those that it took over from another agent among them, all at once; the client limits
+/// concurrent stops.
 async fn drain_pods<R: Runtime + Clone + 'static>(
     runtime: &R,
-    node: &str,
+    identity: &Identity,
     executor: &Rc<Executor>,
-) -> RuntimeResult<usize> {
+) -> RuntimeResult<Drained> {
     let mut sandboxes: Vec<SandboxItem> = Vec::new();
+    let mut others = 0;
     let mut ours = |sandbox: SandboxItem| {
-        if sandbox.node.as_deref() == Some(node) {
+        let is_adopted = sandbox.node.is_none() && identity.adopted().contains(&sandbox.pod.uid);
+        if sandbox.node.as_deref() == Some(identity.node_name()) || is_adopted {
             sandboxes.push(sandbox);
+        } else {
+            others += 1;
         }
     };
     runtime.list_pod_sandboxes(None, &mut ours).await?;
@@ -76,7 +93,7 @@ async fn drain_pods<R: Runtime + Clone + 'static>(
         }
     };
     runtime.list_containers(None, &mut each).await?;
-    let number = sandboxes.len();
+    let drained = Drained { ours: sandboxes.len(), others };
     let mut tasks = Vec::new();
     for sandbox in sandboxes {
         let (of_it, rest) = running.into_iter().partition(|(of, _)| *of == sandbox.id);
@@ -86,11 +103,11 @@ async fn drain_pods<R: Runtime + Clone + 'static>(
         let end = end_pod(runtime.clone(), sandbox.pod.uid.clone(), sandbox.id, containers, executor.clone());
         tasks.push(executor.spawn("drain", end));
     }
-    let mut first = Ok(number);
+    let mut first = Ok(());
     for task in tasks {
-        first = first.and(task.await.map(|()| number));
+        first = first.and(task.await);
     }
-    first
+    first.map(|()| drained)
 }
 
 /// Stops the pod's containers at once, then its sandbox, and removes it.
@@ -111,9 +128,12 @@ async fn end_pod<R: Runtime + Clone + 'static>(
             })
         })
         .collect();
+    // All are awaited: a task that is dropped is cancelled, and the container would have no end.
+    let mut first = Ok(());
     for stop in stops {
-        stop.await?;
+        first = first.and(stop.await);
     }
+    first?;
     runtime.stop_pod_sandbox(&pod, &sandbox).await?;
     runtime.remove_pod_sandbox(&sandbox).await
 }

@@ -12,7 +12,7 @@ use super::node_runtime::{EmbeddedNode, NodeRuntime};
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::config::Config;
-use crate::cri::choice::{RuntimeChoice, choose_here};
+use crate::cri::choice::{RuntimeChoice, choose_beside};
 use crate::cri::endpoint::{self, Candidates, EndpointError};
 use crate::cri::{Runtime as _, RuntimeHandler, RuntimeVersion};
 use crate::cri_server::CriServer;
@@ -24,12 +24,14 @@ use crate::registry::{Environment, Hosts, Platform, Registries};
 use crate::render::CgroupDriver;
 use crate::runtime::{Embedded, StoredImages};
 use crate::server::{Answer, Query, Question};
+use crate::store::identity::Identity;
 use crate::systemd::notify::Notify;
 
 /// What the search for the runtime needs.
 pub(super) struct Wait<'a> {
     pub(super) config: &'a Config,
-    pub(super) node_name: &'a str,
+    /// The node's name, and the pods that it has taken over.
+    pub(super) identity: &'a Identity,
     pub(super) executor: &'a Rc<Executor>,
     pub(super) clock: &'a SharedClock,
     pub(super) blocking: &'a Rc<Blocking>,
@@ -127,9 +129,11 @@ async fn find_runtime(
 /// One try: the runtime that is named, recorded or installed. The runtime that the node leaves is drained once.
 async fn try_runtime(wait: &Wait<'_>, is_drained: &mut bool) -> Result<FoundRuntime, String> {
     let (config, executor, clock) = (wait.config, wait.executor, wait.clock);
-    let choice = choose_here(config.runtime_endpoint.as_deref(), &config.root_dir)?;
+    let (flag, root_dir, own) =
+        (config.runtime_endpoint.clone(), config.root_dir.clone(), config.cri_socket());
+    let choice = wait.blocking.run(move || choose_beside(flag.as_deref(), &root_dir, &own)).await?;
     if let Some(endpoint) = config.drain_runtime.as_deref().filter(|_| !*is_drained) {
-        drain(endpoint, &choice, wait.node_name, executor, clock).await?;
+        drain(endpoint, &choice, wait.identity, executor, clock).await?;
         *is_drained = true;
     }
     let kind = choice.kind();
@@ -139,7 +143,8 @@ async fn try_runtime(wait: &Wait<'_>, is_drained: &mut bool) -> Result<FoundRunt
         }
         RuntimeChoice::Embedded => embedded(wait).await?,
     };
-    if let Err(error) = kind.record(&config.root_dir) {
+    let root_dir = config.root_dir.clone();
+    if let Err(error) = wait.blocking.run(move || kind.record(&root_dir)).await {
         log::warn!("{error}; the kind of runtime is chosen anew at the next start");
     }
     Ok(found)

@@ -1,12 +1,16 @@
 //! Agents that restart, pods of other agents, agents that are killed at the worst moment.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
-use smolet::model::container_hash;
+use smolet::config::Config;
+use smolet::model::{PodUid, container_hash};
 use smolet::proto::runtime::v1 as cri;
+use smolet::store::identity::Identity;
 
+use crate::common::agent::endpoint;
 use crate::common::fake::Fake;
-use crate::world::{NODE, World, full};
+use crate::world::{NODE, PATIENCE, World, full};
 
 const APP: &str = "terminationGracePeriodSeconds: 7, containers: [{name: app, image: 'busybox:1'}]";
 const UID: &str = "1b4e28ba-2fa1-41d2-883f-0016d3cca427";
@@ -68,6 +72,30 @@ fn a_restarted_agent_adopts_its_pods_unchanged() {
         assert_eq!((world.phase("web"), world.phase("other")), ("Running".into(), "Running".into()));
         assert_eq!(world.status_of("web", "app").unwrap().restart_count, 0);
     }
+}
+
+#[test]
+fn a_drain_ends_pods_that_were_taken_over_from_a_kubelet_too() {
+    let world = World::without_agent();
+    let old = Fake::start(world.clock.clone());
+    old.add_image("busybox:1");
+    foreign(&old, "kubelets", UID, None);
+    foreign(&old, "strange", "1b4e28ba-2fa1-41d2-883f-0016d3cca428", None);
+    let mut identity = Identity::open(&world.path("root"), Some(NODE), NODE).unwrap();
+    assert!(identity.adopt(&PodUid::from(UID)));
+    identity.pending().write().unwrap();
+    drop(identity);
+    world.put("web", APP);
+    world.spawn(Config { drain_runtime: Some(endpoint(&old)), ..world.config() }, false);
+    let begun = Instant::now();
+    while world.fake.count("StartContainer") == 0 {
+        assert!(begun.elapsed() < PATIENCE, "{:?}", old.calls());
+        world.clock.advance(Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let state = old.state();
+    assert!(state.sandbox("kubelets").is_none(), "no second one of it may start");
+    assert!(state.sandbox("strange").is_some(), "nobody has said that it is this node's");
 }
 
 #[test]
