@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{KIB, MIB, PODS_IN_HAND_MAX};
+use super::{KIB, MIB, PODS_IN_HAND_MAX, Share};
 
 /// Sandboxes that the embedded runtime keeps, ended ones included. Full: a further sandbox is refused until one is removed.
 pub const SANDBOXES_MAX: usize = 4 * PODS_IN_HAND_MAX;
@@ -15,6 +15,8 @@ pub const RUNTIME_ENTRIES_READ_MAX: usize = 2 * (SANDBOXES_MAX + RUNTIME_CONTAIN
 
 /// Plugins of a CNI network. More: the configuration is refused.
 pub const CNI_PLUGINS_MAX: usize = 32;
+/// Bytes of the file with the node's last pod CIDRs. More: it is not read.
+pub const KEPT_POD_CIDR_BYTES_MAX: usize = KIB;
 /// Bytes of a CNI configuration file. More: the configuration is refused.
 pub const CNI_CONFIGURATION_BYTES_MAX: usize = 64 * KIB;
 /// Bytes of a CNI plugin's result, of which a result has some hundred. More: the plugin counts as failed.
@@ -63,7 +65,29 @@ pub const CDI_FILES_MAX: usize = 256;
 pub const EXEC_COMMAND_BYTES_MAX: usize = MIB;
 /// Bytes of a container's runtime-spec that a verbose `ContainerStatus` shows. More: it shows none.
 pub const SHOWN_SPEC_BYTES_MAX: usize = MIB;
-/// Commands that `ExecSync` runs at once, each of which is a process of the OCI runtime beside its own. Full: the next one waits.
-pub const EXEC_SYNC_AT_ONCE_MAX: usize = 32;
+/// Commands that `ExecSync` runs at once, each of which is a process of the OCI runtime beside its own: each pod has a permit of its own,
+/// whatever hooks and probes of others do, and a share of the common ones. Full: the next one waits, within its time.
+pub const EXEC_SYNC: Share = Share { own: PODS_IN_HAND_MAX, common: 40 };
+/// Calls that wait for a container's monitor at once: to be replaced, or to open its log again.
+/// Each has a thread. Full: the next one waits.
+pub const MONITOR_WAITS_MAX: usize = 16;
+/// Pause before a container whose monitor was killed, and that could not get a new one, is looked at again; it doubles.
+pub const ADOPT_RETRY_MIN: Duration = Duration::from_secs(1);
+/// The longest one.
+pub const ADOPT_RETRY_MAX: Duration = Duration::from_mins(1);
+/// How often all containers are looked at while inotify fails.
+pub const WATCH_RETRY_PERIOD: Duration = Duration::from_secs(10);
+/// How long a first process is waited for that was killed without the OCI runtime. Later: it counts as running, and is tried again.
+pub const FORCED_END_TIME: Duration = Duration::from_secs(1);
+/// Bytes of the runtime-spec of a pod's first process. More: its cgroup is not known.
+pub const PAUSE_SPEC_BYTES_MAX: usize = MIB;
+/// How long the monitor of a pod's first process is waited for before its directory is removed. Later: the stop fails, and is retried.
+pub const PAUSE_END_TIME: Duration = Duration::from_secs(5);
+/// Pause before the removal of a half-made sandbox or container that failed at the start is tried again; it doubles.
+pub const REMOVAL_RETRY_MIN: Duration = Duration::from_secs(5);
+/// The longest one.
+pub const REMOVAL_RETRY_MAX: Duration = Duration::from_mins(5);
+/// Containers that are put into their states at once at the start. Full: the next one waits.
+pub const RECOVERIES_AT_ONCE_MAX: usize = 16;
 /// How often the end of a half-made container's monitor is looked for at the start.
 pub const MONITOR_END_PERIOD: Duration = Duration::from_millis(20);

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use rustix::thread::UnshareFlags;
+
 use super::cni::{self, Asked, Plugins};
 use super::settings::{Settings, is_hybrid};
 use crate::cri::{RuntimeCondition, convert};
@@ -39,9 +41,59 @@ fn runtime_ready(settings: &Settings) -> cri::RuntimeCondition {
                 format!("the OCI runtime {} is not there; apt install crun, or runc", path.display());
             Some(("NoOCIRuntime", message))
         }
-        Some(_) => cgroups(&settings.cgroup_mounts).map(|message| ("NoCgroups", message)),
+        Some(path) if refuses_hybrid(path, &settings.cgroup_mounts) => {
+            let message = format!(
+                "{} refuses a hybrid tree of cgroup v1 and v2, which this machine has; apt install runc, or boot with \
+                 systemd.unified_cgroup_hierarchy=1",
+                path.display()
+            );
+            Some(("HybridCgroups", message))
+        }
+        Some(_) => cgroups(&settings.cgroup_mounts).map(|message| ("NoCgroups", message)).or_else(|| {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+            let message = denied(&status, may_make_namespaces())?;
+            Some(("Denied", message))
+        }),
     };
     condition("RuntimeReady", trouble)
+}
+
+/// crun refuses every container on such a tree.
+fn refuses_hybrid(runtime: &Path, mounts: &Path) -> bool {
+    is_hybrid(mounts) && runtime.file_name().is_some_and(|name| name == "crun")
+}
+
+/// Tries to make a namespace: a service may be denied that, whatever its capabilities are.
+fn may_make_namespaces() -> std::io::Result<()> {
+    // On a thread that ends with it: a namespace belongs to a thread.
+    // Unsound with CLONE_FILES alone, which is not among the flags.
+    #[allow(deprecated, reason = "its successor is an unsafe function")]
+    let unshare = || rustix::thread::unshare(UnshareFlags::NEWUTS);
+    let tried = std::thread::Builder::new().name("namespaces".to_owned()).spawn(unshare)?;
+    Ok(tried.join().map_err(|_| std::io::Error::other("the try failed"))??)
+}
+
+/// What this process is denied that an OCI runtime needs: it inherits that. `status` is `/proc/self/status`. PURE.
+fn denied(status: &str, namespaces: std::io::Result<()>) -> Option<String> {
+    const NEEDED: [(&str, u32); 5] =
+        [("SETGID", 6), ("SETUID", 7), ("SETPCAP", 8), ("SYS_CHROOT", 18), ("SYS_ADMIN", 21)];
+    let bound =
+        status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapBnd:")?.trim(), 16).ok());
+    let missing: Vec<String> = NEEDED
+        .into_iter()
+        .filter(|(_, number)| bound.is_some_and(|bound| bound & (1 << number) == 0))
+        .map(|(name, _)| format!("CAP_{name}"))
+        .collect();
+    let what = match namespaces {
+        Err(error) => format!("to make namespaces ({error})"),
+        Ok(()) if missing.is_empty() => return None,
+        Ok(()) => missing.join(", "),
+    };
+    Some(format!(
+        "smolet's service is denied {what}, and containers with it: install -D -m 644 \
+         /usr/share/doc/smolet/systemd/embedded.conf /etc/systemd/system/smolet.service.d/embedded.conf && systemctl \
+         daemon-reload && systemctl restart smolet"
+    ))
 }
 
 /// What keeps containers from having cgroups.
@@ -85,6 +137,44 @@ fn network_ready(settings: &Settings, pod_cidr: &str) -> cri::RuntimeCondition {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_hardened_service_is_denied_is_told() {
+        let status = |bound: &str| {
+            format!("Name:\tsmolet\nCapPrm:\t0000000000000000\nCapBnd:\t{bound}\nNoNewPrivs:\t1\n")
+        };
+        let forbidden = || Err(std::io::Error::from_raw_os_error(1));
+        assert_eq!(denied(&status("000001ffffffffff"), Ok(())), None);
+        assert_eq!(denied("", Ok(())), None);
+        for (bound, namespaces, what) in [
+            // As the packaged unit bounds it.
+            (
+                "000000040020303b",
+                Ok(()),
+                "is denied CAP_SETGID, CAP_SETUID, CAP_SETPCAP, CAP_SYS_CHROOT, and containers",
+            ),
+            (
+                "000001ffffffffff",
+                forbidden(),
+                "is denied to make namespaces (Operation not permitted (os error 1)), and",
+            ),
+        ] {
+            let message = denied(&status(bound), namespaces).unwrap();
+            assert!(message.contains(what) && message.contains("install -D -m 644"), "{message}");
+        }
+    }
+
+    #[test]
+    fn crun_is_not_ready_on_a_hybrid_tree() {
+        let mounts = std::env::temp_dir().join(format!("smolet-hybrid-{}", std::process::id()));
+        std::fs::create_dir_all(mounts.join("unified")).unwrap();
+        std::fs::write(mounts.join("unified/cgroup.procs"), "").unwrap();
+        assert!(refuses_hybrid(Path::new("/usr/bin/crun"), &mounts));
+        assert!(!refuses_hybrid(Path::new("/usr/sbin/runc"), &mounts));
+        std::fs::write(mounts.join("cgroup.controllers"), "").unwrap();
+        assert!(!refuses_hybrid(Path::new("/usr/bin/crun"), &mounts));
+        std::fs::remove_dir_all(&mounts).unwrap();
+    }
 
     #[test]
     fn what_is_missing_is_named_with_its_mend() {

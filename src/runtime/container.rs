@@ -1,4 +1,4 @@
-//! Containers: what is known of each, and the steps of its life that are the OCI runtime's.
+//! Containers: what is known of each, and the steps of its life that are the OCI runtime's. [`ends`] sees their ends.
 //!
 //! ```text
 //!     create:  record (Making) ─► root file system ─► bundle ─► record (Created)
@@ -14,13 +14,16 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::Signal;
 use smol::channel::{Receiver, Sender, bounded};
-use smol::lock::Mutex;
+use smol::lock::{Mutex, MutexGuard};
 
 use super::cgroups;
 use super::context::{Context, failed, full, not_now};
+use super::ends;
+use super::force;
 use super::images::Images;
+use super::makers;
 use super::monitors;
 use super::namespaces;
 use super::oci_runtime::OciRuntime;
@@ -29,11 +32,11 @@ use super::sandbox::Sandbox;
 use super::stats::{self, Rate};
 use super::users::{Owner, Users};
 use super::volumes;
-use super::watch::{Change, Watch};
+use super::watch::Watch;
 use crate::cri::{RuntimeError, RuntimeEventKind, RuntimeResult};
 use crate::limits::{KILL_TIME, KILL_TRIES, RUNTIME_CONTAINERS_MAX};
 use crate::model::{ContainerId, SandboxId, SortedMap};
-use crate::monitor::{self, EXIT_CODE_UNKNOWN};
+use crate::monitor;
 use crate::proto::runtime::v1 as cri;
 
 /// Exit code and reason of a container that could not be started (containerd `StartContainer`).
@@ -48,6 +51,9 @@ pub(super) struct Container {
     turn: Mutex<()>,
     /// Held while its end is looked for.
     looking: Mutex<()>,
+    /// Somebody waits for that, and will look.
+    is_look_expected: Cell<bool>,
+    adoption: Adoption,
     /// Held while its record is written.
     writing: Mutex<()>,
     /// Dropped when it has ended.
@@ -76,6 +82,38 @@ impl OfSandbox {
     }
 }
 
+/// Tries to give a container whose monitor was killed a new one.
+#[derive(Debug, Default)]
+pub(super) struct Adoption {
+    failures: Cell<u32>,
+    /// The next try has its time.
+    is_awaited: Cell<bool>,
+}
+
+impl Adoption {
+    pub(super) fn is_awaited(&self) -> bool {
+        self.is_awaited.get()
+    }
+
+    /// How long the next try waits; `None` when it has its time already.
+    pub(super) fn await_next(&self) -> Option<Duration> {
+        if self.is_awaited.replace(true) {
+            return None;
+        }
+        let failures = self.failures.get();
+        self.failures.set(failures.saturating_add(1));
+        Some(ends::pause_after(failures))
+    }
+
+    pub(super) fn set_due(&self) {
+        self.is_awaited.set(false);
+    }
+
+    pub(super) fn reset(&self) {
+        self.failures.set(0);
+    }
+}
+
 impl Container {
     pub(super) fn new(id: ContainerId, record: ContainerRecord, of: OfSandbox) -> Rc<Self> {
         let (end, ended) = bounded(1);
@@ -87,6 +125,8 @@ impl Container {
             record: RefCell::new(record),
             turn,
             looking,
+            is_look_expected: Cell::new(false),
+            adoption: Adoption::default(),
             writing,
             end,
             ended,
@@ -126,6 +166,22 @@ impl Container {
         &self.of.pod
     }
 
+    /// Says that somebody will look for its end. `true`: somebody else has said so.
+    pub(super) fn expect_look(&self) -> bool {
+        self.is_look_expected.replace(true)
+    }
+
+    /// Held while its end is looked for.
+    pub(super) async fn begin_look(&self) -> MutexGuard<'_, ()> {
+        let looking = self.looking.lock().await;
+        self.is_look_expected.set(false);
+        looking
+    }
+
+    pub(super) fn adoption(&self) -> &Adoption {
+        &self.adoption
+    }
+
     /// Waits for its end.
     async fn ended(&self) {
         // Nothing is ever sent.
@@ -143,7 +199,7 @@ pub(super) struct Containers {
 
 impl Containers {
     pub(super) fn new(context: Rc<Context>, images: Rc<dyn Images>) -> std::io::Result<Rc<Self>> {
-        let watch = Watch::new(context.clone())?;
+        let watch = Watch::new(context.blocking.clone())?;
         Ok(Rc::new(Self { context, images, all: RefCell::default(), watch }))
     }
 
@@ -157,6 +213,18 @@ impl Containers {
     /// Its bundle, with the files of its monitor.
     pub(super) fn run_dir(&self, id: &ContainerId) -> PathBuf {
         self.context.settings.containers_run().join(id.as_str())
+    }
+
+    pub(super) fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    /// The OCI runtime with which it was made.
+    ///
+    /// # Errors
+    /// It is not known any more.
+    pub(super) fn oci_runtime(&self, container: &Container) -> RuntimeResult<OciRuntime> {
+        OciRuntime::kept(&self.context, &container.record.borrow().oci_runtime, container.handler())
     }
 
     pub(super) fn all(&self) -> Vec<Rc<Container>> {
@@ -232,127 +300,68 @@ impl Containers {
     ///
     /// # Errors
     /// It is not in the state `Created`, or the OCI runtime's: then it has exited with the reason `StartError`.
-    pub(super) async fn start(&self, container: &Rc<Container>) -> RuntimeResult<()> {
+    pub(super) async fn start(self: &Rc<Self>, container: &Rc<Container>) -> RuntimeResult<()> {
         let _turn = container.turn.lock().await;
         match container.phase() {
             ContainerPhase::Created => {}
             other => return Err(not_now(format!("container {} is not created but {other:?}", container.id))),
         }
         container.record.borrow_mut().phase = ContainerPhase::Starting;
-        self.write(container).await?;
+        if let Err(error) = self.write(container).await {
+            // Nothing was started: a further call may.
+            container.record.borrow_mut().phase = ContainerPhase::Created;
+            return Err(error);
+        }
         let started = Box::pin(self.run_init(container)).await;
         if let Err(error) = &started {
-            self.delete_oci(container).await;
-            let message = error.to_string();
-            self.set_exited(container, (START_ERROR_CODE, self.context.now()), START_ERROR, &message).await;
+            // A monitor that did not answer in time may still start it.
+            makers::end(&self.context, container.id.as_str(), &self.run_dir(&container.id)).await;
+            match Box::pin(self.end(container)).await {
+                Ok(()) => {
+                    let (end, message) = ((START_ERROR_CODE, self.context.now()), error.to_string());
+                    self.set_exited(container, end, START_ERROR, &message).await;
+                }
+                Err(left) => {
+                    log::warn!("{left}; it may have been started, and counts as running");
+                    self.set_running(container).await;
+                    ends::retry(self, container);
+                }
+            }
         }
         started
     }
 
-    async fn run_init(&self, container: &Rc<Container>) -> RuntimeResult<()> {
-        self.watch(container).await?;
+    async fn run_init(self: &Rc<Self>, container: &Rc<Container>) -> RuntimeResult<()> {
+        self.watch_dir(container).await?;
         let spawned = monitors::spawn(&self.context, self.run_dir(&container.id)).await;
         spawned.map_err(|error| failed(error.to_string()))?;
+        self.set_running(container).await;
+        // A quick one has ended already: its exit came while the turn was held.
+        ends::look(self, container).await;
+        Ok(())
+    }
+
+    /// Its first process was started.
+    pub(super) async fn set_running(&self, container: &Rc<Container>) {
         {
             let mut record = container.record.borrow_mut();
             record.started_at = self.context.now();
             record.phase = ContainerPhase::Running;
         }
         self.publish(RuntimeEventKind::Started, container);
-        let written = self.write(container).await;
-        // A quick one has ended already: its exit came while the turn was held.
-        self.look(container).await;
-        written
+        if let Err(error) = self.write(container).await {
+            // After a restart of the agent its monitor's files say that it was started.
+            log::warn!("container {}: {error}", container.id);
+        }
     }
 
-    pub(super) async fn watch(&self, container: &Container) -> RuntimeResult<()> {
+    pub(super) async fn watch_dir(&self, container: &Container) -> RuntimeResult<()> {
         let dir = self.run_dir(&container.id);
         let watched = self.watch.add(&container.id, dir).await;
         watched.map_err(|error| failed(format!("container {}: inotify: {error}", container.id)))
     }
 
     // ---- end -------------------------------------------------------------------------------------------
-
-    /// Follows the ends of containers.
-    pub(super) async fn follow_ends(self: Rc<Self>) {
-        loop {
-            let changes = match self.watch.next().await {
-                Ok(changes) => changes,
-                Err(error) => {
-                    log::error!(
-                        "inotify of containers: {error}; their ends are not seen any more; restart the agent"
-                    );
-                    return;
-                }
-            };
-            for change in changes {
-                let looked_at = match change {
-                    Change::Look(id) => self.find(id.as_str()).into_iter().collect(),
-                    Change::LookEverywhere => self.all(),
-                };
-                for container in looked_at {
-                    self.look(&container).await;
-                    if container.phase() == ContainerPhase::Exited {
-                        let containers = self.clone();
-                        let clean_up = async move { containers.clean_up(&container).await };
-                        drop(self.context.to_the_end("ended container", clean_up));
-                    }
-                }
-            }
-        }
-    }
-
-    /// Reads the exit of a running container, if there is one. A container whose monitor was killed gets a new one.
-    pub(super) async fn look(&self, container: &Rc<Container>) {
-        let _looking = container.looking.lock().await;
-        if container.phase() != ContainerPhase::Running {
-            return;
-        }
-        let dir = self.run_dir(&container.id);
-        let found = self.context.blocking(move || (monitor::exit_of(&dir), monitor::is_alive(&dir))).await;
-        match found {
-            (Ok(Some(exit)), _) => self.take_exit(container, exit).await,
-            (Ok(None), Ok(true)) => {}
-            (Ok(None), Ok(false)) => Box::pin(self.adopt(container)).await,
-            (Err(error), _) | (_, Err(error)) => log::warn!("container {}: {error}", container.id),
-        }
-    }
-
-    async fn take_exit(&self, container: &Rc<Container>, exit: monitor::Exit) {
-        let reason = match (exit.oom_killed, exit.code) {
-            (true, _) => "OOMKilled",
-            (false, 0) => "Completed",
-            (false, _) => "Error",
-        };
-        self.set_exited(container, (exit.code, exit.finished_at), reason, "").await;
-    }
-
-    /// A new monitor for a container whose monitor was killed; if there cannot be one, the container is ended.
-    async fn adopt(&self, container: &Rc<Container>) {
-        let (program, dir) = (self.context.settings.program.clone(), self.run_dir(&container.id));
-        let adopted = self.context.blocking(move || monitor::adopt(&program, &dir)).await;
-        let dir = self.run_dir(&container.id);
-        let exit = self.context.blocking(move || monitor::exit_of(&dir).ok().flatten()).await;
-        match (exit, adopted) {
-            (Some(exit), _) if container.phase() == ContainerPhase::Running => {
-                self.take_exit(container, exit).await;
-            }
-            (Some(_), _) => {}
-            (None, Ok(_)) => {
-                log::warn!("container {}: its monitor was killed; it has a new one", container.id);
-            }
-            (None, Err(error)) => {
-                log::warn!(
-                    "container {}: its monitor was killed: {error}; the container is ended",
-                    container.id
-                );
-                self.delete_oci(container).await;
-                let message = format!("its monitor was killed: {error}");
-                let end = (EXIT_CODE_UNKNOWN, self.context.now());
-                self.set_exited(container, end, "Unknown", &message).await;
-            }
-        }
-    }
 
     /// Records the end, once.
     pub(super) async fn set_exited(
@@ -383,19 +392,25 @@ impl Containers {
     /// Lets the OCI runtime forget an ended container: processes that outlived the first one are killed, the cgroup is removed.
     pub(super) async fn clean_up(&self, container: &Rc<Container>) {
         let _turn = container.turn.lock().await;
-        if container.phase() == ContainerPhase::Exited {
-            self.delete_oci(container).await;
+        if container.phase() == ContainerPhase::Exited
+            && let Err(error) = self.end(container).await
+        {
+            log::warn!("{error}; retrying at its removal");
         }
     }
 
-    pub(super) async fn delete_oci(&self, container: &Container) {
-        let deleted = match OciRuntime::of(&self.context, &container.of.handler) {
-            Ok(runtime) => runtime.delete(container.id.as_str()).await,
-            Err(error) => Err(error),
+    /// Ends all processes of it, and lets the OCI runtime forget it. Idempotent.
+    ///
+    /// # Errors
+    /// A process of it may run on.
+    pub(super) async fn end(&self, container: &Container) -> RuntimeResult<()> {
+        let target = force::Target {
+            id: container.id.as_str(),
+            runtime: self.oci_runtime(container),
+            dir: self.run_dir(&container.id),
+            cgroup: stats::cgroup_dir(&container.record.borrow().cgroup),
         };
-        if let Err(error) = deleted {
-            log::warn!("container {}: {error}; retrying at its removal", container.id);
-        }
+        Box::pin(force::end(&self.context, target)).await
     }
 
     // ---- stop and remove -------------------------------------------------------------------------------
@@ -404,18 +419,21 @@ impl Containers {
     ///
     /// # Errors
     /// It runs on after SIGKILL.
-    pub(super) async fn stop(&self, container: &Rc<Container>, grace: Duration) -> RuntimeResult<()> {
+    pub(super) async fn stop(
+        self: &Rc<Self>,
+        container: &Rc<Container>,
+        grace: Duration,
+    ) -> RuntimeResult<()> {
         if container.phase() == ContainerPhase::Starting {
             drop(container.turn.lock().await);
         }
         if container.phase() != ContainerPhase::Running {
             return Ok(());
         }
-        let runtime = OciRuntime::of(&self.context, &container.of.handler)?;
         if !grace.is_zero() {
-            let signal = container.record.borrow().stop_signal.to_string();
-            if let Err(error) = runtime.kill(container.id.as_str(), &signal).await {
-                log::debug!("container {}: signal {signal}: {error}", container.id);
+            let signal = container.record.borrow().stop_signal;
+            if let Err(error) = self.signal(container, signal).await {
+                log::warn!("container {}: stop signal {signal}: {error}", container.id);
             }
             if self.ends_within(container, grace).await {
                 return Ok(());
@@ -423,15 +441,14 @@ impl Containers {
         }
         let mut why = String::new();
         for _ in 0..KILL_TRIES {
-            if let Err(error) = runtime.kill(container.id.as_str(), "SIGKILL").await {
+            if let Err(error) = self.signal(container, Signal::KILL.as_raw()).await {
                 why = format!(": {error}");
-                self.kill_init(container).await;
             }
             if self.ends_within(container, KILL_TIME / KILL_TRIES).await {
                 return Ok(());
             }
             // Its monitor may have been killed, and the one after that.
-            self.look(container).await;
+            ends::look(self, container).await;
             if container.phase() != ContainerPhase::Running {
                 return Ok(());
             }
@@ -443,17 +460,22 @@ impl Containers {
         )))
     }
 
-    /// SIGKILL without the OCI runtime, which failed.
-    async fn kill_init(&self, container: &Container) {
-        let dir = self.run_dir(&container.id);
-        let kill = move || {
-            let init = monitor::init_of(&dir).ok().flatten()?;
-            let pid = Pid::from_raw(i32::try_from(init.pid).ok()?)?;
-            let handle = pidfd_open(pid, PidfdFlags::empty()).ok()?;
-            // Looked at after it is held: the number may be another process's by now.
-            if init.is_there() { pidfd_send_signal(handle, Signal::KILL).ok() } else { None }
+    /// A signal to its first process.
+    async fn signal(&self, container: &Container, number: i32) -> RuntimeResult<()> {
+        let sent = match self.oci_runtime(container) {
+            Ok(runtime) => runtime.kill(container.id.as_str(), &number.to_string()).await,
+            Err(error) => Err(error),
         };
-        self.context.blocking(kill).await;
+        let Err(error) = sent else { return Ok(()) };
+        // Without the OCI runtime, which failed, or is not installed any more.
+        let dir = self.run_dir(&container.id);
+        let send = move || {
+            let init = monitor::init_of(&dir).ok().flatten()?;
+            init.signal(Signal::from_named_raw(number)?).ok()
+        };
+        let was_sent = self.context.blocking(send).await.is_some();
+        // It may have exited between the two.
+        if was_sent || container.phase() != ContainerPhase::Running { Ok(()) } else { Err(error) }
     }
 
     async fn ends_within(&self, container: &Container, time: Duration) -> bool {
@@ -472,17 +494,18 @@ impl Containers {
     ///
     /// # Errors
     /// It cannot be killed; its mounts or files cannot be removed. A further call goes on.
-    pub(super) async fn remove(&self, container: &Rc<Container>) -> RuntimeResult<()> {
+    pub(super) async fn remove(self: &Rc<Self>, container: &Rc<Container>) -> RuntimeResult<()> {
         self.stop(container, Duration::ZERO).await?;
         let _turn = container.turn.lock().await;
         if self.find(container.id.as_str()).is_none() {
             return Ok(());
         }
         let was_made = container.phase() != ContainerPhase::Making;
-        container.record.borrow_mut().phase = ContainerPhase::Removing;
+        set_removing(&mut container.record.borrow_mut(), self.context.now());
         container.end.take();
-        if was_made {
-            self.write(container).await?;
+        if was_made && let Err(error) = self.write(container).await {
+            // A full disk must not keep it from being removed: its record goes with its directory.
+            log::warn!("container {}: {error}; it is removed all the same", container.id);
         }
         Box::pin(self.dismantle(container)).await?;
         self.all.borrow_mut().remove(&container.id);
@@ -498,8 +521,11 @@ impl Containers {
     /// The OCI runtime's, the image store's, the file system's.
     pub(super) async fn dismantle(&self, container: &Container) -> RuntimeResult<()> {
         let id = container.id.as_str();
-        // A handler that is not configured any more leaves nothing of this boot.
-        if let Ok(runtime) = OciRuntime::of(&self.context, &container.of.handler) {
+        self.end(container).await?;
+        // Without the OCI runtime it was ended, and is not forgotten: its state is the runtime's to remove.
+        if let Ok(runtime) = self.oci_runtime(container)
+            && runtime.knows(id).await
+        {
             runtime.delete(id).await?;
         }
         let cgroup = stats::cgroup_dir(&container.record.borrow().cgroup);
@@ -541,9 +567,7 @@ impl Containers {
         let _turn = container.turn.lock().await;
         match container.phase() {
             ContainerPhase::Running => {
-                OciRuntime::of(&self.context, &container.of.handler)?
-                    .update(container.id.as_str(), resources)
-                    .await?;
+                self.oci_runtime(container)?.update(container.id.as_str(), resources).await?;
             }
             ContainerPhase::Created => {}
             _ => return Err(not_now(format!("container {} does not run", container.id))),
@@ -565,8 +589,7 @@ impl Containers {
         if container.phase() != ContainerPhase::Running {
             return Err(not_now(format!("container {} does not run", container.id)));
         }
-        let dir = self.run_dir(&container.id);
-        let reopened = self.context.blocking(move || monitor::reopen_log(&dir)).await;
+        let reopened = self.context.reopen_log(self.run_dir(&container.id)).await;
         reopened.map_err(|error| failed(format!("container {}: {error}", container.id)))
     }
 
@@ -574,7 +597,7 @@ impl Containers {
     ///
     /// # Errors
     /// A container's, after all were tried.
-    pub(super) async fn stop_all(&self, sandbox: &Sandbox) -> RuntimeResult<()> {
+    pub(super) async fn stop_all(self: &Rc<Self>, sandbox: &Sandbox) -> RuntimeResult<()> {
         let mut done = Ok(());
         for container in self.of_sandbox(sandbox.id()) {
             done = done.and(self.stop(&container, Duration::ZERO).await);
@@ -587,7 +610,7 @@ impl Containers {
     ///
     /// # Errors
     /// A container's, after all were tried.
-    pub(super) async fn remove_all(&self, sandbox: &Sandbox) -> RuntimeResult<()> {
+    pub(super) async fn remove_all(self: &Rc<Self>, sandbox: &Sandbox) -> RuntimeResult<()> {
         let mut done = Ok(());
         for container in self.of_sandbox(sandbox.id()) {
             done = done.and(self.remove(&container).await);
@@ -599,4 +622,58 @@ impl Containers {
 /// The name of the root file system that a mounted image of a container has in the store.
 pub(super) fn image_mount_name(id: &str, index: u32) -> String {
     format!("{id}-{index}")
+}
+
+/// It is being removed. One that never ran is shown as one that could not be started, and not as one that ran and succeeded. PURE.
+fn set_removing(record: &mut ContainerRecord, now: i64) {
+    match record.phase {
+        ContainerPhase::Making | ContainerPhase::Created | ContainerPhase::Starting => {
+            record.exit_code = START_ERROR_CODE;
+            record.finished_at = now;
+            record.reason = START_ERROR.into();
+            record.message = "it was removed before it was started".into();
+        }
+        ContainerPhase::Running | ContainerPhase::Exited | ContainerPhase::Removing => {}
+    }
+    record.phase = ContainerPhase::Removing;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_never_ran_is_not_shown_as_a_success() {
+        for (phase, code, reason) in [
+            (ContainerPhase::Making, 128, "StartError"),
+            (ContainerPhase::Created, 128, "StartError"),
+            (ContainerPhase::Starting, 128, "StartError"),
+            (ContainerPhase::Running, 0, ""),
+            (ContainerPhase::Exited, 0, "Completed"),
+            (ContainerPhase::Removing, 0, "Completed"),
+        ] {
+            let mut record = ContainerRecord { phase, ..ContainerRecord::default() };
+            if matches!(phase, ContainerPhase::Exited | ContainerPhase::Removing) {
+                record.reason = "Completed".into();
+            }
+            set_removing(&mut record, 7);
+            assert_eq!(
+                (record.phase, record.exit_code, &*record.reason),
+                (ContainerPhase::Removing, code, reason),
+                "{phase:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn one_try_at_a_time_has_a_monitor_killed() {
+        let adoption = Adoption::default();
+        assert_eq!(adoption.await_next(), Some(Duration::from_secs(1)));
+        assert_eq!((adoption.await_next(), adoption.is_awaited()), (None, true));
+        adoption.set_due();
+        assert_eq!(adoption.await_next(), Some(Duration::from_secs(2)));
+        adoption.set_due();
+        adoption.reset();
+        assert_eq!(adoption.await_next(), Some(Duration::from_secs(1)));
+    }
 }

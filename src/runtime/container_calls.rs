@@ -7,7 +7,7 @@ use super::container::{Container, Containers};
 use super::context::{failed, invalid, not_now};
 use super::records::ContainerPhase;
 use super::sandbox::{Sandbox, Sandboxes};
-use super::{Embedded, create, metrics, namespaces, spec, stats, status, verbose};
+use super::{Embedded, create, ends, metrics, namespaces, spec, stats, status, verbose};
 use crate::cri::{RuntimeEvent, RuntimeEventKind, RuntimeResult};
 use crate::filesystem::read_bounded;
 use crate::limits::{EXEC_SYNC_BYTES_MAX, SHOWN_SPEC_BYTES_MAX};
@@ -477,14 +477,14 @@ impl Embedded {
         if container.phase() != ContainerPhase::Running {
             return Err(not_now(format!("container {} does not run", container.id())));
         }
-        let runtime = super::oci_runtime::OciRuntime::of(&self.context, container.handler())?;
+        let runtime = self.containers.oci_runtime(&container)?;
         Ok((runtime.path().to_owned(), runtime.global_arguments()))
     }
 }
 
 /// Follows the ends of containers, until it is dropped.
-pub(super) fn follow_ends(containers: &Rc<Containers>) -> smol::Task<()> {
-    containers.context.task("ends of containers", containers.clone().follow_ends())
+pub(super) fn follow_ends(containers: &Rc<Containers>, sandboxes: &Rc<Sandboxes>) -> smol::Task<()> {
+    containers.context.task("ends of containers", ends::follow(containers.clone(), sandboxes.clone()))
 }
 
 /// The error of a node that has no inotify instance left.

@@ -3,13 +3,14 @@
 use std::cell::RefCell;
 use std::future::Future;
 use std::io::{self, Read as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context as Waking, Poll};
 
 use minicbor::Encode;
+use smol::lock::Semaphore;
 
 use super::cni::Plugins;
 use super::events::Events;
@@ -19,7 +20,9 @@ use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::cri::{RuntimeError, StreamRequest};
 use crate::executor::Executor;
+use crate::limits::MONITOR_WAITS_MAX;
 use crate::model::SortedMap;
+use crate::monitor::{self, MonitorError};
 use crate::oci::{NodeFacts, RuntimeFeatures};
 use crate::text::hex;
 
@@ -41,6 +44,8 @@ pub(super) struct Context {
     /// Where clients of streams go: the streaming server's part.
     pub(super) streaming_url: RefCell<Option<StreamingUrl>>,
     executor: Rc<Executor>,
+    /// Held while a monitor is waited for.
+    monitors: Arc<Semaphore>,
 }
 
 /// Makes the URL of a stream.
@@ -66,6 +71,7 @@ impl Context {
             pod_cidr: RefCell::default(),
             streaming_url: RefCell::default(),
             executor,
+            monitors: Arc::new(Semaphore::new(MONITOR_WAITS_MAX)),
         }
     }
 
@@ -106,6 +112,40 @@ impl Context {
     /// Blocking work of the runtime's own directories.
     pub(super) async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         self.blocking.run(work).await
+    }
+
+    /// A new monitor for a container whose monitor was killed ([`monitor::adopt`]).
+    ///
+    /// # Errors
+    /// As [`monitor::adopt`].
+    pub(super) async fn adopt(&self, dir: PathBuf) -> Result<monitor::Created, MonitorError> {
+        let program = self.settings.program.clone();
+        self.with_monitor(dir, move |dir| monitor::adopt(&program, dir)).await
+    }
+
+    /// [`monitor::reopen_log`].
+    ///
+    /// # Errors
+    /// The same.
+    pub(super) async fn reopen_log(&self, dir: PathBuf) -> Result<(), MonitorError> {
+        self.with_monitor(dir, monitor::reopen_log).await
+    }
+
+    /// Work that waits for a monitor, which may wait for a disk: on a thread of its own and
+    /// with permits of its own, so that nothing else of the agent waits with it.
+    async fn with_monitor<T: Send + 'static>(
+        &self,
+        dir: PathBuf,
+        work: impl FnOnce(&Path) -> Result<T, MonitorError> + Send + 'static,
+    ) -> Result<T, MonitorError> {
+        // Held by the thread: it goes on when its caller does not wait any more.
+        let permit = self.monitors.acquire_arc().await;
+        let path = dir.clone();
+        let work = move || {
+            let _permit = permit;
+            work(&dir)
+        };
+        self.blocking.run_alone(work).await.unwrap_or_else(|source| Err(MonitorError::Io { path, source }))
     }
 
     /// Writes a record into that directory.

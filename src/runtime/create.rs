@@ -9,7 +9,6 @@ use prost::Message as _;
 use super::container::{Container, Containers, OfSandbox, image_mount_name};
 use super::context::{failed, invalid, not_now};
 use super::images::FoundImage;
-use super::oci_runtime::OciRuntime;
 use super::pause::PAUSE;
 use super::records::{ContainerPhase, ContainerRecord};
 use super::sandbox::{Sandbox, Sandboxes};
@@ -19,7 +18,7 @@ use super::volumes;
 use crate::cri::{RuntimeError, RuntimeEventKind, RuntimeResult};
 use crate::image_store::RootfsOptions;
 use crate::limits::CONTAINER_MOUNTS_MAX as MOUNTS_MAX;
-use crate::model::{ContainerId, PodUid};
+use crate::model::{ContainerId, PodUid, SortedMap};
 use crate::monitor;
 use crate::proto::runtime::v1 as cri;
 
@@ -66,6 +65,7 @@ pub(super) async fn create(
         image_ref: image.reference.clone(),
         image_name: image.name.clone(),
         image_mounts: u32::try_from(mounted.len()).unwrap_or(u32::MAX),
+        oci_runtime: containers.context.settings.path_of(&sandbox.handler()),
         ..ContainerRecord::default()
     };
     let container = Container::new(id, record, OfSandbox::of(sandbox));
@@ -118,7 +118,7 @@ async fn make(
     real_paths(containers, container, &mut config).await?;
     let log = (!config.log_path.is_empty())
         .then(|| Path::new(&sandbox_config.log_directory).join(&config.log_path));
-    let runtime = OciRuntime::of(context, container.handler())?;
+    let runtime = containers.oci_runtime(container)?;
     let arguments = monitor::Arguments {
         id: id.to_owned(),
         bundle: run_dir.clone(),
@@ -258,29 +258,31 @@ async fn real_paths(
     container: &Container,
     config: &mut cri::ContainerConfig,
 ) -> RuntimeResult<()> {
-    let paths: Vec<PathBuf> = config.mounts.iter().map(|mount| PathBuf::from(&mount.host_path)).collect();
-    let Some(first) = paths.first().cloned() else { return Ok(()) };
     let pod = PodUid::from(container.pod());
-    // A path may be on a server that does not answer.
-    let real = containers.context.blocking.run_outside_of(&pod, &first, move || {
-        let real = |path: &PathBuf| match path.canonicalize() {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                std::fs::create_dir_all(path)?;
-                path.canonicalize()
-            }
-            other => other,
+    let mut known: SortedMap<String, String> = SortedMap::new();
+    for mount in &mut config.mounts {
+        let real = match known.get(&mount.host_path) {
+            Some(real) => real.clone(),
+            None => real_path(containers, &pod, PathBuf::from(&mount.host_path)).await?,
         };
-        paths
-            .iter()
-            .map(|path| real(path).map_err(|error| (path.clone(), error)))
-            .collect::<Result<Vec<_>, _>>()
-    });
-    let real = real.await.map_err(|stuck| failed(stuck.to_string()))?;
-    let real = real.map_err(|(path, error)| failed(format!("mount of {}: {error}", path.display())))?;
-    for (mount, path) in config.mounts.iter_mut().zip(real) {
-        mount.host_path = path.display().to_string();
+        known.insert(std::mem::replace(&mut mount.host_path, real.clone()), real);
     }
     Ok(())
+}
+
+/// One of them. Each on its own: it may be on a server that does not answer, and the others are not.
+async fn real_path(containers: &Rc<Containers>, pod: &PodUid, path: PathBuf) -> RuntimeResult<String> {
+    let asked = path.clone();
+    let real = containers.context.blocking.run_outside_of(pod, &path, move || match asked.canonicalize() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            std::fs::create_dir_all(&asked)?;
+            asked.canonicalize()
+        }
+        other => other,
+    });
+    let real = real.await.map_err(|stuck| failed(stuck.to_string()))?;
+    let real = real.map_err(|error| failed(format!("mount of {}: {error}", path.display())))?;
+    Ok(real.display().to_string())
 }
 
 /// The first process of the pod's PID namespace.

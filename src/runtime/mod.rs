@@ -18,10 +18,14 @@ mod container;
 mod container_calls;
 mod context;
 mod create;
+mod ends;
 mod events;
 mod exec;
+mod force;
 mod host;
 mod images;
+mod links;
+mod makers;
 mod metrics;
 mod monitors;
 mod namespaces;
@@ -50,6 +54,8 @@ use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::cri::{RuntimeEvent, RuntimeResult};
 use crate::executor::Executor;
+use crate::filesystem::read_bounded;
+use crate::limits::KEPT_POD_CIDR_BYTES_MAX;
 use crate::oci::{NodeFacts, RuntimeFeatures};
 use crate::proto::runtime::v1 as cri;
 use crate::render::CgroupDriver;
@@ -96,12 +102,16 @@ impl Embedded {
         let node = move || NodeFacts::read(host::cgroup_version(&mounts), of_default);
         let node = blocking.run(node).await.map_err(|error| context::failed(format!("/proc: {error}")))?;
         let context = Rc::new(Context::new(settings, blocking, clock, executor, (node, features)));
+        let kept = context.settings.pod_cidr();
+        let kept =
+            context.blocking(move || read_bounded(&kept, KEPT_POD_CIDR_BYTES_MAX).unwrap_or_default()).await;
+        *context.pod_cidr.borrow_mut() = String::from_utf8(kept).unwrap_or_default();
         let sandboxes = Box::pin(Sandboxes::open(context.clone())).await?;
         let containers = Containers::new(context.clone(), images);
         let containers = containers.map_err(|error| container_calls::no_inotify(&error))?;
-        let ends = Rc::new(container_calls::follow_ends(&containers));
+        let ends = Rc::new(container_calls::follow_ends(&containers, &sandboxes));
         Box::pin(recovery::recover(&containers, &sandboxes)).await?;
-        sandboxes.collect_garbage().await;
+        sandboxes.collect_garbage_later();
         Ok(Self { context, sandboxes, containers, execs: Rc::default(), _ends: ends })
     }
 
@@ -117,7 +127,9 @@ impl Embedded {
         let run = async move {
             let Some(config) = request.config else { return Err(invalid("config is missing")) };
             let sandbox = runtime.sandboxes.run(config, &request.runtime_handler).await?;
+            recovery::watch_first_process(&runtime.containers, &runtime.sandboxes, &sandbox).await;
             runtime.sandboxes.set_ready(&sandbox).await?;
+            runtime.sandboxes.look_soon(sandbox.id().as_str());
             Ok(cri::RunPodSandboxResponse { pod_sandbox_id: sandbox.id().to_string() })
         };
         self.context.to_the_end("run sandbox", run).await
@@ -219,7 +231,27 @@ impl Embedded {
         request: cri::UpdateRuntimeConfigRequest,
     ) -> RuntimeResult<cri::UpdateRuntimeConfigResponse> {
         let network = request.runtime_config.and_then(|config| config.network_config);
-        *self.context.pod_cidr.borrow_mut() = network.map(|network| network.pod_cidr).unwrap_or_default();
+        let pod_cidr = network.map(|network| network.pod_cidr).unwrap_or_default();
+        // None is known yet.
+        if pod_cidr.is_empty() || *self.context.pod_cidr.borrow() == pod_cidr {
+            return Ok(cri::UpdateRuntimeConfigResponse {});
+        }
+        let settings = self.context.settings.clone();
+        let former = self.context.pod_cidr.replace(pod_cidr.clone());
+        let change = move || {
+            let path = settings.pod_cidr();
+            let kept = crate::filesystem::replace(&path, &path.with_extension("new"), pod_cidr.as_bytes());
+            (kept, links::remove_idle_bridge(&cni::bridge_of(&settings, &former)))
+        };
+        let (kept, removed) = self.context.blocking(change).await;
+        if let Err(error) = kept {
+            log::warn!(
+                "the pod CIDR is not kept: {error}; after a restart pods may start with other addresses"
+            );
+        }
+        if let Err(error) = removed {
+            log::warn!("the bridge of the former pod CIDR is not removed: {error}");
+        }
         Ok(cri::UpdateRuntimeConfigResponse {})
     }
 

@@ -49,6 +49,17 @@ impl OciRuntime {
         Ok(Self { context: context.clone(), path })
     }
 
+    /// That of a container of which this path is recorded; an empty one is that of the handler.
+    ///
+    /// # Errors
+    /// There is neither.
+    pub(super) fn kept(context: &Rc<Context>, path: &str, handler: &str) -> RuntimeResult<Self> {
+        if path.is_empty() {
+            return Self::of(context, handler);
+        }
+        Ok(Self { context: context.clone(), path: path.into() })
+    }
+
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
@@ -88,13 +99,6 @@ impl OciRuntime {
     pub(super) async fn knows(&self, id: &str) -> bool {
         let dir = self.context.settings.oci_state().join(id);
         self.context.blocking(move || dir.exists()).await
-    }
-
-    /// `state`: `creating`, `created`, `running`, `stopped`; `None` for a container that it does not know.
-    pub(super) async fn state(&self, id: &str) -> Option<String> {
-        let output = self.call("state", &["state", id]).await.ok()?;
-        let state: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
-        state.get("status")?.as_str().map(str::to_owned)
     }
 
     /// `update`, with the resources as JSON.

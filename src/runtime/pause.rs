@@ -1,16 +1,19 @@
 //! The first process of a pod's PID namespace, for pods whose containers share one (`shareProcessNamespace`): a container of the OCI
 //! runtime with a monitor, whose program is smolet's own mode `pause`. Without it a pod has no process of its own.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
+use std::time::Duration;
 
 use super::context::{Context, failed};
+use super::force;
 use super::monitors;
 use super::oci_runtime::OciRuntime;
 use super::spec;
 use super::users::{self, Users};
 use crate::cri::RuntimeResult;
+use crate::limits::{MONITOR_END_PERIOD, PAUSE_END_TIME};
 use crate::monitor;
 use crate::proto::runtime::v1 as cri;
 
@@ -40,10 +43,11 @@ pub(super) async fn start(
         ..monitor::Arguments::default()
     };
     let (id_, config, node) = (id.to_owned(), config.clone(), context.node_of(handler));
-    let (program, of) = (context.settings.program.clone(), run_dir.join(PAUSE));
     let ours = context.settings.run_dir.parent().unwrap_or(&context.settings.run_dir).to_owned();
-    let write = move || {
-        let dir = run_dir.join(PAUSE);
+    let program = context.settings.program.clone();
+    let pause_dir = run_dir.join(PAUSE);
+    let dir = pause_dir.clone();
+    let prepare = move || {
         let rootfs = dir.join("rootfs");
         let failed_at = |error: std::io::Error| failed(format!("{}: {error}", dir.display()));
         std::fs::create_dir_all(&rootfs).map_err(failed_at)?;
@@ -59,19 +63,52 @@ pub(super) async fn start(
         crate::filesystem::replace_unsynced(&dir.join("config.json"), &beside, &json).map_err(failed_at)?;
         monitor::write_arguments(&dir, &arguments).map_err(|error| failed(error.to_string()))
     };
-    context.blocking(write).await?;
-    monitors::spawn(context, of).await.map(drop).map_err(|error| failed(error.to_string()))
+    context.blocking(prepare).await?;
+    monitors::spawn(context, pause_dir).await.map(drop).map_err(|error| failed(error.to_string()))
 }
 
-/// Ends it, and everything in its PID namespace. Idempotent.
+/// Ends it, and everything in its PID namespace. Idempotent. Its monitor has ended too, and writes nothing any more.
 ///
 /// # Errors
-/// The OCI runtime's.
-pub(super) async fn end(context: &Rc<Context>, (id, handler): (&str, &str)) -> RuntimeResult<()> {
-    match OciRuntime::of(context, handler) {
-        Ok(runtime) => runtime.delete(id).await,
-        // A handler that is not configured any more leaves nothing of this boot.
-        Err(_) => Ok(()),
+/// It may run on.
+pub(super) async fn end(
+    context: &Rc<Context>,
+    id: &str,
+    runtime: RuntimeResult<OciRuntime>,
+    run_dir: &Path,
+) -> RuntimeResult<()> {
+    let dir = run_dir.join(PAUSE);
+    let target = force::Target { id, runtime, dir: dir.clone(), cgroup: String::new() };
+    Box::pin(force::end(context, target)).await?;
+    let tries = PAUSE_END_TIME.as_millis() / MONITOR_END_PERIOD.as_millis();
+    for _ in 0..tries {
+        let dir = dir.clone();
+        if !context.blocking(move || monitor::is_alive(&dir).unwrap_or_default()).await {
+            return Ok(());
+        }
+        context.clock.sleep(MONITOR_END_PERIOD).await;
+    }
+    Err(failed(format!("the monitor of the first process of sandbox {id} has not ended; retry")))
+}
+
+/// What became of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// It runs, with its monitor.
+    Runs,
+    /// It runs, and its monitor was killed.
+    Abandoned,
+    /// It has ended, and with it every process of its namespace.
+    Ended,
+}
+
+/// Blocking.
+pub(super) fn seen(run_dir: &Path) -> Seen {
+    let is_alive = monitor::is_alive(&run_dir.join(PAUSE)).unwrap_or_default();
+    match (runs(run_dir), is_alive) {
+        (true, true) => Seen::Runs,
+        (true, false) => Seen::Abandoned,
+        (false, _) => Seen::Ended,
     }
 }
 
@@ -82,8 +119,9 @@ pub(super) fn pid(run_dir: &std::path::Path) -> u32 {
 }
 
 /// It still runs. Blocking.
-pub(super) fn runs(run_dir: &std::path::Path) -> bool {
-    pid(run_dir) != 0
+pub(super) fn runs(run_dir: &Path) -> bool {
+    let init = monitor::init_of(&run_dir.join(PAUSE)).ok().flatten();
+    init.is_some_and(|init| !init.exits_within(Duration::ZERO))
 }
 
 /// `smolet pause`: reaps what containers of the pod leave, until it is killed. `None` when the command line is another one.

@@ -4,36 +4,51 @@
 //! |---|---|---|
 //! | none, Making, Removing | | removed |
 //! | Created | of this boot | Created |
-//! | Starting | its process is recorded, or the OCI runtime says that it runs | Running |
-//! | Starting | | ended and removed from the OCI runtime: Exited, `StartError` |
+//! | Starting | its process is recorded, or its exit | as Running |
+//! | Starting | otherwise | ended and removed from the OCI runtime: Exited, `StartError` |
 //! | Running | exit file | Exited with it |
 //! | Running | monitor lives | Running |
-//! | Running | monitor was killed | Running with a new monitor, else ended: Exited 255 |
+//! | Running | monitor was killed | Running, with a new monitor where there can be one |
+//! | Running | monitor was killed, no process | Exited 255 |
 //! | any of these | of an earlier boot | Exited 255, `Unknown` |
 //! | Exited | | Exited; the OCI runtime forgets it |
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::rc::Rc;
-use std::time::Duration;
-
-use rustix::process::{Pid, Signal, kill_process};
 
 use super::container::{Container, Containers, OfSandbox};
 use super::context::{failed, is_id};
-use super::oci_runtime::OciRuntime;
+use super::ends;
+use super::makers;
+use super::pause::PAUSE;
 use super::records::{self, ContainerPhase, ContainerRecord};
-use super::sandbox::Sandboxes;
+use super::sandbox::{Sandbox, Sandboxes};
 use crate::cri::RuntimeResult;
-use crate::filesystem::read_start;
-use crate::limits::{CONTAINER_CREATE_TIME, KIB, MONITOR_END_PERIOD, RUNTIME_ENTRIES_READ_MAX};
+use crate::limits::{RECOVERIES_AT_ONCE_MAX, REMOVAL_RETRY_MAX, REMOVAL_RETRY_MIN, RUNTIME_ENTRIES_READ_MAX};
 use crate::model::{ContainerId, SortedSet};
 use crate::monitor::{self, EXIT_CODE_UNKNOWN};
+
+/// Watches the first process of a ready sandbox, if it has one.
+pub(super) async fn watch_first_process(
+    containers: &Rc<Containers>,
+    sandboxes: &Sandboxes,
+    sandbox: &Sandbox,
+) {
+    if sandbox.shares_pids() && !sandbox.is_stopped() {
+        let (id, dir) =
+            (ContainerId::from(sandbox.id().as_str()), sandboxes.run_dir(sandbox.id()).join(PAUSE));
+        if let Err(error) = containers.watch().add(&id, dir).await {
+            log::warn!("sandbox {id}: inotify: {error}; the end of its first process is not seen");
+        }
+    }
+}
 
 /// Reads all containers, and puts each into a state that its record says from now on.
 ///
 /// # Errors
 /// The directories cannot be read.
-pub(super) async fn recover(containers: &Rc<Containers>, sandboxes: &Sandboxes) -> RuntimeResult<()> {
+pub(super) async fn recover(containers: &Rc<Containers>, sandboxes: &Rc<Sandboxes>) -> RuntimeResult<()> {
     let settings = &containers.context.settings;
     let (dir, run_dir, oci) = (settings.containers(), settings.containers_run(), settings.oci_state());
     let found = containers.context.blocking(move || found(&dir, &run_dir, &oci)).await;
@@ -45,6 +60,11 @@ pub(super) async fn recover(containers: &Rc<Containers>, sandboxes: &Sandboxes) 
             found.push((id.to_owned(), None));
         }
     }
+    for sandbox in sandboxes.all() {
+        watch_first_process(containers, sandboxes, &sandbox).await;
+        sandboxes.look_soon(sandbox.id().as_str());
+    }
+    let mut tasks = VecDeque::new();
     for (id, record) in found {
         // The OCI runtime knows the first process of a pod's PID namespace by the sandbox's id.
         if sandboxes.find(&id).is_some() {
@@ -55,7 +75,19 @@ pub(super) async fn recover(containers: &Rc<Containers>, sandboxes: &Sandboxes) 
         let of = sandbox.as_deref().map(OfSandbox::of).unwrap_or_default();
         let container = Container::new(ContainerId::from(&*id), record, of);
         containers.insert(&container);
-        Box::pin(one(containers, &container, sandbox.is_some())).await;
+        let (containers, has_sandbox) = (containers.clone(), sandbox.is_some());
+        // Some wait for a monitor that still works: not one after the other.
+        if tasks.len() >= RECOVERIES_AT_ONCE_MAX
+            && let Some(first) = tasks.pop_front()
+        {
+            first.await;
+        }
+        let context = containers.context.clone();
+        let recover = async move { one(&containers, &container, has_sandbox).await };
+        tasks.push_back(context.to_the_end("container of an earlier start", recover));
+    }
+    for task in tasks {
+        task.await;
     }
     Ok(())
 }
@@ -82,94 +114,71 @@ async fn one(containers: &Rc<Containers>, container: &Rc<Container>, has_sandbox
 }
 
 async fn remove(containers: &Rc<Containers>, container: &Rc<Container>) {
-    end_makers(containers, container).await;
+    let dir = containers.run_dir(container.id());
+    makers::end(&containers.context, container.id().as_str(), &dir).await;
     if let Err(error) = containers.remove(container).await {
-        log::warn!(
-            "container {}: half-made or removed, and not gone: {error}; retrying at its removal",
-            container.id()
-        );
+        log::warn!("container {}: half-made or removed, and not gone: {error}; retrying", container.id());
+        remove_later(containers, container.id().clone());
     }
 }
 
-/// The agent ended while it was started.
-async fn starting(containers: &Rc<Containers>, container: &Rc<Container>) {
-    end_makers(containers, container).await;
-    let dir = containers.run_dir(container.id());
-    let init = containers.context.blocking(move || monitor::init_of(&dir).ok().flatten()).await;
-    let has_started = match OciRuntime::of(&containers.context, container.handler()) {
-        _ if init.is_some() => true,
-        // Its monitor was killed before it had recorded the process.
-        Ok(runtime) => runtime.state(container.id().as_str()).await.as_deref() == Some("running"),
-        Err(_) => false,
-    };
-    if has_started {
-        {
-            let mut record = container.record.borrow_mut();
-            record.phase = ContainerPhase::Running;
-            record.started_at = containers.context.now();
+/// Tries again, as nobody else may know of it; the pause between two tries doubles.
+fn remove_later(containers: &Rc<Containers>, id: ContainerId) {
+    let (weak, clock) = (Rc::downgrade(containers), containers.context.clock.clone());
+    let again = async move {
+        let mut pause = REMOVAL_RETRY_MIN;
+        loop {
+            clock.sleep(pause).await;
+            pause = (pause * 2).min(REMOVAL_RETRY_MAX);
+            let Some(containers) = weak.upgrade() else { return };
+            // Removed by who listed it.
+            let Some(container) = containers.find(id.as_str()) else { return };
+            match containers.remove(&container).await {
+                Ok(()) => return log::info!("container {id}: removed now"),
+                Err(error) => log::debug!("container {id}: {error}"),
+            }
         }
-        running(containers, container).await;
-        return;
+    };
+    drop(containers.context.to_the_end("half-made container", again));
+}
+
+/// The agent ended while it was started. What its monitor has begun goes on.
+async fn starting(containers: &Rc<Containers>, container: &Rc<Container>) {
+    let dir = containers.run_dir(container.id());
+    makers::wait(&containers.context, &dir).await;
+    let files = dir.clone();
+    let look = move || {
+        let (init, exit) = (monitor::init_of(&files), monitor::exit_of(&files));
+        init.ok().flatten().is_some() || exit.ok().flatten().is_some()
+    };
+    // Its monitor has recorded its process: it was started, whatever became of it.
+    if containers.context.blocking(look).await {
+        containers.set_running(container).await;
+        return running(containers, container).await;
     }
-    containers.delete_oci(container).await;
-    let end = (128, containers.context.now());
-    containers.set_exited(container, end, "StartError", "the agent ended while it was started").await;
+    makers::end(&containers.context, container.id().as_str(), &dir).await;
+    match containers.end(container).await {
+        Ok(()) => {
+            let end = (128, containers.context.now());
+            containers.set_exited(container, end, "StartError", "the agent ended while it was started").await;
+        }
+        Err(error) => {
+            log::warn!("{error}; it may have been started, and counts as running");
+            containers.set_running(container).await;
+            running(containers, container).await;
+        }
+    }
 }
 
 async fn running(containers: &Rc<Containers>, container: &Rc<Container>) {
     // Watched first: an exit between the two would be missed.
-    if let Err(error) = containers.watch(container).await {
+    if let Err(error) = containers.watch_dir(container).await {
         log::warn!("{error}");
     }
-    containers.look(container).await;
+    ends::look(containers, container).await;
     if container.phase() == ContainerPhase::Exited {
         containers.clean_up(container).await;
     }
-}
-
-/// Waits until a monitor that is still making the container has done so or given up, and kills what is left of one that was
-/// killed: afterwards nothing adds to the container any more.
-async fn end_makers(containers: &Rc<Containers>, container: &Rc<Container>) {
-    let tries = CONTAINER_CREATE_TIME.as_millis() / MONITOR_END_PERIOD.as_millis();
-    for _ in 0..tries {
-        let dir = containers.run_dir(container.id());
-        let is_making = containers.context.blocking(move || {
-            monitor::is_alive(&dir).unwrap_or_default() && monitor::init_of(&dir).ok().flatten().is_none()
-        });
-        if !is_making.await {
-            break;
-        }
-        containers.context.clock.sleep(MONITOR_END_PERIOD).await;
-    }
-    let id = container.id().as_str().to_owned();
-    let killed = containers.context.blocking(move || kill_makers(&id)).await;
-    if killed {
-        // A killed process takes a moment to exit.
-        containers.context.clock.sleep(Duration::from_millis(50)).await;
-    }
-}
-
-/// Kills programs that have the container's id among their arguments: an OCI runtime whose monitor was killed. Its monitor has it
-/// too, in the name of its directory; it is killed as well, since the container is removed. Blocking.
-fn kill_makers(id: &str) -> bool {
-    let Ok(entries) = std::fs::read_dir("/proc") else { return false };
-    let mut killed = false;
-    for entry in entries.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw)
-        else {
-            continue;
-        };
-        let Ok(line) = read_start(&entry.path().join("cmdline"), 4 * KIB) else { continue };
-        let mut arguments = line.split(|byte| *byte == 0).map(String::from_utf8_lossy);
-        let program = arguments.next().unwrap_or_default().into_owned();
-        let is_maker = ["runc", "crun", "youki", "smolet", "exe"]
-            .iter()
-            .any(|name| Path::new(&program).file_name().is_some_and(|of| of == *name));
-        if is_maker && pid != rustix::process::getpid() && arguments.any(|argument| argument.contains(id)) {
-            killed |= kill_process(pid, Signal::KILL).is_ok();
-        }
-    }
-    killed
 }
 
 /// Ids of containers, with their records; `None` for one without a readable record.
@@ -188,10 +197,8 @@ fn found(dir: &Path, run_dir: &Path, oci: &Path) -> std::io::Result<Found> {
                 continue;
             }
             let record = records::read(&dir.join(&id));
-            if let Err(error) = &record {
-                log::warn!("container {id}: its record cannot be read ({error}); it is removed");
-            }
-            found.push((id, record.ok()));
+            let record = record.map_err(|error| std::io::Error::other(format!("{id}: {error}")))?;
+            found.push((id, record));
         }
     }
     Ok(found)

@@ -8,7 +8,7 @@
 //!
 //! Each step may be the last one of this process. A sandbox that is found half-made is removed; every step back is idempotent.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -18,8 +18,10 @@ use smol::lock::{Mutex, RwLock};
 
 use super::cni::{self, Asked, Attachment};
 use super::context::{Context, failed, full, invalid, is_id, not_now};
+use super::makers;
 use super::namespaces;
-use super::pause;
+use super::oci_runtime::OciRuntime;
+use super::pause::{self, PAUSE};
 use super::pod_config;
 use super::records::{self, SandboxPhase, SandboxRecord};
 use super::stats::Rate;
@@ -27,7 +29,10 @@ use super::users::{self, Owner, Users};
 use super::verbose;
 use crate::cri::{RuntimeError, RuntimeEventKind, RuntimeResult};
 use crate::filesystem::read_start;
-use crate::limits::{RESOLV_CONF_BYTES_MAX, RUNTIME_ENTRIES_READ_MAX, SANDBOXES_MAX};
+use crate::limits::{
+    REMOVAL_RETRY_MAX, REMOVAL_RETRY_MIN, RESOLV_CONF_BYTES_MAX, RUNTIME_ENTRIES_READ_MAX, SANDBOXES_MAX,
+    WATCH_RETRY_PERIOD,
+};
 use crate::model::{SandboxId, SortedMap};
 use crate::proto::runtime::v1 as cri;
 
@@ -47,13 +52,24 @@ pub(super) struct Sandbox {
     turn: RwLock<()>,
     /// Held while its record is written.
     writing: Mutex<()>,
+    /// Held while its first process is looked at.
+    looking: Mutex<()>,
+    /// Somebody waits for that, and will look.
+    is_look_expected: Cell<bool>,
     rate: Rate,
 }
 
 impl Sandbox {
     fn new(id: SandboxId, record: SandboxRecord) -> Rc<Self> {
-        let (turn, writing) = (RwLock::new(()), Mutex::new(()));
-        Rc::new(Self { id, record: RefCell::new(record), turn, writing, rate: Rate::default() })
+        Rc::new(Self {
+            id,
+            record: RefCell::new(record),
+            turn: RwLock::new(()),
+            writing: Mutex::new(()),
+            looking: Mutex::new(()),
+            is_look_expected: Cell::new(false),
+            rate: Rate::default(),
+        })
     }
 
     pub(super) fn id(&self) -> &SandboxId {
@@ -69,8 +85,17 @@ impl Sandbox {
         self.record.borrow().handler.clone()
     }
 
+    /// The OCI runtime of its first process.
+    fn oci_runtime(&self) -> Box<str> {
+        self.record.borrow().oci_runtime.clone()
+    }
+
     pub(super) fn is_ready(&self) -> bool {
         self.record.borrow().phase == SandboxPhase::Ready
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
+        self.record.borrow().phase == SandboxPhase::NotReady
     }
 
     pub(super) fn shares_pids(&self) -> bool {
@@ -118,8 +143,9 @@ impl Sandboxes {
         for (id, record) in found {
             let (is_torn, mut record) = (record.is_none(), record.unwrap_or_default());
             if is_torn {
-                // It may have an address: plugins release it by its id.
+                // It may have an address, which plugins release by its id, and a first process.
                 record.network = sandboxes.network(ALL).await.unwrap_or_default();
+                record.shares_pids = true;
             }
             let sandbox = Sandbox::new(SandboxId::from(&*id), record);
             sandboxes.all.borrow_mut().insert(sandbox.id.clone(), sandbox.clone());
@@ -128,22 +154,31 @@ impl Sandboxes {
         Ok(sandboxes)
     }
 
-    async fn recover(&self, sandbox: &Rc<Sandbox>) {
+    async fn recover(self: &Rc<Self>, sandbox: &Rc<Sandbox>) {
         let phase = sandbox.record.borrow().phase;
         match phase {
             SandboxPhase::Making => {
+                if sandbox.shares_pids() {
+                    makers::end(&self.context, sandbox.id.as_str(), &self.run_dir(&sandbox.id).join(PAUSE))
+                        .await;
+                }
                 if let Err(error) = self.remove(sandbox).await {
-                    log::warn!(
-                        "sandbox {}: half-made, and not removed: {error}; retrying at its removal",
-                        sandbox.id
-                    );
+                    log::warn!("sandbox {}: half-made, and not removed: {error}; retrying", sandbox.id);
+                    // It is listed, so that it does not keep its pod's next one from being made, and can be removed.
+                    sandbox.record.borrow_mut().phase = SandboxPhase::NotReady;
+                    self.remove_later(sandbox);
                 }
             }
             SandboxPhase::Ready => {
                 if self.is_intact(sandbox).await {
                     return;
                 }
-                log::info!("sandbox {}: the machine was restarted; it is not ready any more", sandbox.id);
+                let why = if sandbox.record.borrow().boot == self.context.boot {
+                    "its first process or its network namespace is gone"
+                } else {
+                    "the machine was restarted"
+                };
+                log::info!("sandbox {}: {why}; it is not ready any more", sandbox.id);
                 // Its network is released when it is stopped: at the start this would take a second for each pod.
                 sandbox.record.borrow_mut().phase = SandboxPhase::NotReady;
                 if let Err(error) = self.write(sandbox).await {
@@ -151,6 +186,90 @@ impl Sandboxes {
                 }
             }
             SandboxPhase::NotReady => {}
+        }
+    }
+
+    /// Removes a half-made one, as nobody else may know of it; the pause between two tries doubles.
+    fn remove_later(self: &Rc<Self>, sandbox: &Rc<Sandbox>) {
+        let (weak, id, clock) = (Rc::downgrade(self), sandbox.id.clone(), self.context.clock.clone());
+        let again = async move {
+            let mut pause = REMOVAL_RETRY_MIN;
+            loop {
+                clock.sleep(pause).await;
+                pause = (pause * 2).min(REMOVAL_RETRY_MAX);
+                let Some(sandboxes) = weak.upgrade() else { return };
+                // Removed by who listed it.
+                let Some(sandbox) = sandboxes.find(id.as_str()) else { return };
+                let _turn = sandbox.turn().write().await;
+                match sandboxes.remove(&sandbox).await {
+                    Ok(()) => return log::info!("sandbox {id}: half-made, and removed now"),
+                    Err(error) => log::debug!("sandbox {id}: {error}"),
+                }
+            }
+        };
+        drop(self.context.to_the_end("half-made sandbox", again));
+    }
+
+    /// Looks at the first process of that sandbox, if it has one, behind the caller's back.
+    pub(super) fn look_soon(self: &Rc<Self>, id: &str) {
+        let Some(sandbox) = self.all.borrow().get(id).cloned() else { return };
+        if !sandbox.is_ready() || !sandbox.shares_pids() || sandbox.is_look_expected.replace(true) {
+            return;
+        }
+        let sandboxes = self.clone();
+        let look = async move { sandboxes.look(&sandbox).await };
+        drop(self.context.to_the_end("first process of a sandbox", look));
+    }
+
+    /// The same for all.
+    pub(super) fn look_at_all_soon(self: &Rc<Self>) {
+        for sandbox in self.all() {
+            self.look_soon(sandbox.id.as_str());
+        }
+    }
+
+    /// A sandbox whose first process has ended is not ready any more: its containers have ended too, and no further one can be made. A
+    /// monitor that was killed is replaced; where it cannot be, this is tried again until the sandbox is stopped.
+    async fn look(&self, sandbox: &Rc<Sandbox>) {
+        let _looking = sandbox.looking.lock().await;
+        sandbox.is_look_expected.set(false);
+        loop {
+            let run_dir = self.run_dir(&sandbox.id);
+            let seen = self.context.blocking(move || pause::seen(&run_dir)).await;
+            if !sandbox.is_ready() {
+                return;
+            }
+            match seen {
+                pause::Seen::Runs => return,
+                pause::Seen::Ended => {
+                    log::warn!(
+                        "sandbox {}: its first process has ended; it is not ready any more",
+                        sandbox.id
+                    );
+                    return self.set_not_ready(sandbox).await;
+                }
+                pause::Seen::Abandoned => {
+                    match self.context.adopt(self.run_dir(&sandbox.id).join(PAUSE)).await {
+                        Ok(_) => return,
+                        // Another agent's try, or one that is over.
+                        Err(error) => log::debug!("sandbox {}: {error}", sandbox.id),
+                    }
+                    self.context.clock.sleep(WATCH_RETRY_PERIOD).await;
+                }
+            }
+        }
+    }
+
+    /// Says that it is not ready any more, if nobody has said so.
+    async fn set_not_ready(&self, sandbox: &Sandbox) {
+        if !sandbox.is_ready() {
+            return;
+        }
+        sandbox.record.borrow_mut().phase = SandboxPhase::NotReady;
+        self.context.events.publish(RuntimeEventKind::Exited, sandbox.id.as_str(), &sandbox.pod_uid());
+        if let Err(error) = self.write(sandbox).await {
+            // A full disk must not keep it from being stopped: whether it is intact is looked at after a restart.
+            log::warn!("sandbox {}: {error}", sandbox.id);
         }
     }
 
@@ -180,6 +299,10 @@ impl Sandboxes {
     /// A file that its containers have mounted.
     pub(super) fn file(&self, id: &SandboxId, name: &str) -> PathBuf {
         self.dir(id).join(name)
+    }
+
+    pub(super) fn all(&self) -> Vec<Rc<Sandbox>> {
+        self.all.borrow().values().cloned().collect()
     }
 
     /// The sandbox with that id, or the only one whose id begins so.
@@ -245,6 +368,7 @@ impl Sandboxes {
             config: config.encode_to_vec(),
             network,
             shares_pids: of.shares_pids,
+            oci_runtime: self.context.settings.path_of(handler),
             ..SandboxRecord::default()
         };
         let sandbox = Sandbox::new(id, record);
@@ -375,14 +499,22 @@ impl Sandboxes {
         checked.map_err(|error| failed(format!("sandbox {}: {error}", sandbox.id)))
     }
 
-    /// Lets the node's plugins remove what belongs to no sandbox (CNI 1.1).
-    pub(super) async fn collect_garbage(&self) {
-        let Ok(text) = self.network(ALL).await else { return };
-        let Ok(network) = cni::kept(&text) else { return };
-        let ids: Vec<Box<str>> = self.all.borrow().keys().map(|id| id.as_str().into()).collect();
-        if let Err(error) = self.context.plugins.collect_garbage(&network, &ids).await {
-            log::warn!("{error}; addresses of former pods may stay reserved");
-        }
+    /// Lets the node's plugins remove what belongs to no sandbox (CNI 1.1), behind the caller's back. Not where another runtime may use the
+    /// same network: its sandboxes are not known here, and would lose theirs.
+    pub(super) fn collect_garbage_later(self: &Rc<Self>) {
+        let sandboxes = self.clone();
+        let collect = async move {
+            if sandboxes.context.settings.is_cni_shared {
+                return;
+            }
+            let Ok(network) = sandboxes.network(ALL).await else { return };
+            let Ok(network) = cni::kept(&network) else { return };
+            let ids: Vec<Box<str>> = sandboxes.all().iter().map(|of| of.id.as_str().into()).collect();
+            if let Err(error) = sandboxes.context.plugins.collect_garbage(&network, &ids).await {
+                log::warn!("{error}; addresses of former pods may stay reserved");
+            }
+        };
+        drop(self.context.to_the_end("CNI garbage collection", collect));
     }
 
     /// Releases network and namespaces. Idempotent. Its containers have ended, and nobody else works on it.
@@ -390,22 +522,16 @@ impl Sandboxes {
     /// # Errors
     /// A plugin's, the kernel's. What is left is released by the next call.
     pub(super) async fn stop(&self, sandbox: &Rc<Sandbox>) -> RuntimeResult<()> {
-        let was_ready = sandbox.is_ready();
-        if was_ready {
-            sandbox.record.borrow_mut().phase = SandboxPhase::NotReady;
-            self.write(sandbox).await?;
-        }
+        self.set_not_ready(sandbox).await;
         if sandbox.shares_pids() {
-            pause::end(&self.context, (sandbox.id.as_str(), &sandbox.handler())).await?;
+            let runtime = OciRuntime::kept(&self.context, &sandbox.oci_runtime(), &sandbox.handler());
+            let run_dir = self.run_dir(&sandbox.id);
+            Box::pin(pause::end(&self.context, sandbox.id.as_str(), runtime, &run_dir)).await?;
         }
         Box::pin(self.detach(sandbox)).await?;
         let run_dir = self.run_dir(&sandbox.id);
         let released = self.context.blocking(move || namespaces::release(&run_dir)).await;
-        released.map_err(|error| failed(format!("sandbox {}: {error}", sandbox.id)))?;
-        if was_ready {
-            self.context.events.publish(RuntimeEventKind::Exited, sandbox.id.as_str(), &sandbox.pod_uid());
-        }
-        Ok(())
+        released.map_err(|error| failed(format!("sandbox {}: {error}", sandbox.id)))
     }
 
     async fn detach(&self, sandbox: &Rc<Sandbox>) -> RuntimeResult<()> {
@@ -428,7 +554,13 @@ impl Sandboxes {
         }
         // A record that is not there any more, or never was, is that of a half-made sandbox.
         let dir = self.dir(&sandbox.id);
-        if self.context.blocking(move || dir.is_dir()).await { self.write(sandbox).await } else { Ok(()) }
+        if self.context.blocking(move || dir.is_dir()).await
+            && let Err(error) = self.write(sandbox).await
+        {
+            // The next release does nothing: plugins have released it.
+            log::warn!("sandbox {}: {error}", sandbox.id);
+        }
+        Ok(())
     }
 
     /// Stops and forgets it. Its containers are removed, and nobody else works on it.
@@ -560,10 +692,8 @@ fn found(dir: &Path, run_dir: &Path) -> std::io::Result<Found> {
                 continue;
             }
             let record = records::read(&dir.join(&id));
-            if let Err(error) = &record {
-                log::warn!("sandbox {id}: its record cannot be read ({error}); it is removed");
-            }
-            found.push((id, record.ok()));
+            let record = record.map_err(|error| std::io::Error::other(format!("{id}: {error}")))?;
+            found.push((id, record));
         }
     }
     Ok(found)

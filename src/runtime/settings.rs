@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::stats::is_unified;
+use crate::cri::choice::is_installed;
 use crate::model::SortedMap;
 use crate::render::CgroupDriver;
 
@@ -23,9 +24,12 @@ pub struct Settings {
     pub handlers: SortedMap<Box<str>, PathBuf>,
     /// Directory of CNI configurations.
     pub cni_conf_dir: PathBuf,
+    /// Another runtime is installed, whose pods may be in the networks of `cni_conf_dir`.
+    pub is_cni_shared: bool,
     /// Directories of CNI plugins, in the order of the search.
     pub cni_bin_dirs: Vec<PathBuf>,
-    /// The bridge of the network that is used while `cni_conf_dir` has no configuration.
+    /// The bridge of the network that is used while `cni_conf_dir` has no configuration, as long as the node has no pod CIDR. One for each
+    /// CIDR has a name that begins so.
     pub bridge: Box<str>,
     /// Its addresses, until the node has a pod CIDR.
     pub subnet: Box<str>,
@@ -48,12 +52,23 @@ impl Settings {
             program: program.to_owned(),
             handlers,
             cni_conf_dir: PathBuf::from(crate::paths::CNI),
+            is_cni_shared: is_installed(),
             cni_bin_dirs: crate::paths::CNI_PLUGINS.map(PathBuf::from).into(),
             bridge: "smolet0".into(),
-            subnet: "10.88.0.0/16".into(),
+            subnet: "10.87.0.0/16".into(),
             cgroup_driver: CgroupDriver::Cgroupfs,
             cgroup_mounts: cgroup_mounts.to_owned(),
         }
+    }
+
+    /// The pod CIDRs that the node had last: its pods have addresses of them before the node's cluster is reached.
+    pub(super) fn pod_cidr(&self) -> PathBuf {
+        self.root_dir.join("pod-cidr")
+    }
+
+    /// The OCI runtime of a handler, for records; empty: there is none.
+    pub(super) fn path_of(&self, handler: &str) -> Box<str> {
+        self.handlers.get(handler).and_then(|path| path.to_str()).unwrap_or_default().into()
     }
 
     pub(super) fn sandboxes(&self) -> PathBuf {

@@ -137,7 +137,9 @@ fn seccomp_of(profile: &cri::SecurityProfile) -> RuntimeResult<Option<Vec<u8>>> 
     if profile.profile_type != i32::from(ProfileType::Localhost) {
         return Ok(None);
     }
-    let path = Path::new(&profile.localhost_ref);
+    // As the kubelet names it, and as its older annotation does.
+    let path = profile.localhost_ref.strip_prefix("localhost/").unwrap_or(&profile.localhost_ref);
+    let path = Path::new(path);
     let text = read_linked(path, SECCOMP_PROFILE_BYTES_MAX);
     text.map(Some).map_err(|error| failed(format!("the seccomp profile {}: {error}", path.display())))
 }

@@ -19,7 +19,7 @@ use async_io::Async;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
-use super::context::Context;
+use crate::blocking::Blocking;
 use crate::limits::INOTIFY_BUFFER_BYTES;
 use crate::model::{ContainerId, SortedMap};
 use crate::monitor;
@@ -35,17 +35,30 @@ pub(super) enum Change {
 
 /// The watches.
 pub(super) struct Watch {
-    inotify: Arc<Async<OwnedFd>>,
-    /// At most one for each container.
-    watched: RefCell<SortedMap<i32, ContainerId>>,
-    context: Rc<Context>,
+    inotify: RefCell<Arc<Async<OwnedFd>>>,
+    /// At most one for each container and each pod's first process, with the watched directory.
+    watched: RefCell<SortedMap<i32, (ContainerId, PathBuf)>>,
+    blocking: Rc<Blocking>,
 }
 
 impl Watch {
-    pub(super) fn new(context: Rc<Context>) -> io::Result<Self> {
-        let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        let inotify = Arc::new(Async::new_nonblocking(inotify)?);
-        Ok(Self { inotify, watched: RefCell::default(), context })
+    pub(super) fn new(blocking: Rc<Blocking>) -> io::Result<Self> {
+        Ok(Self { inotify: RefCell::new(instance()?), watched: RefCell::default(), blocking })
+    }
+
+    /// A new instance with the same watches, after an error of [`Watch::next`]. Directories that are gone are watched no more.
+    ///
+    /// # Errors
+    /// There is no further instance.
+    pub(super) async fn renew(&self) -> io::Result<()> {
+        let new = instance()?;
+        self.inotify.replace(new);
+        for (_, (id, dir)) in self.watched.take() {
+            if let Err(error) = self.add(&id, dir).await {
+                log::debug!("container {id}: inotify: {error}");
+            }
+        }
+        Ok(())
     }
 
     /// Watches a container's directory.
@@ -53,11 +66,12 @@ impl Watch {
     /// # Errors
     /// The directory does not exist; the user has no watch left.
     pub(super) async fn add(&self, id: &ContainerId, dir: PathBuf) -> io::Result<()> {
-        let inotify = self.inotify.clone();
+        let inotify = self.inotify.borrow().clone();
+        let watched = dir.clone();
         let flags = WatchFlags::MOVED_TO | WatchFlags::CLOSE_WRITE | WatchFlags::ONLYDIR;
         let added =
-            self.context.blocking(move || inotify::add_watch(inotify.get_ref().as_fd(), &dir, flags)).await;
-        self.watched.borrow_mut().insert(added?, id.clone());
+            self.blocking.run(move || inotify::add_watch(inotify.get_ref().as_fd(), &watched, flags)).await;
+        self.watched.borrow_mut().insert(added?, (id.clone(), dir));
         Ok(())
     }
 
@@ -67,18 +81,19 @@ impl Watch {
     /// The kernel's.
     pub(super) async fn next(&self) -> io::Result<Vec<Change>> {
         loop {
-            self.inotify.readable().await?;
-            let changes = self.read()?;
+            let inotify = self.inotify.borrow().clone();
+            inotify.readable().await?;
+            let changes = self.read(&inotify)?;
             if !changes.is_empty() {
                 return Ok(changes);
             }
         }
     }
 
-    fn read(&self) -> io::Result<Vec<Change>> {
+    fn read(&self, inotify: &Async<OwnedFd>) -> io::Result<Vec<Change>> {
         let mut changes = Vec::new();
         let mut buffer = [MaybeUninit::uninit(); INOTIFY_BUFFER_BYTES];
-        let mut reader = Reader::new(self.inotify.get_ref().as_fd(), &mut buffer);
+        let mut reader = Reader::new(inotify.get_ref().as_fd(), &mut buffer);
         loop {
             let event = match reader.next() {
                 Ok(event) => event,
@@ -97,12 +112,46 @@ impl Watch {
             let name = event.file_name().map(std::ffi::CStr::to_bytes);
             let is_end = name == Some(monitor::names::EXIT.as_bytes())
                 || name == Some(monitor::names::LOCK.as_bytes());
-            if let Some(id) = self.watched.borrow().get(&event.wd()).filter(|_| is_end) {
+            if let Some((id, _)) = self.watched.borrow().get(&event.wd()).filter(|_| is_end) {
                 let change = Change::Look(id.clone());
                 if !changes.contains(&change) {
                     changes.push(change);
                 }
             }
         }
+    }
+}
+
+fn instance() -> io::Result<Arc<Async<OwnedFd>>> {
+    let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+    Ok(Arc::new(Async::new_nonblocking(inotify)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn a_new_instance_has_the_same_watches() {
+        let dir = std::env::temp_dir().join(format!("smolet-watch-{}", std::process::id()));
+        let (one, gone) = (dir.join("one"), dir.join("gone"));
+        std::fs::create_dir_all(&one).unwrap();
+        std::fs::create_dir_all(&gone).unwrap();
+        smol::block_on(async {
+            let clock: crate::clock::SharedClock = Rc::new(crate::clock::SystemClock);
+            let blocking = Rc::new(Blocking::on_threads(clock, Path::new("/")));
+            let watch = Watch::new(blocking).unwrap();
+            let id = ContainerId::from("one");
+            watch.add(&id, one.clone()).await.unwrap();
+            watch.add(&ContainerId::from("gone"), gone.clone()).await.unwrap();
+            std::fs::remove_dir_all(&gone).unwrap();
+            watch.renew().await.unwrap();
+            std::fs::write(one.join("beside"), "").unwrap();
+            std::fs::rename(one.join("beside"), one.join(monitor::names::EXIT)).unwrap();
+            assert_eq!(watch.next().await.unwrap(), [Change::Look(id)]);
+        });
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -36,6 +36,11 @@ fn victim() {
                     (machine.pod("crash"), script)
                 };
             config.metadata.as_mut().unwrap().attempt = attempt;
+            // Every other pod has a first process.
+            if attempt % 2 == 0 {
+                let options = config.linux.as_mut().unwrap().security_context.as_mut().unwrap();
+                options.namespace_options.as_mut().unwrap().pid = cri::NamespaceMode::Pod.into();
+            }
             let id = run_sandbox(&runtime, config).await;
             let quick = create(&runtime, &id, container("quick", "exit 3")).await.unwrap();
             let long = create(&runtime, &id, container("long", "sleep 1000")).await.unwrap();

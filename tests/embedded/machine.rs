@@ -50,6 +50,7 @@ impl Machine {
             Path::new("/sys/fs/cgroup"),
         );
         settings.cni_conf_dir = root.join("net.d");
+        settings.is_cni_shared = false;
         settings.bridge = format!("smt{number}").into();
         settings.subnet = format!("10.{}.{}.0/24", 100 + number / 250, number % 250).into();
         Self { root, settings, executor: Rc::new(Executor::new()), number, boot: Box::default() }
@@ -104,17 +105,28 @@ impl Machine {
     /// Removes rules of the machine's bridge, as a reboot does; a plugin that finds no network namespace leaves them.
     pub fn remove_rules(&self) {
         let rules = output(Command::new("iptables").args(["-w", "-t", "nat", "-S"]));
-        let of_bridge = format!("name: \\\"{}\\\"", self.settings.bridge);
-        for rule in rules.lines().filter(|rule| rule.contains(&of_bridge)) {
+        for rule in rules.lines().filter(|rule| self.is_of_bridge(rule)) {
             // A shell reads the quotes of the comments.
             let delete = format!("iptables -w -t nat {}", rule.replacen("-A", "-D", 1));
             let _ = Command::new("sh").args(["-c", &delete]).output();
         }
-        for rule in rules.lines().filter(|rule| rule.contains(&of_bridge)) {
+        for rule in rules.lines().filter(|rule| self.is_of_bridge(rule)) {
             if let Some(chain) = rule.rsplit(' ').next().filter(|chain| chain.starts_with("CNI-")) {
                 let _ = Command::new("iptables").args(["-w", "-t", "nat", "-X", chain]).output();
             }
         }
+    }
+
+    /// A rule of the machine's bridge, or of that of a pod CIDR.
+    fn is_of_bridge(&self, rule: &str) -> bool {
+        ['\\', '-'].iter().any(|next| rule.contains(&format!("name: \\\"{}{next}", self.settings.bridge)))
+    }
+
+    fn bridges(&self) -> Vec<String> {
+        let names = std::fs::read_dir("/sys/class/net").unwrap().flatten();
+        let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+        let of_cidr = format!("{}-", self.settings.bridge);
+        names.filter(|name| **name == *self.settings.bridge || name.starts_with(&of_cidr)).collect()
     }
 
     fn remove_cgroups(&self) {
@@ -183,8 +195,7 @@ impl Machine {
             }
         }
         let rules = output(Command::new("iptables").args(["-w", "-t", "nat", "-S"]));
-        let of_bridge = format!("name: \\\"{}\\\"", self.settings.bridge);
-        left.extend(rules.lines().filter(|rule| rule.contains(&of_bridge)).map(str::to_owned));
+        left.extend(rules.lines().filter(|rule| self.is_of_bridge(rule)).map(str::to_owned));
         left.extend(self.processes().into_iter().map(|pid| format!("process {pid:?}")));
         let cgroup = format!("/sys/fs/cgroup/memory/{}", self.cgroup());
         // The cgroups of pods are the agent's.
@@ -246,7 +257,9 @@ impl Drop for Machine {
             eprintln!("left behind: {left:#?}");
         }
         self.unmount();
-        let _ = Command::new("ip").args(["link", "delete", &self.settings.bridge]).output();
+        for bridge in self.bridges() {
+            let _ = Command::new("ip").args(["link", "delete", &bridge]).output();
+        }
         self.remove_rules();
         self.remove_cgroups();
         let _ = std::fs::remove_dir_all(&self.root);

@@ -7,6 +7,7 @@ mod cni;
 mod common;
 mod container;
 mod crash;
+mod faults;
 mod image_faults;
 mod images;
 mod machine;

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use serde_json::{Map, Value, json};
+use sha2::{Digest as _, Sha256};
 
 use super::process::{self, Program, ProgramError};
 use super::settings::Settings;
@@ -20,6 +21,7 @@ use crate::limits::{
     CNI_CONFIGURATION_BYTES_MAX, CNI_FILES_MAX, CNI_PLUGIN_TIME, CNI_RESULT_BYTES_MAX,
     PROGRAM_ERROR_BYTES_MAX,
 };
+use crate::text::{hex, start_of};
 use config::{ConfigurationError, Version, own_network};
 
 pub(super) use config::{Asked, Network, addresses};
@@ -276,11 +278,31 @@ pub(super) fn load(settings: &Settings, pod_cidr: &str, asked: Asked) -> Result<
 }
 
 fn own(settings: &Settings, pod_cidr: &str, asked: Asked) -> String {
-    let given: Vec<&str> = pod_cidr.split(',').map(str::trim).filter(|cidr| !cidr.is_empty()).collect();
+    let given = cidrs(pod_cidr);
+    let bridge = own_bridge(&settings.bridge, &given);
     let subnets = if given.is_empty() { vec![&*settings.subnet] } else { given };
     // On the tmpfs: a reboot releases all addresses, and a pod's start writes nothing to the flash.
     let leases = leases_dir(&settings.run_dir);
-    own_network(&settings.bridge, &subnets, &leases.display().to_string(), asked)
+    own_network(&bridge, &subnets, &leases.display().to_string(), asked)
+}
+
+/// The bridge of a range of addresses. Each has its own: the plugin `bridge` refuses one with an address of another range, and pods that
+/// have addresses of that range keep their gateway. An interface's name has at most 15 bytes. PURE.
+fn own_bridge(base: &str, cidrs: &[&str]) -> String {
+    if cidrs.is_empty() {
+        return base.to_owned();
+    }
+    let digest = hex(&Sha256::digest(cidrs.join(",")));
+    format!("{}-{}", start_of(base, 6), &digest[..8])
+}
+
+/// The bridge of the runtime's own network with these pod CIDRs. PURE.
+pub(super) fn bridge_of(settings: &Settings, pod_cidr: &str) -> String {
+    own_bridge(&settings.bridge, &cidrs(pod_cidr))
+}
+
+fn cidrs(pod_cidr: &str) -> Vec<&str> {
+    pod_cidr.split(',').map(str::trim).filter(|cidr| !cidr.is_empty()).collect()
 }
 
 /// Leases of the runtime's own network.
@@ -294,4 +316,18 @@ fn leases_dir(run_dir: &Path) -> PathBuf {
 /// It is refused: another version of this runtime has kept it.
 pub(super) fn kept(text: &str) -> Result<Network, CniError> {
     Network::parse(text).map_err(CniError::Kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_range_of_addresses_has_its_bridge() {
+        assert_eq!(own_bridge("smolet0", &[]), "smolet0");
+        let (one, two) = (own_bridge("smolet0", &["10.42.0.0/24"]), own_bridge("smolet0", &["10.42.1.0/24"]));
+        assert!(one.starts_with("smolet-") && one.len() == 15 && one != two, "{one} {two}");
+        assert_eq!(cidrs(" 10.42.0.0/24, fd00::/64,"), ["10.42.0.0/24", "fd00::/64"]);
+        assert_ne!(own_bridge("smolet0", &cidrs("10.42.0.0/24,fd00::/64")), one);
+    }
 }

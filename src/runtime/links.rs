@@ -1,0 +1,60 @@
+//! Network interfaces of the node: removes a bridge of smolet's own that no pod is attached to. I/O, blocking.
+
+use std::io;
+use std::path::Path;
+
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use crate::filesystem::read_start;
+
+/// Where the kernel shows interfaces.
+const SYS: &str = "/sys/class/net";
+
+/// Removes the bridge, with its address and route, unless an interface is attached to it. Idempotent.
+///
+/// # Errors
+/// The kernel's.
+pub(super) fn remove_idle_bridge(name: &str) -> io::Result<()> {
+    let dir = Path::new(SYS).join(name);
+    let mut ports = match std::fs::read_dir(dir.join("brif")) {
+        Ok(ports) => ports,
+        // It does not exist, or is no bridge.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    if ports.next().is_some() {
+        return Ok(());
+    }
+    let text = read_start(&dir.join("ifindex"), 32)?;
+    let index = std::str::from_utf8(&text).ok().and_then(|text| text.trim().parse::<u32>().ok());
+    delete(index.ok_or_else(|| io::Error::other("its ifindex is no number"))?)
+}
+
+/// `RTM_DELLINK`.
+fn delete(index: u32) -> io::Result<()> {
+    const DELETE_LINK: u16 = 17;
+    const REQUEST_AND_ACKNOWLEDGE: u16 = 5;
+    let socket = rustix::net::socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        // NETLINK_ROUTE is protocol 0.
+        None,
+    )?;
+    // struct nlmsghdr: length, type, flags, sequence, port; struct ifinfomsg: family, type, index, flags, mask of changes.
+    let mut message = Vec::with_capacity(32);
+    message.extend(32_u32.to_ne_bytes());
+    message.extend(DELETE_LINK.to_ne_bytes());
+    message.extend(REQUEST_AND_ACKNOWLEDGE.to_ne_bytes());
+    message.extend([1_u32, 0, 0, index, 0, 0].map(u32::to_ne_bytes).concat());
+    rustix::net::send(&socket, &message, SendFlags::empty())?;
+    let mut answer = [0_u8; 256];
+    let (read, _) = rustix::net::recv(&socket, &mut answer, RecvFlags::empty())?;
+    // An acknowledgement: the header, then the error, which is 0 when it went well.
+    let code: Option<[u8; 4]> = answer[..read].get(16..20).and_then(|code| code.try_into().ok());
+    match code.map(i32::from_ne_bytes) {
+        Some(0) => Ok(()),
+        Some(code) => Err(io::Error::from_raw_os_error(-code)),
+        None => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}

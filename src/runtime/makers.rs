@@ -1,0 +1,104 @@
+//! What works for a half-made container when the agent has ended in the middle: its monitor, and calls of the OCI runtime. I/O.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, getpid, kill_process};
+
+use super::context::Context;
+use super::settings::Settings;
+use crate::filesystem::read_start;
+use crate::limits::{CONTAINER_CREATE_TIME, KIB, MONITOR_END_PERIOD};
+use crate::monitor;
+
+/// Waits until a monitor that is still making a container has done so or given up. `dir` has the monitor's files.
+pub(super) async fn wait(context: &Rc<Context>, dir: &Path) {
+    let tries = CONTAINER_CREATE_TIME.as_millis() / MONITOR_END_PERIOD.as_millis();
+    for _ in 0..tries {
+        let dir = dir.to_owned();
+        let is_making = context.blocking(move || {
+            monitor::is_alive(&dir).unwrap_or_default() && monitor::init_of(&dir).ok().flatten().is_none()
+        });
+        if !is_making.await {
+            break;
+        }
+        context.clock.sleep(MONITOR_END_PERIOD).await;
+    }
+}
+
+/// The same, and kills what is left, its monitor too: afterwards nothing adds to the container any more, which is removed.
+pub(super) async fn end(context: &Rc<Context>, id: &str, dir: &Path) {
+    wait(context, dir).await;
+    let (id, names) = (id.to_owned(), names(&context.settings));
+    let killed = context.blocking(move || kill(&id, &names)).await;
+    if killed {
+        // A killed process takes a moment to exit.
+        context.clock.sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// File names of the programs that may work for a container. `exe` is that of `/proc/self/exe`. PURE.
+fn names(settings: &Settings) -> Vec<OsString> {
+    let known = ["runc", "crun", "youki", "smolet", "exe"].map(OsString::from);
+    let of = |path: &PathBuf| path.file_name().map(ToOwned::to_owned);
+    known.into_iter().chain(settings.handlers.values().filter_map(of)).chain(of(&settings.program)).collect()
+}
+
+/// Blocking.
+fn kill(id: &str, names: &[OsString]) -> bool {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return false };
+    let mut killed = false;
+    for entry in entries.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw)
+        else {
+            continue;
+        };
+        let Ok(line) = read_start(&entry.path().join("cmdline"), 4 * KIB) else { continue };
+        if pid != getpid() && is_maker(&line, names, id) {
+            killed |= kill_process(pid, Signal::KILL).is_ok();
+        }
+    }
+    killed
+}
+
+/// Whether a command line is that of a program that works for the container: its id is among the arguments. A runtime may be a script,
+/// which is the second word. PURE.
+fn is_maker(line: &[u8], names: &[OsString], id: &str) -> bool {
+    let words: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+    let is_named =
+        |word: &str| Path::new(word).file_name().is_some_and(|of| names.iter().any(|name| name == of));
+    words.iter().take(2).any(|word| is_named(word)) && words.iter().skip(1).any(|word| word.contains(id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn makers_are_the_programs_that_are_configured() {
+        let mut settings = Settings::of_machine(
+            Path::new("/r"),
+            Path::new("/run"),
+            Path::new("/opt/smolet-0.2"),
+            Path::new("/c"),
+        );
+        settings.handlers.insert("kata".into(), "/opt/kata/bin/kata-runtime".into());
+        let names = names(&settings);
+        for (line, is_one) in [
+            ("/usr/bin/runc\0--root\0/run\0create\0abc\0", true),
+            ("/opt/kata/bin/kata-runtime\0create\0abc\0", true),
+            ("/bin/sh\0/opt/kata/bin/kata-runtime\0create\0abc\0", true),
+            ("/opt/smolet-0.2\0monitor\0/run/containers/abc\0", true),
+            ("smolet\0monitor\0--held\0/run/containers/abc\0", true),
+            ("/proc/self/exe\0init\0/x/abc", true),
+            ("/usr/bin/runc\0create\0other\0", false),
+            ("vi\0abc\0", false),
+            ("abc\0", false),
+            ("", false),
+        ] {
+            assert_eq!(is_maker(line.as_bytes(), &names, "abc"), is_one, "{line:?}");
+        }
+    }
+}
