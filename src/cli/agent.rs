@@ -117,6 +117,7 @@ mod tests {
     use std::fs;
 
     use super::*;
+    #[cfg(feature = "tls")]
     use crate::config::Config;
 
     #[cfg(feature = "tls")]

@@ -91,3 +91,5 @@ pub const REMOVAL_RETRY_MAX: Duration = Duration::from_mins(5);
 pub const RECOVERIES_AT_ONCE_MAX: usize = 16;
 /// How often the end of a half-made container's monitor is looked for at the start.
 pub const MONITOR_END_PERIOD: Duration = Duration::from_millis(20);
+/// Bytes of a process's environment that are looked through for whom it works. More: the rest is not seen.
+pub const PLUGIN_ENVIRONMENT_BYTES_MAX: usize = 64 * KIB;

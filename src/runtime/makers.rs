@@ -1,4 +1,5 @@
-//! What works for a half-made container when the agent has ended in the middle: its monitor, and calls of the OCI runtime. I/O.
+//! What works for a half-made container or sandbox when the agent has ended in the middle: its monitor, calls of the OCI runtime, CNI
+//! plugins. I/O.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use rustix::process::{Pid, Signal, getpid, kill_process};
 use super::context::Context;
 use super::settings::Settings;
 use crate::filesystem::read_start;
-use crate::limits::{CONTAINER_CREATE_TIME, KIB, MONITOR_END_PERIOD};
+use crate::limits::{CONTAINER_CREATE_TIME, KIB, MONITOR_END_PERIOD, PLUGIN_ENVIRONMENT_BYTES_MAX};
 use crate::monitor;
 
 /// Waits until a monitor that is still making a container has done so or given up. `dir` has the monitor's files.
@@ -32,8 +33,38 @@ pub(super) async fn wait(context: &Rc<Context>, dir: &Path) {
 pub(super) async fn end(context: &Rc<Context>, id: &str, dir: &Path) {
     wait(context, dir).await;
     let (id, names) = (id.to_owned(), names(&context.settings));
-    let killed = context.blocking(move || kill(&id, &names)).await;
-    if killed {
+    kill(context, "cmdline", 4 * KIB, move |line| is_maker(line, &names, &id)).await;
+}
+
+/// Kills the CNI plugins that still work for a sandbox, with what they run: one that adds it to its network after it was released would
+/// leave its address and its rules.
+pub(super) async fn end_plugins(context: &Rc<Context>, id: &str) {
+    let id = id.to_owned();
+    kill(context, "environ", PLUGIN_ENVIRONMENT_BYTES_MAX, move |environment| is_plugin(environment, &id))
+        .await;
+}
+
+/// Kills the processes whose file in `/proc/PID` is one of theirs, but not this one.
+async fn kill(
+    context: &Rc<Context>,
+    file: &'static str,
+    bytes: usize,
+    is_one: impl Fn(&[u8]) -> bool + Send + 'static,
+) {
+    let killed = context.blocking(move || {
+        let mut killed = false;
+        for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let pid = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
+            let Some(pid) = pid.filter(|pid| *pid != getpid()) else { continue };
+            // It may have ended.
+            let Ok(text) = read_start(&entry.path().join(file), bytes) else { continue };
+            if is_one(&text) {
+                killed |= kill_process(pid, Signal::KILL).is_ok();
+            }
+        }
+        killed
+    });
+    if killed.await {
         // A killed process takes a moment to exit.
         context.clock.sleep(Duration::from_millis(50)).await;
     }
@@ -46,21 +77,12 @@ fn names(settings: &Settings) -> Vec<OsString> {
     known.into_iter().chain(settings.handlers.values().filter_map(of)).chain(of(&settings.program)).collect()
 }
 
-/// Blocking.
-fn kill(id: &str, names: &[OsString]) -> bool {
-    let Ok(entries) = std::fs::read_dir("/proc") else { return false };
-    let mut killed = false;
-    for entry in entries.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw)
-        else {
-            continue;
-        };
-        let Ok(line) = read_start(&entry.path().join("cmdline"), 4 * KIB) else { continue };
-        if pid != getpid() && is_maker(&line, names, id) {
-            killed |= kill_process(pid, Signal::KILL).is_ok();
-        }
-    }
-    killed
+/// Whether an environment is that of a CNI plugin which adds that sandbox. PURE.
+fn is_plugin(environment: &[u8], id: &str) -> bool {
+    let has = |name: &str, value: &str| {
+        environment.split(|byte| *byte == 0).any(|one| one == format!("{name}={value}").as_bytes())
+    };
+    has("CNI_CONTAINERID", id) && has("CNI_COMMAND", "ADD")
 }
 
 /// Whether a command line is that of a program that works for the container: its id is among the arguments. A runtime may be a script,
@@ -75,6 +97,19 @@ fn is_maker(line: &[u8], names: &[OsString], id: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn plugins_are_known_by_what_they_do_for_whom() {
+        for (environment, is_one) in [
+            ("PATH=/bin\0CNI_COMMAND=ADD\0CNI_CONTAINERID=abc\0", true),
+            ("CNI_CONTAINERID=abc\0CNI_COMMAND=ADD", true),
+            ("CNI_COMMAND=DEL\0CNI_CONTAINERID=abc\0", false),
+            ("CNI_COMMAND=ADD\0CNI_CONTAINERID=abcd\0", false),
+            ("", false),
+        ] {
+            assert_eq!(is_plugin(environment.as_bytes(), "abc"), is_one, "{environment:?}");
+        }
+    }
 
     #[test]
     fn makers_are_the_programs_that_are_configured() {

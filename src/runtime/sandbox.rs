@@ -162,6 +162,7 @@ impl Sandboxes {
                     makers::end(&self.context, sandbox.id.as_str(), &self.run_dir(&sandbox.id).join(PAUSE))
                         .await;
                 }
+                makers::end_plugins(&self.context, sandbox.id.as_str()).await;
                 if let Err(error) = self.remove(sandbox).await {
                     log::warn!("sandbox {}: half-made, and not removed: {error}; retrying", sandbox.id);
                     // It is listed, so that it does not keep its pod's next one from being made, and can be removed.
