@@ -26,7 +26,7 @@ set -euo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 ARM_HOME=$(realpath -m "${ARM_HOME:-$repo/.cache/arm}")
 STD_OPT=${STD_OPT:-z}
-TEST_SECONDS=${TEST_SECONDS:-450}
+TEST_SECONDS=${TEST_SECONDS:-700}
 ZIG_VERSION=0.15.2
 TARGETS=(aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf arm-unknown-linux-musleabihf
     x86_64-unknown-linux-musl aarch64-unknown-linux-gnu armv7-unknown-linux-gnueabihf)
