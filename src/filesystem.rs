@@ -10,7 +10,7 @@ use std::path::Path;
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, openat, openat2, readlinkat};
 use rustix::io::Errno;
 
-use crate::limits::{PATH_LINKS_MAX, PATH_PARTS_MAX};
+use crate::limits::{LINKS_FOLLOWED_MAX, PATH_PARTS_MAX};
 
 /// Capacity of a file system, as the kubelet counts it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -121,7 +121,7 @@ pub fn read_within(root: &Path, path: &str, bytes_max: usize) -> io::Result<Vec<
 /// entered.
 ///
 /// # Errors
-/// The kernel's: it does not exist, has more than [`PATH_LINKS_MAX`] links.
+/// The kernel's: it does not exist, has more than [`LINKS_FOLLOWED_MAX`] links.
 pub(crate) fn open_within(root: &OwnedFd, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
     match openat2(root, path, flags, Mode::empty(), resolve) {
@@ -159,7 +159,7 @@ fn walk_within(root: &OwnedFd, path: &[u8], flags: OFlags) -> Result<OwnedFd, Er
             continue;
         }
         links += 1;
-        if links > PATH_LINKS_MAX {
+        if links > LINKS_FOLLOWED_MAX {
             return Err(Errno::LOOP);
         }
         let target = readlinkat(&found, "", Vec::new())?;

@@ -229,8 +229,9 @@ pub const EXEC_OUTPUT_BYTES_MAX: usize = 16 * KIB;
 
 /// Bytes of the mount table that are read before a pod's directory is removed. Longer: nothing is removed.
 pub const MOUNTINFO_BYTES_MAX: usize = 4 * MIB;
-/// Symbolic links followed to find the file system of a path, or the target of a link below `/logs/` (the kernel's
-/// `MAXSYMLINKS`). More: the path counts as on the file system of the last link; under `/logs/` it is not served.
+/// Symbolic links followed to find the file system of a path, the target of a link below `/logs/`, or a path within a root that the
+/// kernel does not resolve (the kernel's `MAXSYMLINKS`). More: the path counts as on the file system of the last link; under `/logs/`
+/// it is not served; within a root it is `ELOOP`.
 pub const LINKS_FOLLOWED_MAX: usize = 40;
 
 // ---- user namespaces -------------------------------------------------------------------------------------

@@ -43,9 +43,8 @@ pub const VOLUMES_HALF_MEASURED_MAX: usize = 4;
 /// Hard-linked files that are remembered while one volume is measured. Full: a further one counts once for each name.
 pub const VOLUME_LINKS_MAX: usize = 4 * KIB;
 
-/// Symbolic links on a path within a root, where the kernel does not resolve it (its own bound). More: `ELOOP`.
-pub const PATH_LINKS_MAX: usize = 40;
-/// Parts of such a path that are left to enter; as many directories are open. More: `ENAMETOOLONG`.
+/// Parts of a path within a root that are left to enter, where the kernel does not resolve it; as many directories are open. More:
+/// `ENAMETOOLONG`.
 pub const PATH_PARTS_MAX: usize = 256;
 
 /// Levels of a tree whose directories are open while it is removed or measured. A removal moves deeper ones up; a measurement

@@ -1,4 +1,4 @@
-//! Network interfaces of the node: removes a bridge of smolet's own that no pod is attached to. I/O, blocking.
+//! Network interfaces, by netlink: removes a bridge of smolet's own that no pod is attached to, sets a pod's loopback up. I/O, blocking.
 
 use std::io;
 use std::path::Path;
@@ -33,6 +33,21 @@ pub(super) fn remove_idle_bridge(name: &str) -> io::Result<()> {
 /// `RTM_DELLINK`.
 fn delete(index: u32) -> io::Result<()> {
     const DELETE_LINK: u16 = 17;
+    request(DELETE_LINK, [index, 0, 0])
+}
+
+/// `RTM_NEWLINK` for interface 1 of the thread's network namespace, which each of them has as `lo`. The kernel gives it its addresses.
+///
+/// # Errors
+/// The kernel's.
+pub(super) fn set_loopback_up() -> io::Result<()> {
+    const NEW_LINK: u16 = 16;
+    const UP: u32 = 1;
+    request(NEW_LINK, [1, UP, UP])
+}
+
+/// A request about an interface: its index, its flags, and which of them change. It ends with the kernel's acknowledgement.
+fn request(kind: u16, interface: [u32; 3]) -> io::Result<()> {
     const REQUEST_AND_ACKNOWLEDGE: u16 = 5;
     let socket = rustix::net::socket_with(
         AddressFamily::NETLINK,
@@ -44,9 +59,10 @@ fn delete(index: u32) -> io::Result<()> {
     // struct nlmsghdr: length, type, flags, sequence, port; struct ifinfomsg: family, type, index, flags, mask of changes.
     let mut message = Vec::with_capacity(32);
     message.extend(32_u32.to_ne_bytes());
-    message.extend(DELETE_LINK.to_ne_bytes());
+    message.extend(kind.to_ne_bytes());
     message.extend(REQUEST_AND_ACKNOWLEDGE.to_ne_bytes());
-    message.extend([1_u32, 0, 0, index, 0, 0].map(u32::to_ne_bytes).concat());
+    message.extend([1_u32, 0, 0].map(u32::to_ne_bytes).concat());
+    message.extend(interface.map(u32::to_ne_bytes).concat());
     rustix::net::send(&socket, &message, SendFlags::empty())?;
     let mut answer = [0_u8; 256];
     let (read, _) = rustix::net::recv(&socket, &mut answer, RecvFlags::empty())?;

@@ -19,9 +19,9 @@ use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, unmount};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
+use super::links::set_loopback_up;
 use super::pod_config::DEFAULT_SYSCTLS;
 use super::users::{self, Users};
 use crate::limits::POD_SHM_BYTES;
@@ -147,36 +147,6 @@ fn on_thread(dir: &Path, wanted: &Wanted, program: &Path) -> Result<(), Namespac
         mount_bind(format!("/proc/thread-self/ns/{name}"), &file).map_err(failed(named()))?;
     }
     Ok(())
-}
-
-/// `RTM_NEWLINK` for interface 1, which every network namespace has as `lo`. The kernel gives it its addresses.
-fn set_loopback_up() -> io::Result<()> {
-    const NEW_LINK: u16 = 16;
-    const REQUEST_AND_ACKNOWLEDGE: u16 = 5;
-    const UP: u32 = 1;
-    let socket = rustix::net::socket_with(
-        AddressFamily::NETLINK,
-        SocketType::RAW,
-        SocketFlags::CLOEXEC,
-        // NETLINK_ROUTE is protocol 0.
-        None,
-    )?;
-    // struct nlmsghdr: length, type, flags, sequence, port; struct ifinfomsg: family, type, index, flags, mask of changes.
-    let mut message = Vec::with_capacity(32);
-    message.extend(32_u32.to_ne_bytes());
-    message.extend(NEW_LINK.to_ne_bytes());
-    message.extend(REQUEST_AND_ACKNOWLEDGE.to_ne_bytes());
-    message.extend([1_u32, 0, 0, 1, UP, UP].map(u32::to_ne_bytes).concat());
-    rustix::net::send(&socket, &message, SendFlags::empty())?;
-    let mut answer = [0_u8; 256];
-    let (read, _) = rustix::net::recv(&socket, &mut answer, RecvFlags::empty())?;
-    // An acknowledgement: the header, then the error, which is 0 when it went well.
-    let code: Option<[u8; 4]> = answer[..read].get(16..20).and_then(|code| code.try_into().ok());
-    match code.map(i32::from_ne_bytes) {
-        Some(0) => Ok(()),
-        Some(code) => Err(io::Error::from_raw_os_error(-code)),
-        None => Err(io::ErrorKind::UnexpectedEof.into()),
-    }
 }
 
 /// Unmounts everything at and below the directory, and removes it. Idempotent.
