@@ -84,6 +84,7 @@ pub mod model;
 pub mod monitor;
 pub mod mounts;
 pub mod net;
+pub mod netlink;
 pub mod node;
 #[cfg(feature = "tls")]
 pub mod node_api;

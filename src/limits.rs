@@ -624,6 +624,13 @@ impl Bound {
     }
 }
 
+/// Bytes of the kernel's answer that are read at a time; it makes the messages of a dump no larger.
+pub const NETLINK_ANSWER_BYTES: usize = 32 * KIB;
+/// Bytes of a dump of the kernel's. Exceeded: the dump fails.
+pub const NETLINK_DUMP_BYTES_MAX: usize = 64 * MIB;
+/// Bytes of messages that are sent to the kernel together. Exceeded: nothing is sent.
+pub const NETLINK_SEND_BYTES_MAX: usize = 16 * MIB;
+
 /// All kept structures; `node::show` measures them in this order.
 pub static BOUNDS: [Bound; BOUNDED] = BOUNDS_TABLE;
 /// Number of kept structures.

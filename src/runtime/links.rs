@@ -3,9 +3,8 @@
 use std::io;
 use std::path::Path;
 
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
-
 use crate::filesystem::read_start;
+use crate::netlink::{Message, Netlink, Protocol};
 
 /// Where the kernel shows interfaces.
 const SYS: &str = "/sys/class/net";
@@ -46,31 +45,10 @@ pub(super) fn set_loopback_up() -> io::Result<()> {
     request(NEW_LINK, [1, UP, UP])
 }
 
-/// A request about an interface: its index, its flags, and which of them change. It ends with the kernel's acknowledgement.
+/// A request about an interface: its index, its flags, and which of them change.
 fn request(kind: u16, interface: [u32; 3]) -> io::Result<()> {
-    const REQUEST_AND_ACKNOWLEDGE: u16 = 5;
-    let socket = rustix::net::socket_with(
-        AddressFamily::NETLINK,
-        SocketType::RAW,
-        SocketFlags::CLOEXEC,
-        // NETLINK_ROUTE is protocol 0.
-        None,
-    )?;
-    // struct nlmsghdr: length, type, flags, sequence, port; struct ifinfomsg: family, type, index, flags, mask of changes.
-    let mut message = Vec::with_capacity(32);
-    message.extend(32_u32.to_ne_bytes());
-    message.extend(kind.to_ne_bytes());
-    message.extend(REQUEST_AND_ACKNOWLEDGE.to_ne_bytes());
-    message.extend([1_u32, 0, 0].map(u32::to_ne_bytes).concat());
-    message.extend(interface.map(u32::to_ne_bytes).concat());
-    rustix::net::send(&socket, &message, SendFlags::empty())?;
-    let mut answer = [0_u8; 256];
-    let (read, _) = rustix::net::recv(&socket, &mut answer, RecvFlags::empty())?;
-    // An acknowledgement: the header, then the error, which is 0 when it went well.
-    let code: Option<[u8; 4]> = answer[..read].get(16..20).and_then(|code| code.try_into().ok());
-    match code.map(i32::from_ne_bytes) {
-        Some(0) => Ok(()),
-        Some(code) => Err(io::Error::from_raw_os_error(-code)),
-        None => Err(io::ErrorKind::UnexpectedEof.into()),
-    }
+    // struct ifinfomsg: family, type, index, flags, mask of changes.
+    let [index, flags, changes] = interface;
+    let header = [0, index, flags, changes].map(u32::to_ne_bytes).concat();
+    Netlink::open(Protocol::Route)?.request(&Message::new(kind, 0, &header))
 }

@@ -13,7 +13,7 @@ use std::path::Path;
 const LAYERS: [(&str, &str); 8] = [
     (
         "ground: plain types, the file system, sockets; knows no Kubernetes",
-        "counters decode executor filesystem http2 kernel_tunables limits mounts paths proto sorted stream streaming text tls tree",
+        "counters decode executor filesystem http2 kernel_tunables limits mounts netlink paths proto sorted stream streaming text tls tree",
     ),
     (
         "model: the vocabulary, and what works on nothing else",

@@ -1,0 +1,335 @@
+//! Netlink: messages to the kernel's networking, and its answers (netlink(7)). I/O; the kernel answers a request before `send` returns.
+//!
+//! ```text
+//!     struct nlmsghdr   length, type, flags, sequence, port
+//!     the family's      struct ifinfomsg, struct nfgenmsg …
+//!     attributes        length, type, value, padded to 4 bytes; a value may be attributes again
+//! ```
+//!
+//! Numbers are in the machine's byte order unless the family says otherwise.
+
+use std::io;
+
+use rustix::fd::OwnedFd;
+use rustix::net::netlink::{NETFILTER, SocketAddrNetlink};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
+
+use crate::limits::{NETLINK_ANSWER_BYTES, NETLINK_DUMP_BYTES_MAX, NETLINK_SEND_BYTES_MAX};
+
+/// `NLM_F_REQUEST`.
+pub const REQUEST: u16 = 1;
+/// `NLM_F_ACK`.
+pub const ACKNOWLEDGE: u16 = 4;
+/// `NLM_F_DUMP`, for a GET.
+pub const DUMP: u16 = 0x300;
+/// `NLM_F_REPLACE`, for a NEW: it may exist.
+pub const REPLACE: u16 = 0x100;
+/// `NLM_F_EXCL`, for a NEW: it may not exist.
+pub const EXCLUSIVE: u16 = 0x200;
+/// `NLM_F_CREATE`, for a NEW.
+pub const CREATE: u16 = 0x400;
+/// `NLM_F_APPEND`, for a NEW: behind what is there.
+pub const APPEND: u16 = 0x800;
+
+/// `struct nlmsghdr`.
+const HEADER: usize = 16;
+/// `NLMSG_ERROR`, which is an acknowledgement too.
+const ERROR: u16 = 2;
+/// `NLMSG_DONE`.
+const DONE: u16 = 3;
+/// `NLA_F_NESTED`.
+const NESTED: u16 = 0x8000;
+/// `NLA_TYPE_MASK`.
+const ATTRIBUTE: u16 = 0x3fff;
+
+/// Which part of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// Links, addresses, routes, neighbours.
+    Route,
+    /// `nf_tables`, connection tracking.
+    Netfilter,
+}
+
+/// A message, or several in a row.
+#[derive(Clone, Debug, Default)]
+pub struct Message(Vec<u8>);
+
+impl Message {
+    /// A message of this type, with `flags` besides `NLM_F_REQUEST`, and the family's own header.
+    pub fn new(kind: u16, flags: u16, header: &[u8]) -> Self {
+        let mut message = Self::default();
+        message.begin(kind, flags, header);
+        message.end(0);
+        message
+    }
+
+    /// Begins a further message, and returns where.
+    pub fn begin(&mut self, kind: u16, flags: u16, header: &[u8]) -> usize {
+        let at = self.0.len();
+        self.0.extend([0; 4]);
+        self.0.extend(kind.to_ne_bytes());
+        self.0.extend((flags | REQUEST).to_ne_bytes());
+        self.0.extend([0; 8]);
+        self.0.extend(header);
+        self.pad();
+        at
+    }
+
+    /// Ends the message that began there.
+    pub fn end(&mut self, at: usize) {
+        let length = u32::try_from(self.0.len() - at).unwrap_or(u32::MAX);
+        self.0[at..at + 4].copy_from_slice(&length.to_ne_bytes());
+    }
+
+    fn pad(&mut self) {
+        self.0.resize(self.0.len().next_multiple_of(4), 0);
+    }
+
+    /// Adds an attribute.
+    pub fn attribute(&mut self, kind: u16, value: &[u8]) -> &mut Self {
+        let length = u16::try_from(value.len() + 4).unwrap_or(u16::MAX);
+        self.0.extend(length.to_ne_bytes());
+        self.0.extend(kind.to_ne_bytes());
+        self.0.extend(value);
+        self.pad();
+        self
+    }
+
+    /// Adds an attribute that has attributes. More than 64 KiB do not fit into one.
+    pub fn nest(&mut self, kind: u16, fill: impl FnOnce(&mut Self)) -> &mut Self {
+        let at = self.0.len();
+        self.0.extend([0; 2]);
+        self.0.extend((kind | NESTED).to_ne_bytes());
+        fill(self);
+        let length = u16::try_from(self.0.len() - at).unwrap_or(u16::MAX);
+        self.0[at..at + 2].copy_from_slice(&length.to_ne_bytes());
+        self
+    }
+
+    /// Bytes so far.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Nothing is in it.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Adds the messages of another one.
+    pub fn append(&mut self, other: &Self) {
+        self.0.extend(&other.0);
+    }
+}
+
+/// A socket.
+#[derive(Debug)]
+pub struct Netlink {
+    socket: OwnedFd,
+    sequence: u32,
+    answer: Vec<u8>,
+}
+
+impl Netlink {
+    /// A socket in the thread's network namespace.
+    ///
+    /// # Errors
+    /// The kernel's: without this part of it `EPROTONOSUPPORT`.
+    pub fn open(protocol: Protocol) -> io::Result<Self> {
+        let protocol = match protocol {
+            // Protocol 0.
+            Protocol::Route => None,
+            Protocol::Netfilter => Some(NETFILTER),
+        };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
+        rustix::net::bind(&socket, &SocketAddrNetlink::new(0, 0))?;
+        // Errors do not repeat the message, whose sequence number names it; a kernel before 4.2 repeats it.
+        let _ = sockopt::set_socket_recv_buffer_size(&socket, 2 * NETLINK_ANSWER_BYTES);
+        Ok(Self { socket, sequence: 0, answer: vec![0; NETLINK_ANSWER_BYTES] })
+    }
+
+    /// Sends the message, which is to be acknowledged.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn request(&mut self, message: &Message) -> io::Result<()> {
+        let mut message = message.clone();
+        let flags = u16::from_ne_bytes([message.0[6], message.0[7]]) | ACKNOWLEDGE;
+        message.0[6..8].copy_from_slice(&flags.to_ne_bytes());
+        self.send(message)?;
+        self.receive(&mut |_, _| {}).map(drop)
+    }
+
+    /// Sends a request with [`DUMP`], and gives type and content of each message of the answer, without `struct nlmsghdr`.
+    ///
+    /// # Errors
+    /// The kernel's; an answer of more than `limits::NETLINK_DUMP_BYTES_MAX`.
+    pub fn dump(&mut self, message: &Message, each: &mut dyn FnMut(u16, &[u8])) -> io::Result<()> {
+        self.send(message.clone())?;
+        let mut read = 0;
+        loop {
+            let Received { bytes, is_done } = self.receive(each)?;
+            if is_done {
+                return Ok(());
+            }
+            read += bytes;
+            if bytes == 0 || read > NETLINK_DUMP_BYTES_MAX {
+                return Err(io::Error::other(format!("the kernel's answer ended after {read} bytes")));
+            }
+        }
+    }
+
+    /// Sends messages that the kernel takes together, all or none. What is wrong is reported before this returns.
+    ///
+    /// # Errors
+    /// The kernel's first one, with the message's number in the batch; a batch of more than `limits::NETLINK_SEND_BYTES_MAX`.
+    pub fn batch(&mut self, batch: Message) -> Result<(), BatchError> {
+        self.send(batch).map_err(BatchError::whole)?;
+        let first = self.sequence;
+        let mut failed = None;
+        loop {
+            match rustix::net::recv(&self.socket, &mut self.answer[..], RecvFlags::empty()) {
+                Ok((read, _)) => {
+                    let mut rest = &self.answer[..read];
+                    while let Some((kind, sequence, content)) = next(&mut rest) {
+                        if let (ERROR, Some(error), None) = (kind, code(content), &failed) {
+                            failed = Some(BatchError { message: sequence.checked_sub(first), error });
+                        }
+                    }
+                }
+                Err(rustix::io::Errno::AGAIN) => return failed.map_or(Ok(()), Err),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(failed.unwrap_or(BatchError::whole(error.into()))),
+            }
+        }
+    }
+
+    /// Numbers the messages in a row, and sends them.
+    fn send(&mut self, mut message: Message) -> io::Result<()> {
+        if message.len() > NETLINK_SEND_BYTES_MAX {
+            return Err(io::Error::other(format!("more than {NETLINK_SEND_BYTES_MAX} bytes for the kernel")));
+        }
+        self.sequence = self.sequence.wrapping_add(1) & 0x3fff_ffff;
+        let (mut at, mut number) = (0, self.sequence);
+        while let Some(length) = message.0.get(at..at + 4).and_then(|length| length.try_into().ok()) {
+            message.0[at + 8..at + 12].copy_from_slice(&number.to_ne_bytes());
+            number += 1;
+            at += (u32::from_ne_bytes(length) as usize).max(HEADER).next_multiple_of(4);
+        }
+        // The kernel takes no more than its buffer for what is sent.
+        let wanted = message.len() + 4096;
+        if sockopt::set_socket_send_buffer_size_force(&self.socket, wanted).is_err() {
+            sockopt::set_socket_send_buffer_size(&self.socket, wanted)?;
+        }
+        rustix::net::send(&self.socket, &message.0, SendFlags::empty())?;
+        Ok(())
+    }
+
+    /// One datagram of an answer to the last request. An acknowledgement is its end.
+    fn receive(&mut self, each: &mut dyn FnMut(u16, &[u8])) -> io::Result<Received> {
+        let read = loop {
+            match rustix::net::recv(&self.socket, &mut self.answer[..], RecvFlags::TRUNC) {
+                Ok((_, read)) => break read,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        };
+        let mut rest = self.answer.get(..read).ok_or_else(|| {
+            io::Error::other(format!("a message of the kernel's with {read} bytes, more than fit"))
+        })?;
+        let mut is_done = false;
+        while let Some((kind, sequence, content)) = next(&mut rest) {
+            if sequence != self.sequence {
+                continue;
+            }
+            match kind {
+                ERROR | DONE => {
+                    if let Some(error) = code(content) {
+                        return Err(error);
+                    }
+                    is_done = true;
+                }
+                _ => each(kind, content),
+            }
+        }
+        Ok(Received { bytes: read, is_done })
+    }
+}
+
+struct Received {
+    bytes: usize,
+    is_done: bool,
+}
+
+/// What the kernel refused of a batch.
+#[derive(Debug)]
+pub struct BatchError {
+    /// The message's number in the batch, if it is one's.
+    pub message: Option<u32>,
+    /// Why.
+    pub error: io::Error,
+}
+
+impl BatchError {
+    fn whole(error: io::Error) -> Self {
+        Self { message: None, error }
+    }
+}
+
+/// The next message: type, sequence number, content.
+fn next<'a>(rest: &mut &'a [u8]) -> Option<(u16, u32, &'a [u8])> {
+    let bytes = *rest;
+    let length = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
+    let kind = u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?);
+    let sequence = u32::from_ne_bytes(bytes.get(8..12)?.try_into().ok()?);
+    let content = bytes.get(HEADER..length)?;
+    *rest = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+    Some((kind, sequence, content))
+}
+
+/// The error of an `NLMSG_ERROR` or `NLMSG_DONE`.
+fn code(content: &[u8]) -> Option<io::Error> {
+    let code = i32::from_ne_bytes(content.get(..4)?.try_into().ok()?);
+    (code < 0).then(|| io::Error::from_raw_os_error(code.saturating_neg()))
+}
+
+/// Type and value of each attribute. What is cut short is left out.
+pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let length = usize::from(u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?));
+        let kind = u16::from_ne_bytes(bytes.get(2..4)?.try_into().ok()?);
+        let value = bytes.get(4..length)?;
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind & ATTRIBUTE, value))
+    })
+}
+
+/// The value of the first attribute of this type.
+pub fn attribute(bytes: &[u8], kind: u16) -> Option<&[u8]> {
+    attributes(bytes).find(|(found, _)| *found == kind).map(|(_, value)| value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_are_padded_and_nested_and_read_again() {
+        let mut message = Message::new(16, CREATE, &[7; 5]);
+        message.attribute(1, b"lo\0").nest(2, |inner| {
+            inner.attribute(3, &[9; 4]);
+        });
+        message.end(0);
+        let mut rest = &message.0[..];
+        let (kind, sequence, content) = next(&mut rest).unwrap();
+        assert_eq!((kind, sequence, rest.len()), (16, 0, 0));
+        assert_eq!(content.len(), 8 + 8 + 12);
+        let found: Vec<(u16, Vec<u8>)> =
+            attributes(&content[8..]).map(|(kind, value)| (kind, value.to_vec())).collect();
+        assert_eq!(found[0], (1, b"lo\0".to_vec()));
+        assert_eq!(attribute(&found[1].1, 3), Some(&[9; 4][..]));
+        assert_eq!(attributes(&content[8..content.len() - 1]).count(), 1, "a value that is cut short");
+    }
+}
