@@ -85,6 +85,8 @@ pub mod monitor;
 pub mod mounts;
 pub mod net;
 pub mod netlink;
+#[cfg(feature = "tls")]
+pub mod nftables;
 pub mod node;
 #[cfg(feature = "tls")]
 pub mod node_api;

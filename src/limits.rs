@@ -631,6 +631,9 @@ pub const NETLINK_DUMP_BYTES_MAX: usize = 64 * MIB;
 /// Bytes of messages that are sent to the kernel together. Exceeded: nothing is sent.
 pub const NETLINK_SEND_BYTES_MAX: usize = 16 * MIB;
 
+/// Chains of a table of smolet's own that are read. Exceeded: the read fails.
+pub const NFTABLES_CHAINS_READ_MAX: usize = 65_536;
+
 /// All kept structures; `node::show` measures them in this order.
 pub static BOUNDS: [Bound; BOUNDED] = BOUNDS_TABLE;
 /// Number of kept structures.
