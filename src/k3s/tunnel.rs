@@ -98,6 +98,8 @@ pub(super) struct Tunnel {
     pub(super) standing: Rc<Cell<TunnelState>>,
     /// Notified when the state changes.
     pub(super) changed: Sender<()>,
+    /// Notified when it becomes [`TunnelState::Lost`]: a tunnel may open and be lost before anybody looks at its state.
+    pub(super) lost: Sender<()>,
 }
 
 impl Tunnel {
@@ -149,6 +151,9 @@ impl Tunnel {
         if self.standing.replace(standing) != standing {
             // Full: a notification is pending already.
             let _ = self.changed.try_send(());
+            if standing == TunnelState::Lost {
+                let _ = self.lost.try_send(());
+            }
         }
     }
 

@@ -89,7 +89,7 @@ pub(crate) struct Tunnels {
     pub(crate) changes: Receiver<()>,
     /// Sender of `changes`.
     pub(crate) changed: Sender<()>,
-    /// Notified when a tunnel is lost.
+    /// Notified when a tunnel is lost, or cannot be opened at first.
     pub(crate) lost: Sender<()>,
 }
 
@@ -98,7 +98,6 @@ struct TunnelTask {
     server: ServerUrl,
     _task: Task<()>,
     standing: Rc<Cell<TunnelState>>,
-    was_open: bool,
 }
 
 impl Tunnels {
@@ -128,12 +127,6 @@ impl Tunnels {
                     None => {}
                 }
             }
-            for of in &mut kept {
-                let is_open = of.standing.get() == TunnelState::Open;
-                if std::mem::replace(&mut of.was_open, is_open) && !is_open {
-                    let _ = self.lost.try_send(());
-                }
-            }
             if self.changes.recv().await.is_err() {
                 return;
             }
@@ -152,9 +145,10 @@ impl Tunnels {
             common: self.common.clone(),
             standing: standing.clone(),
             changed: self.changed.clone(),
+            lost: self.lost.clone(),
         };
         let task = executor.spawn("k3s tunnel", tunnel.run());
-        kept.push(TunnelTask { server: server.clone(), _task: task, standing, was_open: false });
+        kept.push(TunnelTask { server: server.clone(), _task: task, standing });
     }
 }
 
