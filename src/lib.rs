@@ -52,6 +52,8 @@ pub mod clock;
 pub mod cluster;
 pub mod cni;
 pub mod config;
+#[cfg(feature = "tls")]
+pub mod conntrack;
 pub mod counters;
 pub mod cri;
 pub mod cri_server;

@@ -37,8 +37,8 @@ const HEADER: usize = 16;
 const ERROR: u16 = 2;
 /// `NLMSG_DONE`.
 const DONE: u16 = 3;
-/// `NLA_F_NESTED`.
-const NESTED: u16 = 0x8000;
+/// `NLA_F_NESTED`, of an attribute that has attributes.
+pub const NESTED: u16 = 0x8000;
 /// `NLA_TYPE_MASK`.
 const ATTRIBUTE: u16 = 0x3fff;
 

@@ -2,9 +2,9 @@
 
 use std::io;
 
-use super::{Batch, Family, GET_CHAIN, GET_GENERATION, GET_TABLE, SUBSYSTEM, name};
+use super::{Batch, Family, GET_CHAIN, GET_ELEMENT, GET_GENERATION, GET_TABLE, SUBSYSTEM, name};
 use crate::limits::NFTABLES_CHAINS_READ_MAX;
-use crate::netlink::{BatchError, DUMP, Message, Netlink, attribute};
+use crate::netlink::{BatchError, DUMP, Message, Netlink, attribute, attributes};
 
 fn header(family: Family) -> [u8; 4] {
     [family.number(), 0, 0, 0]
@@ -40,9 +40,37 @@ pub fn chains(netlink: &mut Netlink, family: Family, table: &str) -> io::Result<
         }
     })?;
     if is_full {
-        return Err(io::Error::other(format!("table {table} has more than {NFTABLES_CHAINS_READ_MAX} chains")));
+        return Err(io::Error::other(format!(
+            "table {table} has more than {NFTABLES_CHAINS_READ_MAX} chains"
+        )));
     }
     Ok(found)
+}
+
+/// The key of each element of a set.
+///
+/// # Errors
+/// The kernel's.
+pub fn elements(
+    netlink: &mut Netlink,
+    family: Family,
+    table: &str,
+    set: &str,
+    each: &mut dyn FnMut(&[u8]),
+) -> io::Result<()> {
+    let mut request = Message::default();
+    let at = request.begin(SUBSYSTEM << 8 | GET_ELEMENT, DUMP, &header(family));
+    name(&mut request, 1, table);
+    name(&mut request, 2, set);
+    request.end(at);
+    netlink.dump(&request, &mut |_, content| {
+        let list = attribute(content.get(4..).unwrap_or_default(), 3).unwrap_or_default();
+        for (_, element) in attributes(list) {
+            if let Some(key) = attribute(element, 1).and_then(|key| attribute(key, 1)) {
+                each(key);
+            }
+        }
+    })
 }
 
 /// A number that changes whenever somebody changes any table of the network namespace.

@@ -13,7 +13,7 @@
 mod io;
 mod rule;
 
-pub use io::{chains, generation, run, table_exists};
+pub use io::{chains, elements, generation, run, table_exists};
 pub use rule::{Compare, Payload, Register, Rule};
 
 use crate::netlink::{APPEND, CREATE, Message};
@@ -35,6 +35,7 @@ const DELETE_RULE: u16 = 8;
 const NEW_SET: u16 = 9;
 const DELETE_SET: u16 = 11;
 const NEW_ELEMENT: u16 = 12;
+const GET_ELEMENT: u16 = 13;
 const DELETE_ELEMENT: u16 = 14;
 const GET_GENERATION: u16 = 16;
 const GET_TABLE: u16 = 1;
@@ -326,9 +327,7 @@ impl Batch {
             let data = match set.data {
                 Data::None => None,
                 Data::Verdict => Some((VERDICT, 0)),
-                Data::Value(types) => {
-                    Some((type_of(types), u32::try_from(bytes_of(types)).unwrap_or(0)))
-                }
+                Data::Value(types) => Some((type_of(types), u32::try_from(bytes_of(types)).unwrap_or(0))),
             };
             if let Some((kind, length)) = data {
                 message.attribute(6, &kind.to_be_bytes()).attribute(7, &length.to_be_bytes());

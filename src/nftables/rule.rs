@@ -166,8 +166,7 @@ impl<'a> Rule<'a> {
     pub fn masked(self, register: Register, mask: &[u8], other: &[u8]) -> Self {
         let number = Value::Number(register.number());
         let length = Value::Number(u32::try_from(mask.len()).unwrap_or(0));
-        let values =
-            [(1, number), (2, number), (3, length), (4, Value::Data(mask)), (5, Value::Data(other))];
+        let values = [(1, number), (2, number), (3, length), (4, Value::Data(mask)), (5, Value::Data(other))];
         self.expression("bitwise", &values)
     }
 
@@ -179,7 +178,8 @@ impl<'a> Rule<'a> {
             Compare::AtMost => 3,
             Compare::AtLeast => 5,
         };
-        let values = [(1, Value::Number(register.number())), (2, Value::Number(how)), (3, Value::Data(value))];
+        let values =
+            [(1, Value::Number(register.number())), (2, Value::Number(how)), (3, Value::Data(value))];
         self.expression("cmp", &values)
     }
 
@@ -206,11 +206,8 @@ impl<'a> Rule<'a> {
 
     /// Loads what the key stands for in the map; ends the rule if it is not there.
     pub fn look_up(self, key: Register, map: &str, into: Register) -> Self {
-        let values = [
-            (2, Value::Number(key.number())),
-            (3, Value::Number(into.number())),
-            (1, Value::Name(map)),
-        ];
+        let values =
+            [(2, Value::Number(key.number())), (3, Value::Number(into.number())), (1, Value::Name(map))];
         self.expression("lookup", &values)
     }
 
@@ -222,8 +219,7 @@ impl<'a> Rule<'a> {
 
     /// Loads a random number below `count`.
     pub fn random(self, count: u32, into: Register) -> Self {
-        let values =
-            [(1, Value::Number(into.number())), (2, Value::Number(count)), (3, Value::Number(1))];
+        let values = [(1, Value::Number(into.number())), (2, Value::Number(count)), (3, Value::Number(1))];
         self.expression("numgen", &values)
     }
 
@@ -237,21 +233,14 @@ impl<'a> Rule<'a> {
         self.expression("fib", &values).compare(register, Compare::Equal, &LOCAL.to_ne_bytes())
     }
 
-    /// Adds an element to a dynamic map, or gives it its whole time again.
-    pub fn update(self, map: &str, key: Register, data: Register, milliseconds: u64) -> Self {
+    /// Adds an element to a dynamic set, or gives it its whole time again.
+    pub fn update(self, set: &str, key: Register, milliseconds: u64) -> Self {
         let values = [
-            (1, Value::Name(map)),
+            (1, Value::Name(set)),
             (3, Value::Number(1)),
             (4, Value::Number(key.number())),
-            (5, Value::Number(data.number())),
             (6, Value::Long(milliseconds)),
         ];
-        self.expression("dynset", &values)
-    }
-
-    /// Deletes an element of a dynamic map.
-    pub fn forget(self, map: &str, key: Register) -> Self {
-        let values = [(1, Value::Name(map)), (3, Value::Number(2)), (4, Value::Number(key.number()))];
         self.expression("dynset", &values)
     }
 

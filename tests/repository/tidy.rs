@@ -21,7 +21,7 @@ const LAYERS: [(&str, &str); 8] = [
     ),
     (
         "rendering, status, the machine's parts",
-        "blocking cgroup cni eviction gc grpc iptables monitor net nftables oci render resolv_conf shutdown status store systemd userns volume",
+        "blocking cgroup cni conntrack eviction gc grpc iptables monitor net nftables oci render resolv_conf shutdown status store systemd userns volume",
     ),
     ("the runtime and the API server", "cri image image_store kube logs pleg printers registry runtime"),
     ("decisions about pods and the node", "admit allocation cluster config metrics probe process sync"),
