@@ -118,12 +118,13 @@ impl World {
             places: Arc::new(Semaphore::new(TUNNEL_CONNECTIONS_MAX)),
             queued: Rc::default(),
         };
-        let (changed, _) = smol::channel::bounded(1);
+        let ((changed, _), (lost, _)) = (smol::channel::bounded(1), smol::channel::bounded(1));
         Tunnel {
             server: ServerUrl::parse("https://127.0.0.1:1").unwrap(),
             common,
             standing: Rc::new(Cell::new(TunnelState::Tried)),
             changed,
+            lost,
         }
     }
 
@@ -131,6 +132,19 @@ impl World {
         let listener = Async::new(self.api.try_clone().unwrap()).unwrap();
         listener.accept().await.unwrap().0
     }
+}
+
+#[test]
+fn a_tunnel_that_is_lost_before_anybody_looks_is_reported() {
+    let world = World::new();
+    let (lost, reports) = smol::channel::bounded(1);
+    let tunnel = Tunnel { lost, ..world.tunnel() };
+    for states in [&[TunnelState::Open, TunnelState::Lost][..], &[TunnelState::Open, TunnelState::Lost]] {
+        states.iter().for_each(|state| tunnel.stands(*state));
+        assert_eq!(reports.try_recv(), Ok(()), "{states:?}");
+    }
+    tunnel.stands(TunnelState::Lost);
+    assert!(reports.try_recv().is_err(), "it was lost before");
 }
 
 const PIECE: usize = 16 * 1024;
