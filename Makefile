@@ -32,8 +32,8 @@ SIZE_MAX_PLAIN := 4194304
 THREADS := $(shell echo $$((2 * $$(nproc))))
 # Of those in a cluster some run on real time, and wait for nearly all of it.
 CLUSTER_THREADS := $(shell echo $$((4 * $$(nproc))))
-# The tests that `cargo test` runs: but for the five that Cargo.toml leaves to targets of their own.
-TESTS := $(filter-out attack embedded real sim systemd,$(notdir $(patsubst %/main.rs,%,$(wildcard tests/*/main.rs))))
+# The tests that `cargo test` runs: but for the six that Cargo.toml leaves to targets of their own.
+TESTS := $(filter-out attack embedded network real sim systemd,$(notdir $(patsubst %/main.rs,%,$(wildcard tests/*/main.rs))))
 # Of the attacks those that run one at a time: beside others it would be the machine whose silence is measured.
 ATTACKS_ALONE := silence:: text_that_grows_when_it_is_escaped
 # Processes that share the tests on a real containerd.
@@ -57,7 +57,7 @@ FUZZ_SECONDS ?= 600
 # How often `make test` runs each.
 FUZZ_TIMES := 5000
 
-.PHONY: help demo test lint fmt clippy deny deny-here unit unit-beside-release sim proto vectors attack embedded real real-embedded systemd real-beside-others size leftovers package packages pages arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
+.PHONY: help demo test lint fmt clippy deny deny-here unit unit-beside-release sim proto vectors attack embedded network real real-embedded systemd real-beside-others size leftovers package packages pages arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
 	setup-rust release
 
 help:  ## this list
@@ -67,7 +67,7 @@ demo: setup  ## runs tests/manifests on a private containerd; Ctrl-C ends it. ON
 	@$(CARGO) build --release --locked --quiet
 	@ONCE='$(ONCE)' RUNTIME='$(RUNTIME)' tests/env/demo.sh target/release/smolet $(DEMO_DIR) tests/manifests
 
-test: setup fmt unit-beside-release vectors size attack embedded systemd real-beside-others leftovers  ## every check and test, the ones on a real containerd and on the embedded runtime included
+test: setup fmt unit-beside-release vectors network size attack embedded systemd real-beside-others leftovers  ## every check and test, the ones on a real containerd and on the embedded runtime included
 	@printf '\nmake test: all passed\n'
 
 lint: fmt clippy  ## rustfmt and clippy
@@ -80,7 +80,7 @@ fmt: setup-rust
 clippy: setup-rust
 	$(call step,clippy)
 	@$(CARGO) clippy --locked --all-targets --quiet -- -D warnings
-	@$(CARGO) clippy --locked --test real --test systemd --test attack --test sim --test embedded --quiet -- -D warnings
+	@$(CARGO) clippy --locked --test real --test systemd --test attack --test sim --test embedded --test network --quiet -- -D warnings
 
 deny: setup-rust  ## licences, sources and banned crates of the dependencies
 	$(call step,cargo-deny)
@@ -119,6 +119,10 @@ proto: setup-rust  ## compiles proto/ to src/proto/
 vectors: setup-rust  ## the pure core against the kubelet's own answers: agree/total of each set
 	$(call step,vectors)
 	@$(TEST) --quiet --test vectors -- --nocapture --test-threads=1 | sed -u 's/^\.\+//'
+
+network: setup  ## services on the kernel's nf_tables, in network namespaces
+	$(call step,services in network namespaces)
+	@$(TEST) --quiet --test network -- --nocapture
 
 size: release  ## the release binary is static and as small as promised
 	$(call step,size of the release binary)

@@ -1,4 +1,4 @@
-//! Tracked connections (linux/netfilter/nfnetlink_conntrack.h): those of UDP that go where nobody listens are forgotten, so that the next
+//! Tracked connections (`linux/netfilter/nfnetlink_conntrack.h`): those of UDP that go where nobody listens are forgotten, so that the next
 //! packet is translated anew. I/O, blocking.
 
 use std::io;

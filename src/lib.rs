@@ -107,6 +107,8 @@ pub mod render;
 pub mod resolv_conf;
 pub mod runtime;
 pub mod server;
+#[cfg(feature = "tls")]
+pub mod service_proxy;
 pub mod shutdown;
 pub mod sorted;
 pub mod source;

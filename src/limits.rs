@@ -26,6 +26,7 @@ mod registry;
 mod resize;
 mod runtime;
 mod service;
+mod service_proxy;
 mod share;
 mod shutdown;
 mod source;
@@ -58,6 +59,7 @@ pub use registry::*;
 pub use resize::*;
 pub use runtime::*;
 pub use service::*;
+pub use service_proxy::*;
 pub use share::*;
 pub use shutdown::*;
 pub use source::*;
@@ -636,12 +638,6 @@ pub const NFTABLES_CHAINS_READ_MAX: usize = 65_536;
 
 /// Tracked connections that are forgotten at a time. More: they end by themselves.
 pub const CONNTRACK_DELETED_MAX: usize = 4096;
-
-/// Clients whose endpoint is gone that are forgotten at a time. More: the others' time ends by itself.
-pub const AFFINITIES_DELETED_MAX: usize = 16_384;
-/// Endpoints of a service whose clients stay with theirs (`sessionAffinity: ClientIP`), each of which is a rule. More: the further ones serve
-/// nobody on this node.
-pub const AFFINITY_ENDPOINTS_MAX: usize = 1000;
 
 /// All kept structures; `node::show` measures them in this order.
 pub static BOUNDS: [Bound; BOUNDED] = BOUNDS_TABLE;

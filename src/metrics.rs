@@ -8,7 +8,7 @@
 mod process;
 mod terminated;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt::Write as _;
 use std::rc::Rc;
 
@@ -86,6 +86,8 @@ pub struct NodeApiUse {
     pub tunnel_connections: Gauge,
     /// Open connections of the load balancer before k3s servers.
     pub balancer_connections: Gauge,
+    /// Ports and endpoints of Services that are kept, and bytes of all that is kept for them.
+    pub services: Rc<Cell<(usize, usize)>>,
 }
 
 /// Why an image was removed.

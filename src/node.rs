@@ -36,6 +36,8 @@ mod pods;
 mod prober;
 mod relist;
 mod runtime_events;
+#[cfg(feature = "tls")]
+mod service_proxy;
 mod show;
 mod shutdown;
 mod streams;

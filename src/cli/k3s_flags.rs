@@ -262,6 +262,8 @@ pub(super) fn translate(
     let data_dir = data_dir.trim_end_matches('/');
     out.run.push(format!("--images-dir={data_dir}/agent/images"));
     out.run.push(format!("--manifests={data_dir}/agent/pod-manifests"));
+    // k3s agent serves Services, unless the server says that it does not.
+    out.run.push("--service-proxy".to_owned());
     for flag in ["resolv-conf", "protect-kernel-defaults"] {
         let taken = |arg: &String| {
             let rest = arg.strip_prefix("--")?.strip_prefix(flag)?;
@@ -343,9 +345,10 @@ mod tests {
         Ok(translated)
     }
 
-    const DIRS: [&str; 2] = [
+    const DIRS: [&str; 3] = [
         "--images-dir=/var/lib/rancher/k3s/agent/images",
         "--manifests=/var/lib/rancher/k3s/agent/pod-manifests",
+        "--service-proxy",
     ];
 
     fn run(args: &[&str]) -> Vec<String> {
@@ -431,7 +434,7 @@ mod tests {
         let found = translated(&[], &[server, "-d", "/data/"], &[]).unwrap();
         assert_eq!(
             found.run[1..],
-            ["--images-dir=/data/agent/images", "--manifests=/data/agent/pod-manifests"]
+            ["--images-dir=/data/agent/images", "--manifests=/data/agent/pod-manifests", "--service-proxy"]
         );
         for (args, named) in [
             (&["--nonsense"][..], "--nonsense: k3s agent has no such flag"),

@@ -2,6 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::limits::CLUSTER_CIDRS_MAX;
+use crate::model::Network;
+
 use super::{Call, ConfigError, FileSettings, Flags, NodeApi, paths};
 
 /// A secret string: its `Debug` does not show it.
@@ -42,6 +45,15 @@ pub struct K3s {
     pub load_balancer_port: Option<u16>,
     /// How the agent was called, for the Node's annotations.
     pub call: Call,
+}
+
+/// Settings of the service proxy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceProxySettings {
+    /// The kubeconfig of its watches.
+    pub kubeconfig: PathBuf,
+    /// Ranges of the cluster's pods; none: those that a k3s server names.
+    pub cluster_cidrs: Vec<Network>,
 }
 
 /// `k3s agent`'s default of `--lb-server-port`.
@@ -158,9 +170,91 @@ pub(super) fn cni_bridge(flags: &Flags) -> Result<Option<PathBuf>, ConfigError> 
     }
 }
 
+/// The service proxy; its kubeconfig is below `k3s` when a k3s server issues it.
+pub(super) fn service_proxy(flags: &Flags, k3s: &Path) -> Result<Option<ServiceProxySettings>, ConfigError> {
+    let wrong = |flag: &str, why: &str| Err(ConfigError(format!("{flag}: {why}")));
+    if !flags.service_proxy {
+        return match (&flags.service_proxy_kubeconfig, &flags.cluster_cidr) {
+            (None, None) => Ok(None),
+            (Some(_), _) => wrong("--service-proxy-kubeconfig", "needs --service-proxy"),
+            (None, Some(_)) => wrong("--cluster-cidr", "needs --service-proxy"),
+        };
+    }
+    if flags.kubeconfig.is_none() && flags.server.is_none() {
+        return wrong("--service-proxy", "needs --kubeconfig or --server: services are a cluster's");
+    }
+    let mut cluster_cidrs = Vec::new();
+    for cidr in flags.cluster_cidr.iter().flat_map(|cidrs| cidrs.split(',')) {
+        match Network::parse(cidr) {
+            Some(network) if cluster_cidrs.len() < CLUSTER_CIDRS_MAX => cluster_cidrs.push(network),
+            Some(_) => return wrong("--cluster-cidr", "may have one range of each family"),
+            None => {
+                return wrong(
+                    "--cluster-cidr",
+                    &format!("{cidr:?} is no range of addresses, as 10.42.0.0/16"),
+                );
+            }
+        }
+    }
+    let kubeconfig = match flags.service_proxy_kubeconfig.as_deref() {
+        Some(path) if !path.is_absolute() => {
+            return wrong("--service-proxy-kubeconfig", "must be an absolute path");
+        }
+        Some(path) => path.to_owned(),
+        None if flags.server.is_none() => {
+            return wrong(
+                "--service-proxy",
+                "needs --service-proxy-kubeconfig beside --kubeconfig: a node's own credentials show no endpoints",
+            );
+        }
+        None => k3s.join("kubeproxy.kubeconfig"),
+    };
+    Ok(Some(ServiceProxySettings { kubeconfig, cluster_cidrs }))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn services_need_a_cluster_and_credentials_for_their_endpoints() {
+        let flags = |kubeconfig: Option<&str>, cidrs: Option<&str>, server: bool| Flags {
+            service_proxy: true,
+            service_proxy_kubeconfig: kubeconfig.map(PathBuf::from),
+            cluster_cidr: cidrs.map(str::to_owned),
+            server: server.then(|| "https://h:6443".to_owned()),
+            kubeconfig: (!server).then(|| "/etc/k".into()),
+            ..Flags::default()
+        };
+        let off = |flags: Flags| Flags { service_proxy: false, ..flags };
+        for (flags, wanted) in [
+            (Flags::default(), Ok("None")),
+            (flags(None, None, true), Ok("/k3s/kubeproxy.kubeconfig []")),
+            (flags(Some("/p"), Some("10.42.0.0/16,fd42::/56"), true), Ok("/p [10.42.0.0/16 fd42::/56]")),
+            (flags(Some("/p"), None, false), Ok("/p []")),
+            (flags(None, None, false), Err("--service-proxy: needs --service-proxy-kubeconfig")),
+            (flags(Some("p"), None, true), Err("absolute")),
+            (flags(None, Some("10.42.0.0"), true), Err("--cluster-cidr: \"10.42.0.0\" is no range")),
+            (flags(None, Some("10.0.0.0/8,fd00::/8,11.0.0.0/8"), true), Err("one range of each family")),
+            (off(flags(Some("/p"), None, true)), Err("--service-proxy-kubeconfig: needs --service-proxy")),
+            (off(flags(None, Some("10.42.0.0/16"), true)), Err("--cluster-cidr: needs --service-proxy")),
+            (Flags { service_proxy: true, ..Flags::default() }, Err("needs --kubeconfig or --server")),
+        ] {
+            let found = service_proxy(&flags, Path::new("/k3s")).map_err(|why| why.0);
+            let shown = found.map(|settings| match settings {
+                None => "None".to_owned(),
+                Some(ServiceProxySettings { kubeconfig, cluster_cidrs }) => {
+                    let cidrs: Vec<String> = cluster_cidrs.iter().map(Network::to_string).collect();
+                    format!("{} [{}]", kubeconfig.display(), cidrs.join(" "))
+                }
+            });
+            match (&shown, wanted) {
+                (Ok(found), Ok(wanted)) => assert_eq!(found, wanted),
+                (Err(why), Err(wanted)) => assert!(why.contains(wanted), "{why}"),
+                (found, wanted) => panic!("{found:?} and not {wanted:?}"),
+            }
+        }
+    }
 
     #[test]
     fn a_bootstrap_kubeconfig_is_for_the_kubeconfig_that_is_written() {

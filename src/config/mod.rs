@@ -37,7 +37,7 @@ use crate::systemd::notify::Supervisor;
 use kubelet::GoDuration;
 
 pub use call::Call;
-pub use cluster::{K3s, Secret, TokenSource};
+pub use cluster::{K3s, Secret, ServiceProxySettings, TokenSource};
 pub use embedded::EmbeddedSettings;
 pub use eviction::EvictionPolicy;
 pub use kubelet::FileSettings;
@@ -181,6 +181,16 @@ pub struct Flags {
     /// [DIR without a value: /etc/cni/net.d]
     #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true, default_missing_value = paths::CNI)]
     pub cni_bridge: Option<PathBuf>,
+    /// Serve the cluster's Services on this node by nftables, in the place of kube-proxy; needs --server, or --service-proxy-kubeconfig
+    #[arg(long)]
+    pub service_proxy: bool,
+    /// Kubeconfig that may list and watch services and endpointslices of all namespaces [default: with --server the one that the
+    /// server gives]
+    #[arg(long, value_name = "FILE")]
+    pub service_proxy_kubeconfig: Option<PathBuf>,
+    /// Ranges of the cluster's pods: what comes from elsewhere to a cluster IP is masqueraded [default: with --server the server's]
+    #[arg(long, value_name = "CIDRS")]
+    pub cluster_cidr: Option<String>,
     /// OCI runtime of the embedded runtime; with NAME= that of the `RuntimeClass` handler NAME, once for each [default: crun, else runc]
     #[arg(long, value_name = "[NAME=]PATH")]
     pub oci_runtime: Vec<String>,
@@ -303,6 +313,8 @@ pub struct Config {
     pub node_api: NodeApi,
     /// Directory of the bridge's CNI configuration; `None` = none is written.
     pub cni_bridge: Option<PathBuf>,
+    /// The service proxy; `None`: Services are not served.
+    pub service_proxy: Option<ServiceProxySettings>,
     /// The agent checks the kernel's settings instead of setting them (`protectKernelDefaults`).
     pub protect_kernel_defaults: bool,
     /// Root of the kernel's sysctls.
@@ -441,6 +453,7 @@ impl Config {
             registration,
             node_api,
             cni_bridge: cluster::cni_bridge(flags)?,
+            service_proxy: cluster::service_proxy(flags, &root_of_k3s)?,
             protect_kernel_defaults: file.bool("protectKernelDefaults").unwrap_or(false),
             sysctl_root: path(&flags.sysctl_root, None, "/proc/sys"),
             make_iptables_util_chains: file.bool("makeIPTablesUtilChains").unwrap_or(true),

@@ -26,6 +26,8 @@ pub(crate) struct Settings {
     pub(crate) disable_service_lb: bool,
     /// The server sets no Node's addresses (`DisableCCM`).
     pub(crate) disable_cloud_controller: bool,
+    /// Services are another program's, or nobody's (`DisableKubeProxy`).
+    pub(crate) disable_kube_proxy: bool,
 }
 
 /// Which of the server's settings count, because the configuration has no others.
@@ -85,6 +87,7 @@ impl Settings {
             reaches_pods: mode.is_some_and(|mode| ["pod", "cluster"].contains(&mode)),
             disable_service_lb: is_set("DisableServiceLB"),
             disable_cloud_controller: is_set("DisableCCM"),
+            disable_kube_proxy: is_set("DisableKubeProxy"),
         })
     }
 
@@ -116,10 +119,12 @@ impl Settings {
             reaches_pods,
             disable_service_lb,
             disable_cloud_controller,
+            disable_kube_proxy,
         } = self;
         let mode = if *reaches_pods { "pod" } else { "agent" };
         let text = json!({"ClusterDNSs": cluster_dns, "ClusterDomain": cluster_domain, "HTTPSPort": api_port,
-            "EgressSelectorMode": mode, "DisableServiceLB": disable_service_lb, "DisableCCM": disable_cloud_controller});
+            "EgressSelectorMode": mode, "DisableServiceLB": disable_service_lb, "DisableCCM": disable_cloud_controller,
+            "DisableKubeProxy": disable_kube_proxy});
         text.to_string().into_bytes()
     }
 }
@@ -163,11 +168,12 @@ mod tests {
     #[test]
     fn what_a_node_needs_is_read() {
         let whole = br#"{"ClusterDNSs":["10.43.0.10","fd00::a"],"ClusterDNS":"10.43.0.10","ClusterDomain":"cluster.local",
-            "HTTPSPort":6443,"SupervisorPort":9345,"EgressSelectorMode":"pod","DisableCCM":true,"DisableServiceLB":true,"ClusterIPRange":{"IP":"10.42.0.0","Mask":"//8AAA=="}}"#;
+            "HTTPSPort":6443,"SupervisorPort":9345,"EgressSelectorMode":"pod","DisableCCM":true,"DisableKubeProxy":true,"DisableServiceLB":true,"ClusterIPRange":{"IP":"10.42.0.0","Mask":"//8AAA=="}}"#;
         let read = Settings::parse(whole).unwrap();
         assert_eq!(read.cluster_dns, ["10.43.0.10".into(), "fd00::a".into()]);
         assert_eq!((&*read.cluster_domain, read.api_port), ("cluster.local", Some(6443)));
         assert!(read.reaches_pods && read.disable_service_lb && read.disable_cloud_controller);
+        assert!(read.disable_kube_proxy);
         assert_eq!(Settings::parse(&read.to_json()).as_ref(), Ok(&read));
         let older = br#"{"ClusterDNSs":null,"ClusterDNS":"10.43.0.10","ClusterDomain":"cluster.local","HTTPSPort":6443,
             "SupervisorPort":6443}"#;

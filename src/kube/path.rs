@@ -24,6 +24,8 @@ impl Resource {
     pub const EVENTS: Self = Self::core("events");
     /// v1 Service.
     pub const SERVICES: Self = Self::core("services");
+    /// discovery.k8s.io/v1 `EndpointSlice`.
+    pub const ENDPOINT_SLICES: Self = Self { group: "/apis/discovery.k8s.io/v1", plural: "endpointslices" };
     /// v1 `ServiceAccount`.
     pub const SERVICE_ACCOUNTS: Self = Self::core("serviceaccounts");
     /// v1 `PersistentVolumeClaim`.

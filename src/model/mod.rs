@@ -9,6 +9,7 @@ pub mod desired;
 pub mod hash;
 pub mod ids;
 pub mod names;
+pub mod network;
 pub mod nfs;
 pub mod object;
 pub mod observed;
@@ -25,6 +26,7 @@ pub use debugger::Debugger;
 pub use desired::{ContainerKind, ContainerSpec, DesiredPod};
 pub use hash::container_hash;
 pub use ids::{ContainerId, PodKey, PodUid, SandboxId};
+pub use network::Network;
 pub use nfs::NfsExport;
 pub use object::{Object, ObjectKey, ObjectKind, Objects, Side};
 pub use observed::{

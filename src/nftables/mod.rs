@@ -1,5 +1,5 @@
 //! `nf_tables`: tables, chains, rules, sets and maps as messages of netlink, which the kernel takes together or not at all
-//! (linux/netfilter/nf_tables.h). PURE, but for `io`.
+//! (`linux/netfilter/nf_tables.h`). PURE, but for `io`.
 //!
 //! ```text
 //!     table ip smolet-services

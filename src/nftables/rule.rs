@@ -60,6 +60,7 @@ enum Value<'a> {
 
 /// A rule under construction: expressions from left to right, and what is shown beside it.
 #[derive(Clone, Debug, Default)]
+#[must_use]
 pub struct Rule<'a> {
     pub(super) expressions: Message,
     pub(super) comment: Option<&'a str>,

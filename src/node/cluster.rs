@@ -37,6 +37,7 @@ use smol::channel::Receiver;
 use super::agent::Event;
 use super::effects::{Effect, Effects, Forgotten, Tasks};
 use super::pods::{NodeRoom, Pods};
+use super::service_proxy::ProxySwitch;
 use crate::clock::SharedClock;
 use crate::cluster::node_images::NodeImage;
 use crate::cluster::node_object::Machine;
@@ -97,7 +98,12 @@ pub struct Joined {
     pub(crate) settings: Receiver<Settings>,
     /// Which of them count.
     pub(crate) unset: Unset,
+    /// The service proxy.
+    pub(crate) services: Option<ProxySwitch>,
 }
+
+/// The label of a Node's zone.
+const ZONE: &str = "topology.kubernetes.io/zone";
 
 /// The state of the node's membership.
 pub(super) struct Cluster {
@@ -113,6 +119,7 @@ pub(super) struct Cluster {
     events: EventReports,
     metadata: MetadataKeeper,
     unset: Unset,
+    services: Option<ProxySwitch>,
 }
 
 /// What all parts of it use.
@@ -225,6 +232,7 @@ impl Cluster {
             events: EventReports::new(now, seed),
             metadata: MetadataKeeper::new(now, seed),
             unset: joined.unset,
+            services: joined.services,
             of: Membership {
                 client: joined.client,
                 machine: Rc::new(joined.machine),
@@ -339,6 +347,9 @@ impl Cluster {
         }
         self.status.compare_conditions(&node.conditions, now);
         self.network.set_pod_cidrs(&node.pod_cidrs, now);
+        if let Some(services) = &self.services {
+            services.set_zone(node.labels.get(ZONE).map_or("", String::as_str));
+        }
         if self.admission.set_node(&node) {
             self.offline.put_node(&self.of.machine.name, &node, now);
             out.push(Effect::NodeChanged(Box::new(node)));
@@ -356,6 +367,9 @@ impl Cluster {
         });
         self.metadata.compare(&self.of);
         self.status.report_now(now);
+        if let Some(services) = &self.services {
+            services.set_cluster(!settings.disable_kube_proxy, Vec::new());
+        }
         out.push(Effect::K3sSettings(settings, self.unset));
     }
 
@@ -503,6 +517,7 @@ impl Cluster {
             (tunnels, tunnels * TUNNEL_BYTES + if tunnels > 0 { TUNNEL_QUEUED_BYTES_MAX } else { 0 }),
             (through, through * NODE_SPLICE_BYTES),
             (balanced, balanced * 2 * K3S_BALANCER_PIECE_BYTES),
+            api.services.get(),
         ];
         let of = |(bound, (entries, bytes))| Usage::of(bound, entries, bytes);
         CLUSTER_BOUNDS.iter().zip(used).map(of).collect()

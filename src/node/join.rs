@@ -10,6 +10,7 @@ use smol::lock::Semaphore;
 
 use super::cluster::Joined;
 use super::node_api;
+use super::service_proxy::{ProxySwitch, ServiceProxy, Wanted};
 use crate::addresses::NodeAddresses;
 use crate::blocking::Blocking;
 use crate::certificates::{CertificateRequester, CertificateSpec, Certificates, ServingCertificate};
@@ -147,14 +148,29 @@ pub(super) fn join(
     start.keep_certificates(k3s.is_some());
     let (pods, trees, shared, failed) = start.follow_pods();
     let node = start.follow_node();
+    let mut services = None;
     if let Some(listening) = listening {
         machine.port = listening.0.port();
+        services = start.serve_services(&listening);
         start.serve(listening, k3s);
     }
     let folder = Folder::new(&config.root_dir);
     let bridge = config.cni_bridge.clone();
     let unset = Unset::of(config);
-    Some(Joined { client, machine, pods, node, trees, shared, failed, folder, bridge, settings, unset })
+    Some(Joined {
+        client,
+        machine,
+        pods,
+        node,
+        trees,
+        shared,
+        failed,
+        folder,
+        bridge,
+        settings,
+        unset,
+        services,
+    })
 }
 
 impl Start<'_> {
@@ -186,6 +202,32 @@ impl Start<'_> {
         };
         self.executor.spawn("k3s joining", joining.run()).detach();
         Some(K3s { supervisor, servers, changed, changes, lost, reaches_pods })
+    }
+
+    /// Serves Services if that is wanted, or ends what another run has left. A k3s server decides for its cluster.
+    fn serve_services(&self, (_, _, blocking, held): &NodeApi) -> Option<ProxySwitch> {
+        let settings = self.config.service_proxy.as_ref();
+        let mut wanted = Wanted::new(settings);
+        if self.config.k3s.is_some() && settings.is_some() {
+            let kept = k3s::Files::new(&self.config.root_dir).kept_settings();
+            wanted.is_on = kept.map(|kept| !kept.disable_kube_proxy);
+        }
+        let kubeconfig = settings.map_or(self.kubeconfig, |settings| &settings.kubeconfig);
+        let (access, clock) = (kube::Access::awaited(kubeconfig), self.clock.clone());
+        let proxy = ServiceProxy {
+            client: kube::Client::new(access, self.executor, clock.clone(), self.seed, self.config.api_rates),
+            node: self.node.node_name.clone(),
+            addresses: self.addresses.clone(),
+            blocking: blocking.clone(),
+            executor: self.executor.clone(),
+            clock,
+            seed: self.seed,
+            held: held.services.clone(),
+        };
+        let (switch, run) = proxy.switched(wanted);
+        self.executor.spawn("service proxy", run).detach();
+        // Whoever wants none gets none, whatever the server says.
+        settings.map(|_| switch)
     }
 
     /// Starts the renewal of the certificates that the cluster signs.

@@ -25,6 +25,7 @@ use k8s_openapi::api::core::v1::{HostIP, Pod, PodCondition, PodIP, PodSpec, PodS
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
+use crate::model::network::parse_ip;
 use crate::model::{ContainerId, ContainerStatus, DesiredPod, ObservedPod, Wall};
 use crate::render::qos::pod_qos;
 
@@ -322,20 +323,6 @@ fn sort_pod_ips(ips: &[Box<str>], ipv6_first: bool) -> Vec<PodIP> {
         .flatten()
         .map(|ip| PodIP { ip: ip.to_string() })
         .collect()
-}
-
-/// `ParseIPSloppy`: IPv4 octets may have leading zeros (still decimal); an IPv4-mapped IPv6 address is an IPv4 address.
-fn parse_ip(text: &str) -> Option<IpAddr> {
-    if let Ok(ip) = text.parse::<IpAddr>() {
-        return Some(ip.to_canonical());
-    }
-    let mut octets = [0_u8; 4];
-    let mut parts = text.split('.');
-    for octet in &mut octets {
-        let part = parts.next().filter(|p| !p.is_empty() && p.bytes().all(|b| b.is_ascii_digit()))?;
-        *octet = part.parse().ok()?;
-    }
-    parts.next().is_none().then(|| IpAddr::from(octets))
 }
 
 #[cfg(test)]

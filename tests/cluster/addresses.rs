@@ -8,17 +8,16 @@ use smolet::config::Config;
 
 use crate::world::{NODE, World};
 
-/// Runs the test of that name once more in a network namespace of its own, which ends with the process. True inside.
-fn in_namespace(test: &str) -> bool {
+/// Runs the test of that name, with its module's, once more in a network namespace of its own, which ends with the process. True inside.
+pub fn in_namespace(test: &str) -> bool {
     const INSIDE: &str = "SMOLET_TEST_IN_NAMESPACE";
     if std::env::var_os(INSIDE).is_some() {
         ip("link set lo up");
         return true;
     }
     let exe = std::env::current_exe().unwrap();
-    let test = format!("addresses::{test}");
     let ended = Command::new("unshare")
-        .args(["--net", exe.to_str().unwrap(), "--exact", &test, "--nocapture"])
+        .args(["--net", exe.to_str().unwrap(), "--exact", test, "--nocapture"])
         .env(INSIDE, "1")
         .status()
         .expect("unshare of util-linux is there");
@@ -26,18 +25,18 @@ fn in_namespace(test: &str) -> bool {
     false
 }
 
-fn ip(arguments: &str) {
+pub fn ip(arguments: &str) {
     let ended = Command::new("ip").args(arguments.split(' ')).status().expect("iproute2 is there");
     assert!(ended.success(), "ip {arguments}: {ended}");
 }
 
 /// The namespace has this address and a default route, as from DHCP.
-fn lease(address: &str, router: &str) {
+pub fn lease(address: &str, router: &str) {
     ip(&format!("address add {address}/24 dev up0"));
     ip(&format!("route replace default via {router} dev up0"));
 }
 
-fn make_link() {
+pub fn make_link() {
     ip("link add up0 type veth peer name up1");
     ip("link set up0 up");
     ip("link set up1 up");
@@ -55,7 +54,7 @@ fn host_of(world: &World, pod: &str) -> Option<String> {
 
 #[test]
 fn a_node_that_gets_its_address_late_and_another_one_later() {
-    if !in_namespace("a_node_that_gets_its_address_late_and_another_one_later") {
+    if !in_namespace("addresses::a_node_that_gets_its_address_late_and_another_one_later") {
         return;
     }
     make_link();
@@ -105,7 +104,7 @@ fn a_node_that_gets_its_address_late_and_another_one_later() {
 
 #[test]
 fn a_node_alone_gets_its_address_late() {
-    if !in_namespace("a_node_alone_gets_its_address_late") {
+    if !in_namespace("addresses::a_node_alone_gets_its_address_late") {
         return;
     }
     let world = World::without_agent();

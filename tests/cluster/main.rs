@@ -32,5 +32,6 @@ mod pods;
 mod rates;
 mod resize;
 mod servers;
+mod services;
 mod supervisor;
 mod world;

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Installs what the build, the tests and the demo need on Debian 12 and is not there yet; quiet and idempotent.
 #
-#   setup.sh runtime     containerd, runc, CNI plugins, static busybox, iptables
+#   setup.sh runtime     containerd, runc, CNI plugins, static busybox, iptables, nftables
 #   setup.sh systemd     systemd, its tools and a bus daemon, not started
 #   setup.sh openrc      OpenRC and logrotate, unpacked into .cache/tools
 #   setup.sh rust        a C linker, and Debian's Rust when no cargo is in PATH
@@ -46,6 +46,8 @@ runtime() {
     [ -x /usr/lib/cni/bridge ] || [ -x /opt/cni/bin/bridge ] || need+=(containernetworking-plugins)
     has iptables || need+=(iptables)
     has ip || need+=(iproute2)
+    # The tests look at the rules of smolet's own with it.
+    has nft || need+=(nftables)
     # Images are made of it: a dynamic busybox would find no libc there.
     [ -n "$(busybox_static)" ] || need+=(busybox-static)
     install "${need[@]}"

@@ -102,6 +102,7 @@ impl Runtime {
 
     pub fn start(&self) {
         run(&self.dir, "start");
+        self.answers();
     }
 
     /// What containerd, or the agent with the embedded runtime, says.
@@ -133,7 +134,9 @@ impl Runtime {
 
     /// Waits for the CRI: after a start the other services answer before it does.
     pub fn answers(&self) {
-        wait_for("the CRI answers", 30, || self.drive(self.cri.version()).ok());
+        // containerd says its version before it does anything else.
+        let lists = || self.drive(self.cri.list_pod_sandboxes(None, &mut |_| {})).ok();
+        wait_for("the CRI answers", 30, lists);
     }
 
     /// Runs to the end of `work`, and the connection's own tasks meanwhile.

@@ -140,7 +140,9 @@ fn a_tunnel_that_is_lost_before_anybody_looks_is_reported() {
     let (lost, reports) = smol::channel::bounded(1);
     let tunnel = Tunnel { lost, ..world.tunnel() };
     for states in [&[TunnelState::Open, TunnelState::Lost][..], &[TunnelState::Open, TunnelState::Lost]] {
-        states.iter().for_each(|state| tunnel.stands(*state));
+        for state in states {
+            tunnel.stands(*state);
+        }
         assert_eq!(reports.try_recv(), Ok(()), "{states:?}");
     }
     tunnel.stands(TunnelState::Lost);

@@ -1,0 +1,439 @@
+//! The service proxy: what is watched for it, and the changes of the kernel's rules that follow.
+//!
+//! ```text
+//!     Services ───────┐
+//!                     ├─► Cluster ─► changed services ─► Kernel (on a thread) ─► nf_tables
+//!     EndpointSlices ─┘                                    └─ refused: everything anew, after a wait
+//! ```
+//!
+//! The rules stay when the agent ends, and while the API server cannot be reached. After a start nothing is changed before both
+//! collections were listed.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::rc::Rc;
+
+use smol::Task;
+use smol::channel::{Receiver, Sender};
+use smol::future::or;
+
+use crate::addresses::NodeAddresses;
+use crate::blocking::Blocking;
+use crate::clock::SharedClock;
+use crate::config::ServiceProxySettings;
+use crate::decode::Node;
+use crate::executor::Executor;
+use crate::kube::{Client, Collection, Follower, KubeError, Resource, RetryWait, follow};
+use crate::limits::{KUBE_OBJECT_BYTES_MAX, SERVICES_CHECK_PERIOD, SERVICES_WHOLE_PERIOD};
+use crate::model::Network;
+use crate::service_proxy::{Cluster, HealthCheck, HealthChecks, Kernel, ServiceName, ServicePort, Settings};
+
+/// Number of service ports and endpoints, and the bytes of all that is kept for them.
+pub(super) type Held = Rc<Cell<(usize, usize)>>;
+
+/// What the task needs.
+pub(super) struct ServiceProxy {
+    /// With credentials that may list and watch `Services` and `EndpointSlices`.
+    pub(super) client: Client,
+    pub(super) node: Box<str>,
+    pub(super) addresses: NodeAddresses,
+    pub(super) blocking: Rc<Blocking>,
+    pub(super) executor: Rc<Executor>,
+    pub(super) clock: SharedClock,
+    pub(super) seed: u64,
+    pub(super) held: Held,
+}
+
+/// What may change while the agent runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// None: a k3s server has not said it yet.
+    pub(super) is_on: Option<bool>,
+    /// Ranges of the cluster's pods.
+    cluster_cidrs: Vec<Network>,
+    /// The configuration has them.
+    has_own_cidrs: bool,
+    /// `topology.kubernetes.io/zone` of this node.
+    zone: Box<str>,
+}
+
+impl Wanted {
+    /// As the configuration has it.
+    pub(super) fn new(settings: Option<&ServiceProxySettings>) -> Self {
+        let cluster_cidrs = settings.map(|settings| settings.cluster_cidrs.clone()).unwrap_or_default();
+        Self {
+            is_on: Some(settings.is_some()),
+            has_own_cidrs: !cluster_cidrs.is_empty(),
+            cluster_cidrs,
+            zone: Box::default(),
+        }
+    }
+}
+
+/// What the rest of the agent has of the task.
+pub(crate) struct ProxySwitch {
+    wanted: RefCell<Wanted>,
+    changes: Sender<Wanted>,
+}
+
+impl ProxySwitch {
+    /// A k3s server has said whether its nodes serve, and for whom.
+    pub(super) fn set_cluster(&self, is_on: bool, cluster_cidrs: Vec<Network>) {
+        self.change(|wanted| {
+            wanted.is_on = Some(is_on);
+            if !wanted.has_own_cidrs {
+                wanted.cluster_cidrs = cluster_cidrs;
+            }
+        });
+    }
+
+    /// This node's zone is that.
+    pub(super) fn set_zone(&self, zone: &str) {
+        self.change(|wanted| wanted.zone = zone.into());
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Wanted)) {
+        let before = self.wanted.borrow().clone();
+        change(&mut self.wanted.borrow_mut());
+        if *self.wanted.borrow() != before {
+            // The last word counts; the task ends only with the process.
+            let _ = self.changes.force_send(self.wanted.borrow().clone());
+        }
+    }
+}
+
+/// The services, and the news that they have changed.
+#[derive(Clone)]
+struct Shared {
+    cluster: Rc<RefCell<Cluster>>,
+    changed: Sender<()>,
+}
+
+/// The two collections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Services,
+    Slices,
+}
+
+impl Kind {
+    fn resource(self) -> Resource {
+        match self {
+            Self::Services => Resource::SERVICES,
+            Self::Slices => Resource::ENDPOINT_SLICES,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Services => "services",
+            Self::Slices => "endpointslices",
+        }
+    }
+}
+
+/// The follower of a collection.
+struct ServicesFollower {
+    of: Kind,
+    shared: Shared,
+    said: Option<String>,
+}
+
+impl Follower for ServicesFollower {
+    fn list_begins(&mut self) {
+        let mut cluster = self.shared.cluster.borrow_mut();
+        match self.of {
+            Kind::Services => cluster.services_begin(),
+            Kind::Slices => cluster.slices_begin(),
+        }
+    }
+
+    fn apply(&mut self, object: Node) {
+        let mut cluster = self.shared.cluster.borrow_mut();
+        match self.of {
+            Kind::Services => cluster.apply_service(&object),
+            Kind::Slices => cluster.apply_slice(&object),
+        }
+    }
+
+    fn delete(&mut self, object: &Node) {
+        let mut cluster = self.shared.cluster.borrow_mut();
+        match self.of {
+            Kind::Services => cluster.delete_service(object),
+            Kind::Slices => cluster.delete_slice(object),
+        }
+    }
+
+    fn skipped(&mut self) {
+        log::warn!("services: one of the {} has more than {KUBE_OBJECT_BYTES_MAX} bytes", self.of.name());
+    }
+
+    fn has_room(&self) -> bool {
+        let cluster = self.shared.cluster.borrow();
+        match self.of {
+            Kind::Services => cluster.services_have_room(),
+            Kind::Slices => cluster.slices_have_room(),
+        }
+    }
+
+    fn settled(&mut self) {
+        self.said = None;
+        let mut cluster = self.shared.cluster.borrow_mut();
+        match self.of {
+            Kind::Services => cluster.services_settled(),
+            Kind::Slices => cluster.slices_settled(),
+        }
+        // Full: the change before has not been looked at.
+        let _ = self.shared.changed.try_send(());
+    }
+
+    fn lost(&mut self, why: &KubeError) {
+        let why = why.to_string();
+        if self.said.as_ref() != Some(&why) {
+            log::warn!("services: list or watch of {}: {why}; retrying, the rules stay", self.of.name());
+            self.said = Some(why);
+        }
+    }
+}
+
+/// What a wait ended with.
+enum News {
+    Changed,
+    Wanted(Wanted),
+    /// It is time to look at the tables.
+    Due,
+}
+
+impl ServiceProxy {
+    /// The task, and what changes it.
+    pub(super) fn switched(self, wanted: Wanted) -> (ProxySwitch, impl Future<Output = ()>) {
+        let (changes, changed) = smol::channel::bounded(1);
+        (ProxySwitch { wanted: RefCell::new(wanted.clone()), changes }, self.run(wanted, changed))
+    }
+
+    async fn run(self, mut wanted: Wanted, changes: Receiver<Wanted>) {
+        loop {
+            let next = match wanted.is_on {
+                Some(true) => self.serve(wanted, &changes).await,
+                Some(false) => {
+                    self.end_tables().await;
+                    changes.recv().await.ok()
+                }
+                None => changes.recv().await.ok(),
+            };
+            match next {
+                Some(next) => wanted = next,
+                // Nobody wants it any more.
+                None => return,
+            }
+        }
+    }
+
+    fn settings(&self, wanted: &Wanted) -> Settings {
+        let node_addresses = self.addresses.now().iter().filter_map(|ip| ip.parse::<IpAddr>().ok()).collect();
+        Settings { cluster_cidrs: wanted.cluster_cidrs.clone(), node_addresses }
+    }
+
+    /// Serves until it is switched off, or nobody can switch it.
+    async fn serve(&self, wanted: Wanted, changes: &Receiver<Wanted>) -> Option<Wanted> {
+        let (changed, news) = smol::channel::bounded(1);
+        let mut cluster = Cluster::new(&self.node);
+        cluster.set_zone(&wanted.zone);
+        let shared = Shared { cluster: Rc::new(RefCell::new(cluster)), changed };
+        let follows = or(self.follow(Kind::Services, &shared), self.follow(Kind::Slices, &shared));
+        let ended = or(follows, self.keep_rules(&shared, wanted, &news, changes)).await;
+        self.held.set((0, 0));
+        ended
+    }
+
+    async fn follow<T>(&self, of: Kind, shared: &Shared) -> T {
+        let collection =
+            Collection { resource: of.resource(), namespace: Box::default(), field_selector: Box::default() };
+        let mut follower = ServicesFollower { of, shared: shared.clone(), said: None };
+        Box::pin(follow(&self.client, &collection, &mut follower)).await
+    }
+
+    async fn keep_rules(
+        &self,
+        shared: &Shared,
+        mut wanted: Wanted,
+        news: &Receiver<()>,
+        changes: &Receiver<Wanted>,
+    ) -> Option<Wanted> {
+        let settings = self.settings(&wanted);
+        let opened = self.blocking.run(move || Kernel::open(settings)).await;
+        let mut kernel = match opened {
+            Ok(kernel) => kernel,
+            Err(error) => {
+                log::warn!(
+                    "services: {error}; this kernel has no nf_tables, and no service is served: load the module \
+                     nf_tables, or run kube-proxy"
+                );
+                return self.wait_until_off(changes).await;
+            }
+        };
+        let mut wait = RetryWait::new(self.seed);
+        let mut said = None;
+        let mut logged: Vec<ServiceName> = Vec::new();
+        let is_healthy = Rc::new(Cell::new(false));
+        let checks = HealthChecks::new(is_healthy.clone(), Rc::downgrade(&self.executor), self.clock.clone());
+        let mut health = Health { checks, executor: self.executor.clone(), of: BTreeMap::new() };
+        let mut whole_at = self.clock.now().mono + SERVICES_WHOLE_PERIOD;
+        loop {
+            match self.next(news, changes).await {
+                News::Changed => {}
+                News::Wanted(next) if next.is_on == Some(true) => wanted = next,
+                News::Wanted(next) => return Some(next),
+                News::Due if !shared.cluster.borrow().is_synced() => continue,
+                News::Due => {
+                    let is_thorough = whole_at <= self.clock.now().mono;
+                    if is_thorough {
+                        whole_at = self.clock.now().mono + SERVICES_WHOLE_PERIOD;
+                    }
+                    let result;
+                    (kernel, result) = self
+                        .blocking
+                        .run(move || {
+                            let result = kernel.check(is_thorough);
+                            (kernel, result)
+                        })
+                        .await;
+                    if let Err(why) = result {
+                        log::warn!("services: {why}; retrying in {} s", SERVICES_CHECK_PERIOD.as_secs());
+                    }
+                    continue;
+                }
+            }
+            let changed = {
+                let mut cluster = shared.cluster.borrow_mut();
+                cluster.set_zone(&wanted.zone);
+                if !cluster.is_synced() {
+                    continue;
+                }
+                for name in cluster.take_left_out() {
+                    log::warn!(
+                        "services: {name} does not fit, with all or some of its endpoints; it is not served whole"
+                    );
+                }
+                let mut names = cluster.take_changed();
+                names.extend(kernel.contested());
+                names
+                    .into_iter()
+                    .map(|name| (cluster.ports(&name), name))
+                    .map(|(ports, name)| (name, ports))
+                    .collect::<Vec<_>>()
+            };
+            health.set(&changed, &shared.cluster.borrow());
+            let settings = self.settings(&wanted);
+            let is_first = kernel.is_empty();
+            let count = changed.len();
+            let result;
+            (kernel, result) = self
+                .blocking
+                .run(move || {
+                    kernel.set_settings(settings);
+                    let result = kernel.change(changed);
+                    (kernel, result)
+                })
+                .await;
+            is_healthy.set(result.is_ok());
+            let (ports, endpoints) = shared.cluster.borrow().counts();
+            self.held.set((ports + endpoints, shared.cluster.borrow().bytes() + kernel.bytes()));
+            match result {
+                Ok(()) => {
+                    if is_first && count > 0 {
+                        log::info!(
+                            "services: {} services with {endpoints} endpoints are served",
+                            kernel.len()
+                        );
+                    }
+                    said = None;
+                    wait.succeeded();
+                }
+                Err(why) => {
+                    if said.as_ref() != Some(&why) {
+                        log::warn!("services: {why}; retrying");
+                        said = Some(why);
+                    }
+                    self.clock.sleep(wait.failed()).await;
+                    let _ = shared.changed.try_send(());
+                }
+            }
+            let contested = kernel.contested();
+            for name in contested.iter().filter(|name| !logged.contains(name)) {
+                log::warn!(
+                    "service {name}: another service has one of its externalIPs or load balancer addresses with that port; it \
+                     is not served there"
+                );
+            }
+            logged = contested;
+        }
+    }
+
+    async fn next(&self, news: &Receiver<()>, changes: &Receiver<Wanted>) -> News {
+        let changed = async {
+            match news.recv().await {
+                Ok(()) => News::Changed,
+                Err(_) => std::future::pending().await,
+            }
+        };
+        let other = async {
+            match changes.recv().await {
+                Ok(wanted) => News::Wanted(wanted),
+                Err(_) => std::future::pending().await,
+            }
+        };
+        let due = async {
+            self.clock.sleep(SERVICES_CHECK_PERIOD).await;
+            News::Due
+        };
+        or(changed, or(other, due)).await
+    }
+
+    async fn wait_until_off(&self, changes: &Receiver<Wanted>) -> Option<Wanted> {
+        loop {
+            match changes.recv().await {
+                Ok(next) if next.is_on == Some(true) => {}
+                next => return next.ok(),
+            }
+        }
+    }
+
+    /// Deletes what this or an earlier agent has in the kernel.
+    async fn end_tables(&self) {
+        let ended =
+            self.blocking.run(|| Kernel::open(Settings::default())?.end().map_err(std::io::Error::other));
+        if let Err(error) = ended.await {
+            log::debug!("services: deleting the rules of an earlier agent: {error}");
+        }
+    }
+}
+
+/// Servers of `healthCheckNodePort`.
+struct Health {
+    checks: HealthChecks,
+    executor: Rc<Executor>,
+    of: BTreeMap<ServiceName, (u16, Rc<HealthCheck>, Task<()>)>,
+}
+
+impl Health {
+    /// Sets those of the services that have changed.
+    fn set(&mut self, changed: &[(ServiceName, Vec<ServicePort>)], cluster: &Cluster) {
+        for (name, ports) in changed {
+            let port = ports.iter().map(|port| port.health_check_node_port).find(|port| *port != 0);
+            let Some(port) = port else {
+                self.of.remove(name);
+                continue;
+            };
+            if self.of.get(name).is_none_or(|(known, ..)| *known != port) {
+                let check = HealthCheck::new(name.clone(), self.checks.clone());
+                let task = self.executor.spawn("service health checks", check.clone().run(port));
+                self.of.insert(name.clone(), (port, check, task));
+            }
+            if let Some((_, check, _)) = self.of.get(name) {
+                check.set_local_endpoints(cluster.local_ready(name));
+            }
+        }
+    }
+}

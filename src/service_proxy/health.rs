@@ -1,0 +1,271 @@
+//! `healthCheckNodePort`: load balancers ask a node whether it has endpoints of a Service (`healthcheck/service_health.go`).
+//!
+//! Whatever the request, the answer is 200 while this node has a ready endpoint and the proxy's rules are up to date, else 503; with a
+//! body as kube-proxy's, and the number of endpoints as a weight. One request for each connection.
+
+use std::cell::Cell;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use async_io::Async;
+use hyper::header::{HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS};
+use hyper::{Response, StatusCode};
+use smol::lock::Semaphore;
+
+use super::model::ServiceName;
+use crate::clock::SharedClock;
+use crate::executor::Executor;
+use crate::limits::{
+    HEALTHZ_HEAD_BYTES_MAX, SERVICE_HEALTH_CONNECTIONS_MAX, SERVICE_HEALTH_RETRY, SERVICE_HEALTH_TIME,
+};
+use crate::server::{Body, Handler, JSON, serve, text};
+use crate::stream::{Socket, stream};
+
+const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
+
+/// What the checks of all Services share.
+#[derive(Clone)]
+pub(crate) struct HealthChecks {
+    /// The rules are up to date.
+    is_proxy_healthy: Rc<Cell<bool>>,
+    /// `SERVICE_HEALTH_CONNECTIONS_MAX` of them.
+    places: Arc<Semaphore>,
+    executor: Weak<Executor>,
+    clock: SharedClock,
+}
+
+impl HealthChecks {
+    /// `executor` has a task for each connection.
+    pub(crate) fn new(
+        is_proxy_healthy: Rc<Cell<bool>>,
+        executor: Weak<Executor>,
+        clock: SharedClock,
+    ) -> Self {
+        let places = Arc::new(Semaphore::new(SERVICE_HEALTH_CONNECTIONS_MAX));
+        Self { is_proxy_healthy, places, executor, clock }
+    }
+}
+
+/// The check of one Service.
+pub(crate) struct HealthCheck {
+    service: ServiceName,
+    /// Ready endpoints on this node.
+    local_endpoints: Cell<usize>,
+    shared: HealthChecks,
+}
+
+impl HealthCheck {
+    pub(crate) fn new(service: ServiceName, shared: HealthChecks) -> Rc<Self> {
+        Rc::new(Self { service, local_endpoints: Cell::new(0), shared })
+    }
+
+    /// Sets the number of ready endpoints on this node.
+    pub(crate) fn set_local_endpoints(&self, count: usize) {
+        self.local_endpoints.set(count);
+    }
+
+    /// Serves the port on all addresses until dropped. One that somebody else has is tried again each minute.
+    pub(crate) async fn run(self: Rc<Self>, port: u16) {
+        let mut is_logged = false;
+        loop {
+            // Where the node has no IPv6 it is IPv4 alone.
+            let listener = Async::<TcpListener>::bind((Ipv6Addr::UNSPECIFIED, port))
+                .or_else(|_| Async::<TcpListener>::bind((Ipv4Addr::UNSPECIFIED, port)));
+            let error = match listener {
+                Ok(listener) => self.accept(&listener).await,
+                Err(error) => error,
+            };
+            if !std::mem::replace(&mut is_logged, true) {
+                log::warn!(
+                    "service {}: healthCheckNodePort {port}: {error}; load balancers take this node for one without endpoints; \
+                     end what has the port, which is retried each minute",
+                    self.service
+                );
+            }
+            self.shared.clock.sleep(SERVICE_HEALTH_RETRY).await;
+        }
+    }
+
+    /// Until the listener fails.
+    async fn accept(self: &Rc<Self>, listener: &Async<TcpListener>) -> io::Error {
+        loop {
+            let socket = match listener.accept().await {
+                Ok((socket, _)) => Socket::from(socket),
+                Err(error) => return error,
+            };
+            // Full: the next ones wait in the kernel's queue.
+            let place = self.shared.places.acquire_arc().await;
+            let Some(executor) = self.shared.executor.upgrade() else { return std::future::pending().await };
+            let (check, time_is_up) = (self.clone(), self.shared.clock.sleep(SERVICE_HEALTH_TIME));
+            let answer = async move {
+                let _place = place;
+                smol::future::or(check.answer(socket), time_is_up).await;
+            };
+            executor.spawn("service health check", answer).detach();
+        }
+    }
+
+    async fn answer(self: Rc<Self>, socket: Socket<TcpStream>) {
+        // A silent connection has no buffer.
+        if socket.readable().await.is_ok() {
+            let handler: Handler = Box::new(move |_| Box::pin(std::future::ready(self.response())));
+            serve(stream(socket).into_inner(), HEALTHZ_HEAD_BYTES_MAX, handler).await;
+        }
+    }
+
+    fn response(&self) -> Response<Body> {
+        let (count, is_healthy) = (self.local_endpoints.get(), self.shared.is_proxy_healthy.get());
+        let status = if count > 0 && is_healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        let ServiceName { namespace, name } = &self.service;
+        let mut response = text(
+            status,
+            JSON,
+            format!(
+                "{{\n\t\"service\": {{\n\t\t\"namespace\": {namespace:?},\n\t\t\"name\": {name:?}\n\t}},\n\
+                 \t\"localEndpoints\": {count},\n\t\"serviceProxyHealthy\": {is_healthy}\n}}"
+            ),
+        );
+        response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        response.headers_mut().insert(WEIGHT, HeaderValue::from(count));
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::SocketAddr;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::clock::VirtualClock;
+    use crate::model::Wall;
+
+    struct World {
+        executor: Rc<Executor>,
+        clock: VirtualClock,
+        is_healthy: Rc<Cell<bool>>,
+        check: Rc<HealthCheck>,
+        address: SocketAddr,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let (executor, clock) = (Rc::new(Executor::new()), VirtualClock::new(Wall(0)));
+            let is_healthy = Rc::new(Cell::new(true));
+            let shared =
+                HealthChecks::new(is_healthy.clone(), Rc::downgrade(&executor), Rc::new(clock.clone()));
+            let name = ServiceName { namespace: "default".into(), name: "web".into() };
+            let check = HealthCheck::new(name, shared);
+            let listener = Async::<TcpListener>::bind(([127, 0, 0, 1], 0)).unwrap();
+            let address = listener.get_ref().local_addr().unwrap();
+            let accept = {
+                let check = check.clone();
+                async move {
+                    check.accept(&listener).await;
+                }
+            };
+            executor.spawn("listener", accept).detach();
+            Self { executor, clock, is_healthy, check, address }
+        }
+
+        /// Runs the check beside a script of blocking calls until that has ended, or for so long.
+        fn beside<T: Send + 'static>(
+            &self,
+            time: Duration,
+            script: impl FnOnce() -> T + Send + 'static,
+        ) -> Option<T> {
+            let (begun, script) = (std::time::Instant::now(), std::thread::spawn(script));
+            while !script.is_finished() && begun.elapsed() < time {
+                smol::block_on(self.executor.run(async_io::Timer::after(Duration::from_millis(2))));
+            }
+            script.is_finished().then(|| script.join().unwrap())
+        }
+
+        fn ask(&self, request: &'static str) -> Option<String> {
+            let address = self.address;
+            self.beside(Duration::from_secs(1), move || {
+                let (mut client, mut answer) = (TcpStream::connect(address).unwrap(), String::new());
+                client.write_all(request.as_bytes()).unwrap();
+                client.read_to_string(&mut answer).unwrap();
+                answer
+            })
+        }
+    }
+
+    #[test]
+    fn a_node_with_endpoints_is_healthy() {
+        let world = World::new();
+        for (count, is_healthy, line) in [
+            (0, true, "HTTP/1.1 503 Service Unavailable"),
+            (2, true, "HTTP/1.1 200 OK"),
+            (2, false, "HTTP/1.1 503 Service Unavailable"),
+            (0, false, "HTTP/1.1 503 Service Unavailable"),
+        ] {
+            world.check.set_local_endpoints(count);
+            world.is_healthy.set(is_healthy);
+            for request in ["GET / HTTP/1.1\r\nHost: x\r\n\r\n", "GET /healthz?x HTTP/1.0\r\n\r\n"] {
+                let answer = world.ask(request).unwrap();
+                let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+                let (first, fields) = head.split_once("\r\n").unwrap();
+                assert_eq!(first.split_once(' ').unwrap().1, line.split_once(' ').unwrap().1, "{answer}");
+                for field in [
+                    "content-type: application/json".to_owned(),
+                    "x-content-type-options: nosniff".to_owned(),
+                    format!("x-load-balancing-endpoint-weight: {count}"),
+                ] {
+                    assert!(fields.split("\r\n").any(|line| line == field), "{field} in {answer}");
+                }
+                assert_eq!(
+                    body,
+                    format!(
+                        "{{\n\t\"service\": {{\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t}},\n\t\
+                         \"localEndpoints\": {count},\n\t\"serviceProxyHealthy\": {is_healthy}\n}}"
+                    )
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn connections_that_say_nothing_are_bounded_and_end() {
+        let world = World::new();
+        world.check.set_local_endpoints(1);
+        let address = world.address;
+        let silent = move || -> Vec<_> {
+            (0..SERVICE_HEALTH_CONNECTIONS_MAX).map(|_| TcpStream::connect(address).unwrap()).collect()
+        };
+        let silent = world.beside(Duration::from_secs(5), silent).unwrap();
+        let request = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
+        // They may not all be accepted yet; when they are, there is no place.
+        while world.ask(request).is_some() {}
+        world.clock.advance(SERVICE_HEALTH_TIME);
+        assert!(world.ask(request).unwrap().starts_with("HTTP/1.1 200"));
+        drop(silent);
+    }
+    #[test]
+    fn a_port_that_somebody_has_is_taken_when_it_is_free() {
+        let world = World::new();
+        world.check.set_local_endpoints(1);
+        let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = other.local_addr().unwrap();
+        world.executor.spawn("health check", world.check.clone().run(address.port())).detach();
+        let world = World { address, ..world };
+        let request = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
+        assert!(world.ask(request).is_none(), "the other one's connection");
+        drop(other);
+        world.clock.advance(SERVICE_HEALTH_RETRY);
+        let answer = world.beside(Duration::from_secs(5), move || {
+            loop {
+                let Ok(mut client) = TcpStream::connect(address) else { continue };
+                let mut answer = String::new();
+                client.write_all(request.as_bytes()).unwrap();
+                client.read_to_string(&mut answer).unwrap();
+                break answer;
+            }
+        });
+        assert!(answer.unwrap().starts_with("HTTP/1.1 200"));
+    }
+}

@@ -1,0 +1,275 @@
+//! Brings the rules of all services into the kernel. I/O, blocking.
+//!
+//! ```text
+//!     changed services ─► Rules ─► a transaction of each family ─► the kernel
+//!                           ▲                                       │ refused, or somebody else deleted the table
+//!                           └── all rules, in one transaction ◄─────┘
+//! ```
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use super::model::{ServiceName, ServicePort, Transport};
+use super::rules::{Rules, Settings};
+use super::skeleton::{AFFINITY, TABLE, family_of};
+use crate::conntrack;
+use crate::limits::AFFINITIES_DELETED_MAX;
+use crate::netlink::{BatchError, Netlink, Protocol};
+use crate::nftables::{self, Batch, Element, ElementData};
+
+/// The kernel's tables and what should be in them.
+#[derive(Debug)]
+pub struct Kernel {
+    rules: Rules,
+    netlink: Netlink,
+    /// IPv4's, IPv6's.
+    states: [State; 2],
+    /// The kernel's number of its rules after the last change of ours.
+    generation: u32,
+}
+
+/// Of the table of one family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Unknown, or wrong.
+    Unknown,
+    /// No service has an address of the family, and there is no table.
+    Absent,
+    /// As in [`Rules`].
+    Current,
+}
+
+impl Kernel {
+    /// For the thread's network namespace; nothing is read or changed yet.
+    ///
+    /// # Errors
+    /// A kernel without netfilter's netlink.
+    pub fn open(settings: Settings) -> io::Result<Self> {
+        let netlink = Netlink::open(Protocol::Netfilter)?;
+        Ok(Self { rules: Rules::new(settings), netlink, states: [State::Unknown; 2], generation: 0 })
+    }
+
+    /// Services with rules.
+    pub fn len(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// No service has rules.
+    pub fn is_empty(&self) -> bool {
+        self.rules.len() == 0
+    }
+
+    /// Bytes held on the heap, nearly.
+    pub fn bytes(&self) -> usize {
+        self.rules.bytes()
+    }
+
+    /// Services that do without an address and port that another one has.
+    pub fn contested(&self) -> Vec<ServiceName> {
+        self.rules.contested().cloned().collect()
+    }
+
+    /// Sets what does not depend on services; all rules are written again by the next change.
+    pub fn set_settings(&mut self, settings: Settings) {
+        if self.rules.set_settings(settings) {
+            self.states = [State::Unknown; 2];
+        }
+    }
+
+    /// The services have these ports now; one without ports is gone. Connections of UDP to endpoints that are gone are forgotten
+    /// (`conntrack.CleanStaleEntries`).
+    ///
+    /// # Errors
+    /// What the kernel refused, as a sentence; the next call writes everything again.
+    pub fn change(&mut self, changed: Vec<(ServiceName, Vec<ServicePort>)>) -> Result<(), String> {
+        let served: Vec<ServicePort> = changed.iter().flat_map(|(_, ports)| ports).cloned().collect();
+        let batches = self.rules.change(changed);
+        for (is_ipv6, batch) in [(false, batches.ipv4), (true, batches.ipv6)] {
+            self.apply(is_ipv6, batch)?;
+            if !batches.gone.is_empty() && self.states[usize::from(is_ipv6)] == State::Current {
+                self.forget_affinities(is_ipv6, &batches.gone)
+                    .map_err(|error| format!("forgetting the endpoints of clients: {error}"))?;
+            }
+        }
+        self.forget_stale(&served)?;
+        self.generation = self.read_generation()?;
+        Ok(())
+    }
+
+    /// Deletes the tables.
+    ///
+    /// # Errors
+    /// As [`Kernel::change`].
+    pub fn end(&mut self) -> Result<(), String> {
+        for is_ipv6 in [false, true] {
+            self.delete_table(is_ipv6)?;
+        }
+        Ok(())
+    }
+
+    fn delete_table(&mut self, is_ipv6: bool) -> Result<(), String> {
+        let family = family_of(is_ipv6);
+        let is_there = nftables::table_exists(&mut self.netlink, family, TABLE);
+        if is_there.map_err(|error| format!("reading the table {TABLE}: {error}"))? {
+            let mut batch = Batch::new(family, TABLE);
+            batch.delete_table();
+            nftables::run(&mut self.netlink, batch).map_err(|error| refused(&error))?;
+        }
+        self.states[usize::from(is_ipv6)] = State::Absent;
+        Ok(())
+    }
+
+    /// Whether the tables are as they should be, as far as can be seen cheaply: somebody may have flushed all rules. With `is_thorough`
+    /// they are written again whenever somebody else changed any table.
+    ///
+    /// # Errors
+    /// As [`Kernel::change`].
+    pub fn check(&mut self, is_thorough: bool) -> Result<(), String> {
+        let generation = self.read_generation()?;
+        if generation != self.generation {
+            for is_ipv6 in [false, true] {
+                let state = &mut self.states[usize::from(is_ipv6)];
+                let family = family_of(is_ipv6);
+                let is_there = nftables::table_exists(&mut self.netlink, family, TABLE);
+                let is_there = is_there.map_err(|error| format!("reading the table {TABLE}: {error}"))?;
+                if *state == State::Current && (is_thorough || !is_there) {
+                    *state = State::Unknown;
+                    if !is_there {
+                        log::warn!("services: somebody deleted the table {TABLE}; writing all rules again");
+                    }
+                }
+            }
+            self.generation = generation;
+        }
+        if self.states.contains(&State::Unknown) { self.change(Vec::new()) } else { Ok(()) }
+    }
+
+    fn apply(&mut self, is_ipv6: bool, batch: Batch) -> Result<(), String> {
+        let index = usize::from(is_ipv6);
+        if self.states[index] == State::Current {
+            if batch.is_empty() {
+                return Ok(());
+            }
+            match nftables::run(&mut self.netlink, batch) {
+                Ok(()) => return Ok(()),
+                Err(error) => {
+                    log::warn!("services: {}; writing all rules again", refused(&error));
+                }
+            }
+        } else if self.states[index] == State::Absent && batch.is_empty() {
+            return Ok(());
+        }
+        self.states[index] = State::Unknown;
+        self.states[index] = self.apply_all(is_ipv6)?;
+        Ok(())
+    }
+
+    /// Writes all rules. Chains of an earlier agent are emptied in the same transaction; a table that does not allow it is replaced.
+    fn apply_all(&mut self, is_ipv6: bool) -> Result<State, String> {
+        let family = family_of(is_ipv6);
+        let reading = |error: io::Error| format!("reading the table {TABLE}: {error}");
+        if !self.rules.has_family(is_ipv6) {
+            self.delete_table(is_ipv6)?;
+            return Ok(State::Absent);
+        }
+        let chains = nftables::chains(&mut self.netlink, family, TABLE).map_err(reading)?;
+        let batch = self.rules.all(is_ipv6, &chains, false);
+        if let Err(error) = nftables::run(&mut self.netlink, batch) {
+            if chains.is_empty() {
+                return Err(refused(&error));
+            }
+            log::warn!("services: {}; replacing the table {TABLE}", refused(&error));
+            let batch = self.rules.all(is_ipv6, &chains, true);
+            nftables::run(&mut self.netlink, batch).map_err(|error| refused(&error))?;
+        }
+        Ok(State::Current)
+    }
+
+    /// Clients that stayed with an endpoint that is gone do not come back to it when it does.
+    fn forget_affinities(&mut self, is_ipv6: bool, gone: &BTreeSet<u32>) -> io::Result<()> {
+        let family = family_of(is_ipv6);
+        let address_bytes = if is_ipv6 { 16 } else { 4 };
+        let mut stale = Vec::new();
+        nftables::elements(&mut self.netlink, family, TABLE, AFFINITY, &mut |key| {
+            let mark = key.get(address_bytes..).and_then(|mark| mark.try_into().ok());
+            let is_gone = mark.is_some_and(|mark| gone.contains(&u32::from_ne_bytes(mark)));
+            if is_gone && stale.len() < AFFINITIES_DELETED_MAX {
+                stale.push(key.to_vec());
+            }
+        })?;
+        for key in stale {
+            let mut batch = Batch::new(family, TABLE);
+            batch.delete_elements(AFFINITY, [Element { key: &key, data: ElementData::None }]);
+            match nftables::run(&mut self.netlink, batch) {
+                Ok(()) => {}
+                // Its time ended meanwhile.
+                Err(error) if error.error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error.error),
+            }
+        }
+        Ok(())
+    }
+
+    fn read_generation(&mut self) -> Result<u32, String> {
+        let found = nftables::generation(&mut self.netlink);
+        found.map_err(|error| format!("reading the generation of nf_tables: {error}"))
+    }
+
+    /// Connections of UDP to an address of these ports that go to nobody who serves it: a client that goes on sending would never
+    /// reach another endpoint.
+    fn forget_stale(&mut self, served: &[ServicePort]) -> Result<(), String> {
+        for is_ipv6 in [false, true] {
+            let of_udp = |port: &&ServicePort| {
+                port.transport == Transport::Udp && port.cluster_ip.is_ipv6() == is_ipv6
+            };
+            let ports: Vec<&ServicePort> = served.iter().filter(of_udp).collect();
+            // Without endpoints new packets are rejected, and what is under way ends by itself.
+            let fronts: Vec<Front> = ports.iter().filter_map(|port| Front::of(port)).collect();
+            if fronts.is_empty() {
+                continue;
+            }
+            let is_stale = |flow: &conntrack::Flow| {
+                let front = fronts.iter().find(|front| front.is_reached_by(flow.destination));
+                front.is_some_and(|front| !front.serves.contains(&flow.replier))
+            };
+            conntrack::forget_udp(&mut self.netlink, is_ipv6, &is_stale)
+                .map_err(|error| format!("forgetting connections of UDP: {error}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// The addresses of a UDP port, and who serves it.
+struct Front {
+    addresses: Vec<IpAddr>,
+    port: u16,
+    node_port: u16,
+    serves: BTreeSet<SocketAddr>,
+}
+
+impl Front {
+    fn of(port: &ServicePort) -> Option<Self> {
+        let serves: BTreeSet<SocketAddr> = port.serving.iter().copied().collect();
+        let addresses = [port.cluster_ip].into_iter();
+        let addresses = addresses.chain(port.external_ips.iter().chain(&port.load_balancer_ips).copied());
+        (!serves.is_empty()).then(|| Self {
+            addresses: addresses.collect(),
+            port: port.port,
+            node_port: port.node_port,
+            serves,
+        })
+    }
+
+    fn is_reached_by(&self, destination: SocketAddr) -> bool {
+        let is_address = self.port == destination.port() && self.addresses.contains(&destination.ip());
+        is_address || self.node_port != 0 && self.node_port == destination.port()
+    }
+}
+
+fn refused(error: &BatchError) -> String {
+    match error.message {
+        Some(number) => format!("nf_tables refused message {number} of a change: {}", error.error),
+        None => format!("nf_tables refused a change: {}", error.error),
+    }
+}

@@ -1,0 +1,362 @@
+//! What all services have in the kernel's tables, and the transactions that change it. PURE.
+//!
+//! A change is first made here and then by the kernel. When the kernel refuses it, or somebody else has changed the tables, they are
+//! written whole again from what is here, in one transaction.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::net::IpAddr;
+
+use super::encode::{Encoder, Program, Role, Target, chain_of};
+use super::entries::{Change, Entries, Entry, Place};
+use super::model::{ServiceName, ServicePort, Transport};
+use super::skeleton::{IPV4, IPV6, Kind, TABLE};
+use crate::model::Network;
+use crate::nftables::{Batch, Element, ElementData, Verdict};
+
+/// The two families' batches.
+#[derive(Debug)]
+pub(super) struct Batches {
+    pub ipv4: Batch,
+    pub ipv6: Batch,
+    /// Marks of endpoints that clients stayed with, and that are gone.
+    pub gone: BTreeSet<u32>,
+}
+
+/// What does not depend on services.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// Addresses of the cluster's pods. None: nobody is known as a pod, as with kube-proxy without `--cluster-cidr`.
+    pub cluster_cidrs: Vec<Network>,
+    /// This node's addresses.
+    pub node_addresses: Vec<IpAddr>,
+}
+
+/// The name of a port within its Service, whose chains keep their number.
+type PortKey = (bool, Transport, Box<str>);
+
+/// A service.
+#[derive(Debug, Default)]
+struct Held {
+    number: u32,
+    ports: Vec<(PortKey, u32)>,
+    entries: Entries,
+}
+
+/// Numbers that are given again when they are free.
+#[derive(Debug, Default)]
+struct Numbers {
+    free: Vec<u32>,
+    next: u32,
+}
+
+impl Numbers {
+    fn take(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            self.next += 1;
+            self.next - 1
+        })
+    }
+}
+
+/// Who has an entry that others may want too, by the hash of its key.
+#[derive(Debug, Default)]
+struct Owners(BTreeMap<u64, Owner>);
+
+/// A service by its number, or how many of them there are.
+#[derive(Clone, Copy, Debug)]
+struct Owner {
+    service: u32,
+    count: u32,
+}
+
+impl Owners {
+    fn key(entry: &Entry<'_>) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (entry.is_ipv6, entry.place as u8, entry.key).hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// Whether the service may have it.
+    fn allows(&self, entry: &Entry<'_>, service: u32) -> bool {
+        entry.place.is_own()
+            || entry.place.is_shared()
+            || self.0.get(&Self::key(entry)).is_none_or(|owner| owner.service == service)
+    }
+
+    /// Whether the kernel is to be told.
+    fn add(&mut self, entry: &Entry<'_>, service: u32) -> bool {
+        if entry.place.is_own() {
+            return true;
+        }
+        let owner = self.0.entry(Self::key(entry)).or_insert(Owner { service, count: 0 });
+        owner.count += 1;
+        owner.count == 1
+    }
+
+    /// Whether the kernel is to be told.
+    fn delete(&mut self, entry: &Entry<'_>) -> bool {
+        if entry.place.is_own() {
+            return true;
+        }
+        let key = Self::key(entry);
+        let Some(owner) = self.0.get_mut(&key) else { return false };
+        owner.count -= 1;
+        if owner.count == 0 {
+            self.0.remove(&key);
+            return true;
+        }
+        false
+    }
+}
+
+/// The rules of all services.
+#[derive(Debug, Default)]
+pub(super) struct Rules {
+    settings: Settings,
+    services: BTreeMap<ServiceName, Held>,
+    services_numbers: Numbers,
+    ports_numbers: Numbers,
+    owners: Owners,
+    /// Services that want an address and port that another one has.
+    contested: BTreeSet<ServiceName>,
+}
+
+impl Rules {
+    pub(super) fn new(settings: Settings) -> Self {
+        Self { settings, ..Self::default() }
+    }
+
+    /// Whether they are other ones: these count from the next [`Rules::all`] on, for services that [`Rules::change`] is called for.
+    pub(super) fn set_settings(&mut self, settings: Settings) -> bool {
+        let is_changed = self.settings != settings;
+        self.settings = settings;
+        is_changed
+    }
+
+    /// Some service has an address of the family.
+    pub(super) fn has_family(&self, is_ipv6: bool) -> bool {
+        self.services.values().any(|held| held.ports.iter().any(|((of, ..), _)| *of == is_ipv6))
+    }
+
+    /// How many services have rules.
+    pub(super) fn len(&self) -> usize {
+        self.services.len()
+    }
+
+    /// Bytes held on the heap, nearly.
+    pub(super) fn bytes(&self) -> usize {
+        let of = |(name, held): (&ServiceName, &Held)| {
+            200 + name.name.len() + name.namespace.len() + held.entries.bytes() + held.ports.len() * 48
+        };
+        self.services.iter().map(of).sum::<usize>() + self.owners.0.len() * 24
+    }
+
+    /// Services that had to do without an address and port, because another one has it.
+    pub(super) fn contested(&self) -> impl Iterator<Item = &ServiceName> {
+        self.contested.iter()
+    }
+
+    /// The services have these ports now; without ports a service is gone. What the kernel has to do: nothing, if nothing changed.
+    pub(super) fn change(&mut self, changed: Vec<(ServiceName, Vec<ServicePort>)>) -> Batches {
+        let mut names: BTreeMap<ServiceName, Vec<ServicePort>> = changed.into_iter().collect();
+        let mut steps = Steps::default();
+        // First all that goes: another service may want it.
+        let mut next = Vec::with_capacity(names.len());
+        while let Some((name, ports)) = names.pop_first() {
+            let mut held = self
+                .services
+                .remove(&name)
+                .unwrap_or_else(|| Held { number: self.services_numbers.take(), ..Held::default() });
+            let encoder = self.encode(&mut held, &ports);
+            let wanted = Entries::of(encoder.entries());
+            held.entries.changes(&wanted, &mut |change| {
+                if let Change::Delete(entry) = change
+                    && self.owners.delete(&entry)
+                {
+                    steps.delete(&entry);
+                }
+            });
+            next.push((name, held, wanted, ports.is_empty()));
+        }
+        for (name, mut held, wanted, is_gone) in next {
+            let allowed: Vec<_> =
+                wanted.iter().filter(|entry| self.owners.allows(entry, held.number)).collect();
+            let is_whole = allowed.len() == wanted.iter().count();
+            if is_whole {
+                self.contested.remove(&name);
+            } else {
+                self.contested.insert(name.clone());
+            }
+            let allowed = Entries::of(allowed);
+            held.entries.changes(&allowed, &mut |change| {
+                if let Change::Add(entry) = change
+                    && self.owners.add(&entry, held.number)
+                {
+                    steps.add(&entry);
+                }
+            });
+            held.entries = allowed;
+            if is_gone {
+                self.contested.remove(&name);
+                self.services_numbers.free.push(held.number);
+                self.ports_numbers.free.extend(held.ports.iter().map(|(_, number)| *number));
+            } else {
+                self.services.insert(name, held);
+            }
+        }
+        self.write(&steps)
+    }
+
+    /// Entries of a service with these ports, whose numbers are given and taken back.
+    fn encode(&mut self, held: &mut Held, ports: &[ServicePort]) -> Encoder {
+        let key = |port: &ServicePort| (port.cluster_ip.is_ipv6(), port.transport, port.port_name.clone());
+        let (kept, gone): (Vec<_>, Vec<_>) = std::mem::take(&mut held.ports)
+            .into_iter()
+            .partition(|(of, _)| ports.iter().any(|port| key(port) == *of));
+        held.ports = kept;
+        let mut encoder = Encoder::default();
+        for port in ports {
+            let of = key(port);
+            let known = held.ports.iter().find(|(known, _)| *known == of).map(|(_, number)| *number);
+            let number = known.unwrap_or_else(|| {
+                let number = self.ports_numbers.take();
+                held.ports.push((of, number));
+                number
+            });
+            encoder.add(port, number, &self.settings.node_addresses);
+        }
+        self.ports_numbers.free.extend(gone.into_iter().map(|(_, number)| number));
+        encoder
+    }
+
+    fn write(&self, steps: &Steps) -> Batches {
+        let write = |kind: Kind| {
+            let mut batch = Batch::new(kind.family, TABLE);
+            steps.write(kind, &mut batch, &self.settings.cluster_cidrs);
+            batch
+        };
+        let mut gone = marks_of(&steps.deleted);
+        if !gone.is_empty() {
+            let kept = marks_of(&steps.added);
+            gone.retain(|mark| !kept.contains(mark));
+        }
+        Batches { ipv4: write(IPV4), ipv6: write(IPV6), gone }
+    }
+
+    /// One family's table from nothing, or from what an earlier agent left there: `chains` are those that are there. With `is_new` a table that
+    /// is there is deleted before.
+    pub(super) fn all(&self, is_ipv6: bool, chains: &[Box<str>], is_new: bool) -> Batch {
+        let kind = if is_ipv6 { IPV6 } else { IPV4 };
+        let mut batch = Batch::new(kind.family, TABLE);
+        if is_new {
+            batch.add_table();
+            batch.delete_table();
+        }
+        kind.write_all(&mut batch, &self.settings.cluster_cidrs);
+        for chain in chains.iter().filter(|chain| Role::is_chain(chain) && !is_new) {
+            batch.flush_chain(chain);
+        }
+        let mut steps = Steps::default();
+        let mut owners = Owners::default();
+        for held in self.services.values() {
+            for entry in held.entries.iter().filter(|entry| entry.is_ipv6 == is_ipv6) {
+                if owners.add(&entry, held.number) {
+                    steps.add(&entry);
+                }
+            }
+        }
+        steps.write(kind, &mut batch, &self.settings.cluster_cidrs);
+        batch
+    }
+}
+
+/// Entries that go and that come.
+#[derive(Debug, Default)]
+struct Steps {
+    deleted: Vec<Own>,
+    added: Vec<Own>,
+}
+
+/// A key and a value.
+type Pair = (Box<[u8]>, Box<[u8]>);
+
+/// An entry: where, its key, its value.
+type Own = (bool, Place, Box<[u8]>, Box<[u8]>);
+
+impl Steps {
+    fn delete(&mut self, entry: &Entry<'_>) {
+        self.deleted.push((entry.is_ipv6, entry.place, entry.key.into(), entry.value.into()));
+    }
+
+    fn add(&mut self, entry: &Entry<'_>) {
+        self.added.push((entry.is_ipv6, entry.place, entry.key.into(), entry.value.into()));
+    }
+
+    /// Elements that go, chains, elements that come.
+    fn write(&self, kind: Kind, batch: &mut Batch, cluster_cidrs: &[Network]) {
+        let of = |entries: &'_ [Own], place: Place| -> Vec<Pair> {
+            let matching = entries.iter().filter(move |entry| entry.0 == kind.is_ipv6 && entry.1 == place);
+            matching.map(|(_, _, key, value)| (key.clone(), value.clone())).collect()
+        };
+        for place in Place::sets() {
+            write_elements(batch, place, &of(&self.deleted, place), false);
+        }
+        let (gone, new) = (of(&self.deleted, Place::Chain), of(&self.added, Place::Chain));
+        let chains = |entries: &'_ [Pair]| -> Vec<(Role, u32)> {
+            entries.iter().filter_map(|(key, _)| chain_of(key)).collect()
+        };
+        for (role, number) in chains(&gone) {
+            batch.flush_chain(&role.chain(number));
+        }
+        for (role, number) in chains(&new) {
+            batch.add_chain(&role.chain(number));
+        }
+        for (key, value) in &new {
+            if let (Some(chain), Some((program, comment))) =
+                (chain_of(key), Program::read(value, kind.is_ipv6))
+            {
+                kind.write_chain(batch, chain, &program, comment, cluster_cidrs);
+            }
+        }
+        for place in Place::sets() {
+            write_elements(batch, place, &of(&self.added, place), true);
+        }
+    }
+}
+
+/// Marks of the endpoints in chains that clients stay with.
+fn marks_of(entries: &[Own]) -> BTreeSet<u32> {
+    let chains = entries.iter().filter(|entry| entry.1 == Place::Chain);
+    let programs = chains.filter_map(|(is_ipv6, _, _, value)| Program::read(value, *is_ipv6));
+    let endpoints = programs.flat_map(|(program, _)| match program {
+        Program::Stay { endpoints, .. } => endpoints,
+        Program::Pick { .. } | Program::External { .. } | Program::Sources(_) => Vec::new(),
+    });
+    endpoints.map(|endpoint| endpoint.mark).collect()
+}
+
+fn write_elements(batch: &mut Batch, place: Place, entries: &[Pair], is_added: bool) {
+    let chains: Vec<Option<String>> = entries
+        .iter()
+        .map(|(_, value)| match Target::read(value).filter(|_| place != Place::Endpoints)? {
+            Target::Chain(role, number) => Some(role.chain(number)),
+            Target::Reject => Some("reject-chain".to_owned()),
+            Target::Drop => None,
+        })
+        .collect();
+    let elements = entries.iter().zip(&chains).map(|((key, value), chain)| Element {
+        key,
+        data: match (place, chain) {
+            _ if value.is_empty() => ElementData::None,
+            (Place::Endpoints, _) => ElementData::Value(value),
+            (_, Some(chain)) => ElementData::Verdict(Verdict::Goto(chain)),
+            (_, None) => ElementData::Verdict(Verdict::Drop),
+        },
+    });
+    if is_added {
+        batch.add_elements(place.set(), elements);
+    } else {
+        batch.delete_elements(place.set(), elements);
+    }
+}

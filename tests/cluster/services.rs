@@ -1,0 +1,180 @@
+//! The agent serves the cluster's Services: what it watches, and what the kernel has. In a network namespace of its own, on real time.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use smolet::config::{Config, ServiceProxySettings};
+
+use crate::addresses::{in_namespace, ip, lease, make_link};
+use crate::k3s::joining;
+use crate::supervisor::K3s;
+use crate::world::{NODE, World};
+
+const PROXY: &str = "system:kube-proxy";
+const CLUSTER_IP: &str = "10.43.0.10:80";
+
+/// Addresses of two pods, behind each of which somebody answers with a name.
+fn serve_pods() {
+    make_link();
+    lease("192.168.9.1", "192.168.9.2");
+    for (address, name) in [("10.42.0.3", "one"), ("10.42.0.4", "two")] {
+        ip(&format!("addr add {address}/32 dev lo"));
+        let listener = TcpListener::bind((address, 8080)).unwrap();
+        std::thread::spawn(move || {
+            for connection in listener.incoming() {
+                let _ = connection.unwrap().write_all(name.as_bytes());
+            }
+        });
+    }
+}
+
+fn ask(address: &str) -> Result<String, ErrorKind> {
+    let address: SocketAddr = address.parse().unwrap();
+    // A refusal of the kernel's own may come with the second packet, after a second.
+    let connected = TcpStream::connect_timeout(&address, Duration::from_secs(2));
+    let mut connection = connected.map_err(|error| error.kind())?;
+    let mut answer = String::new();
+    connection.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    connection.read_to_string(&mut answer).map_err(|error| error.kind())?;
+    Ok(answer)
+}
+
+fn service(name: &str, cluster_ip: &str, more: &Value) -> Value {
+    let mut service = json!({"metadata": {"namespace": "default", "name": name}, "spec": {"clusterIP": cluster_ip,
+        "clusterIPs": [cluster_ip], "type": "ClusterIP", "ports": [{"port": 80, "targetPort": 8080, "protocol": "TCP"}]}});
+    for (field, value) in more.as_object().unwrap() {
+        service["spec"][field] = value.clone();
+    }
+    service
+}
+
+fn slice(service: &str, addresses: &[&str]) -> Value {
+    let endpoint = |address: &&str| {
+        json!({"addresses": [address], "conditions": {"ready": true, "serving": true, "terminating": false},
+            "nodeName": NODE})
+    };
+    json!({"metadata": {"namespace": "default", "name": format!("{service}-abcde"),
+            "labels": {"kubernetes.io/service-name": service}},
+        "addressType": "IPv4", "ports": [{"name": "", "port": 8080, "protocol": "TCP"}],
+        "endpoints": addresses.iter().map(endpoint).collect::<Vec<_>>()})
+}
+
+fn table() -> Option<String> {
+    let output = Command::new("nft").args(["list", "table", "ip", "smolet-services"]).output();
+    let output = output.expect("nftables is there");
+    output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
+}
+
+fn serving(world: &World) -> Config {
+    let kubeconfig = world.api.kubeconfig(&world.path("root"), PROXY);
+    let service_proxy = Some(ServiceProxySettings { kubeconfig, cluster_cidrs: Vec::new() });
+    Config { service_proxy, ..world.config() }
+}
+
+#[test]
+fn services_are_served_while_they_are_there() {
+    if !in_namespace("services::services_are_served_while_they_are_there") {
+        return;
+    }
+    serve_pods();
+    let world = World::on_real_time_without_agent();
+    world.api.create("services", service("web", "10.43.0.10", &json!({})));
+    world.api.create("endpointslices", slice("web", &["10.42.0.3"]));
+    let config = serving(&world);
+    world.start_with(config.clone());
+    world.until("it is served", |_| ask(CLUSTER_IP) == Ok("one".to_owned()));
+    let watched: Vec<String> = world
+        .api
+        .requests()
+        .into_iter()
+        .filter(|request| request.user == PROXY && request.verb == "watch")
+        .map(|request| request.path)
+        .collect();
+    assert_eq!(watched.len(), 2, "{watched:?}");
+
+    // Another endpoint instead, and none.
+    let to = |addresses: &[&str]| json!({"endpoints": slice("web", addresses)["endpoints"]});
+    world.api.patch("endpointslices", "default", "web-abcde", &to(&["10.42.0.4"]));
+    world.until("the other one serves", |_| ask(CLUSTER_IP) == Ok("two".to_owned()));
+    world.api.patch("endpointslices", "default", "web-abcde", &to(&[]));
+    world.until("nobody serves", |_| ask(CLUSTER_IP) == Err(ErrorKind::ConnectionRefused));
+    world.api.patch("endpointslices", "default", "web-abcde", &to(&["10.42.0.3"]));
+    world.until("it is served again", |_| ask(CLUSTER_IP) == Ok("one".to_owned()));
+
+    // The rules stay while nobody is there; what happened meanwhile is made up for.
+    world.kill();
+    assert_eq!(ask(CLUSTER_IP), Ok("one".to_owned()));
+    world.api.create("services", service("other", "10.43.0.11", &json!({})));
+    world.api.create("endpointslices", slice("other", &["10.42.0.4"]));
+    world.api.delete("services", "default", "web", None);
+    world.start_with(config.clone());
+    world.until("the new one is served", |_| ask("10.43.0.11:80") == Ok("two".to_owned()));
+    assert!(ask(CLUSTER_IP).is_err(), "{:?}", table());
+
+    // Somebody flushes all rules: they are looked at each minute.
+    assert!(Command::new("nft").args(["flush", "ruleset"]).status().unwrap().success());
+    world.until("it is served again", |_| ask("10.43.0.11:80") == Ok("two".to_owned()));
+
+    // A node that is no longer to serve deletes them.
+    world.kill();
+    assert!(table().is_some());
+    world.start_with(Config { service_proxy: None, ..config });
+    world.until("the table is gone", |_| table().is_none());
+}
+
+#[test]
+fn a_balancer_learns_whether_the_node_has_endpoints() {
+    if !in_namespace("services::a_balancer_learns_whether_the_node_has_endpoints") {
+        return;
+    }
+    serve_pods();
+    let world = World::on_real_time_without_agent();
+    let balanced =
+        json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 32123});
+    world.api.create("services", service("web", "10.43.0.10", &balanced));
+    world.api.create("endpointslices", slice("web", &["10.42.0.3"]));
+    world.start_with(serving(&world));
+    let health = || {
+        let mut connection = TcpStream::connect("127.0.0.1:32123").ok()?;
+        connection.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).ok()?;
+        Some(answer)
+    };
+    world.until("it has one", |_| {
+        health().is_some_and(|answer| {
+            answer.starts_with("HTTP/1.1 200") && answer.contains("\"localEndpoints\": 1")
+        })
+    });
+    let none = json!({"endpoints": []});
+    world.api.patch("endpointslices", "default", "web-abcde", &none);
+    world.until("it has none", |_| health().is_some_and(|answer| answer.starts_with("HTTP/1.1 503")));
+    world.api.delete("services", "default", "web", None);
+    world.until("nobody asks any more", |_| health().is_none());
+}
+
+#[test]
+fn a_k3s_server_says_whether_its_nodes_serve() {
+    if !in_namespace("services::a_k3s_server_says_whether_its_nodes_serve") {
+        return;
+    }
+    serve_pods();
+    let world = World::on_real_time_without_agent();
+    world.api.create("services", service("web", "10.43.0.10", &json!({})));
+    world.api.create("endpointslices", slice("web", &["10.42.0.3"]));
+    let k3s = K3s::start(&world.api);
+    let config =
+        Config { service_proxy: serving(&world).service_proxy, ..joining(&world, &k3s, &k3s.token()) };
+    k3s.state().settings = json!({"DisableKubeProxy": true});
+    world.start_with(config.clone());
+    world.until("the tunnel", |_| k3s.has_tunnel(NODE));
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(table(), None);
+    world.kill();
+    k3s.state().settings = json!({});
+    world.start_with(config);
+    world.until("it is served", |_| ask(CLUSTER_IP) == Ok("one".to_owned()));
+}
