@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::joining::{Found, Given, Identity, is_of_node};
-use super::{List, Settings, Token};
+use super::{Component, List, Settings, Token};
 use crate::certificates::usable;
 use crate::config::TokenSource;
 use crate::filesystem::replace;
@@ -43,6 +43,16 @@ impl Files {
         self.at("serving-kubelet.pem")
     }
 
+    /// The certificate of a component, with its key.
+    pub(super) fn component(&self, of: Component) -> PathBuf {
+        self.at(of.file())
+    }
+
+    /// The kubeconfig of a component.
+    pub(crate) fn component_kubeconfig(&self, of: Component) -> PathBuf {
+        self.at(of.kubeconfig())
+    }
+
     /// The cluster's settings, as the server sent them.
     fn settings(&self) -> PathBuf {
         self.at("config.json")
@@ -76,6 +86,10 @@ impl Files {
             client_ca: read(&self.client_ca()).ok(),
             server_ca: read(&self.server_ca()).ok(),
             has_settings: self.kept_settings().is_some(),
+            components: Component::ALL.map(|of| {
+                let named = kube::credential(&self.component_kubeconfig(of));
+                read(&self.component(of)).ok().filter(|_| matches!(named, Ok(Credential::InFile(..))))
+            }),
         }
     }
 
@@ -90,8 +104,27 @@ impl Files {
         }
     }
 
-    /// Writes what the server gave, and the kubeconfig that names it.
-    pub(super) fn store(&self, given: &Given, kubeconfig: &Path, text: &str) -> Result<(), String> {
+    /// Writes what the server gave, and the kubeconfig that names it; `components` are the texts of theirs.
+    pub(super) fn store(
+        &self,
+        given: &Given,
+        kubeconfig: &Path,
+        text: &str,
+        components: &[String; 2],
+    ) -> Result<(), String> {
+        let known = read(&self.client_ca()).ok();
+        let is_other = known.is_some_and(|known| known != given.cluster.authorities.client);
+        for (of, text) in Component::ALL.iter().zip(components) {
+            let file = self.component(*of);
+            match file.try_exists() {
+                // Those of another cluster are worth nothing.
+                Ok(true) if is_other => {
+                    std::fs::remove_file(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+                }
+                Ok(true) => self.keep(&self.component_kubeconfig(*of), text.as_bytes())?,
+                Ok(false) | Err(_) => {}
+            }
+        }
         self.keep(&self.settings(), &given.cluster.settings.to_json())?;
         // Before the authorities: while these are another cluster's, certificates are fetched anew.
         if let Some(certificates) = &given.certificates {
@@ -102,6 +135,12 @@ impl Files {
         self.keep(&self.server_ca(), &given.cluster.authorities.server)?;
         // Last: the files that it names exist by then.
         self.keep(kubeconfig, text.as_bytes())
+    }
+
+    /// Writes the certificate of a component with its key, and the kubeconfig that names it.
+    pub(super) fn store_component(&self, of: Component, pem: &[u8], text: &str) -> Result<(), String> {
+        self.keep(&self.component(of), pem)?;
+        self.keep(&self.component_kubeconfig(of), text.as_bytes())
     }
 
     /// Writes the list of servers.

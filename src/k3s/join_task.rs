@@ -16,7 +16,7 @@ use super::files::{Files, node_password};
 use super::joining::{
     Certificates, Cluster, Credentials, Given, Inspection, Joining, Line, Next, Outcome, Step,
 };
-use super::{Ask, List, Refused, Servers, Settings, Supervisor};
+use super::{Ask, Component, ComponentClients, List, Refused, Servers, Settings, Supervisor};
 use crate::addresses::NodeAddresses;
 use crate::certificates::{apart, usable};
 use crate::clock::SharedClock;
@@ -44,6 +44,8 @@ pub(crate) struct JoinTask {
     /// Further ones that it has to name (`--node-external-ip`).
     pub(crate) external_addresses: Vec<Box<str>>,
     pub(crate) client: Client,
+    /// The clients of the components, which get credentials here.
+    pub(crate) components: ComponentClients,
     /// Whether the server reaches pods through the tunnel.
     pub(crate) pods: Rc<Cell<bool>>,
     /// Receives the cluster's settings.
@@ -100,6 +102,7 @@ impl JoinTask {
             }
             Step::Store(given) => Box::pin(self.store(*given)).await,
             Step::Publish { is_renewed } => Ok(self.publish(is_renewed)),
+            Step::RequestComponents(credentials) => Box::pin(self.request_components(&credentials)).await,
             Step::StoreServers(list) => Box::pin(self.store_servers(list)).await,
         };
         done.unwrap_or_else(Outcome::Failed)
@@ -130,7 +133,9 @@ impl JoinTask {
         let has_addresses = !self.addresses.now().is_empty();
         let node = self.node.clone();
         let inspect = move || Ok(Inspection::new(files.found(&kubeconfig), &node, &mark, has_addresses));
-        apart(inspect).await.map(Outcome::Inspected)
+        let inspection = apart(inspect).await?;
+        self.components.found(inspection.components());
+        Ok(Outcome::Inspected(inspection))
     }
 
     async fn read_token(&self) -> Result<Outcome, String> {
@@ -182,8 +187,51 @@ impl JoinTask {
         let _ = self.settings.send(given.cluster.settings.clone()).await;
         let (files, kubeconfig) = (self.files.clone(), self.kubeconfig.clone());
         let text = kube::kubeconfig_of(self.servers.api(), &files.server_ca(), &files.client());
-        apart(move || files.store(&given, &kubeconfig, &text)).await?;
+        let components = Component::ALL.map(|of| self.component_kubeconfig(of));
+        apart(move || files.store(&given, &kubeconfig, &text, &components)).await?;
         Ok(Outcome::Stored)
+    }
+
+    fn component_kubeconfig(&self, of: Component) -> String {
+        kube::kubeconfig_of(self.servers.api(), &self.files.server_ca(), &self.files.component(of))
+    }
+
+    /// Certificates for the components, each written as it comes. The error is the first one.
+    async fn request_components(&self, credentials: &Credentials) -> Result<Outcome, String> {
+        let (mut shortest, mut failed) = (None::<x509::Validity>, None);
+        for of in Component::ALL {
+            match self.request_component(credentials, of).await {
+                Ok(validity) if shortest.is_none_or(|other| other.until > validity.until) => {
+                    shortest = Some(validity);
+                }
+                Ok(_) => {}
+                Err(why) => failed = failed.or(Some(why)),
+            }
+        }
+        match (failed, shortest) {
+            (None, Some(validity)) => {
+                let until = validity.until;
+                log::info!(
+                    "node {}: credentials of k3s' service proxy and controller valid until {until}",
+                    self.node
+                );
+                Ok(Outcome::ComponentsStored(validity))
+            }
+            (failed, _) => Err(failed.unwrap_or_default()),
+        }
+    }
+
+    async fn request_component(
+        &self,
+        credentials: &Credentials,
+        of: Component,
+    ) -> Result<x509::Validity, String> {
+        let issued = self.certificate(credentials, of.path(), &[]).await;
+        let (pem, validity) = issued.map_err(|why| format!("{}: {why}", of.name()))?;
+        let (files, text) = (self.files.clone(), self.component_kubeconfig(of));
+        apart(move || files.store_component(of, &pem, &text)).await?;
+        self.components.renewed(of);
+        Ok(validity)
     }
 
     fn publish(&self, is_renewed: bool) -> Outcome {
@@ -211,6 +259,7 @@ impl JoinTask {
             let names: Vec<String> = list.servers.iter().map(ServerUrl::authority).collect();
             log::info!("node {}: k3s servers: {}", self.node, names.join(", "));
             self.client.servers_changed();
+            self.components.servers_changed();
         }
         let (files, bytes) = (self.files.clone(), list.to_json(self.servers.named()));
         apart(move || files.store_servers(&bytes)).await?;
@@ -245,7 +294,13 @@ impl JoinTask {
         let request = params.serialize_request(&key).map_err(|error| at(error.to_string()))?;
         let mut pem = match self.ask(credentials, path, headers, request.der()).await {
             Err((_, refused)) if refused.is_of_older_server() => self.get(credentials, path, headers).await?,
-            answer => answer.map_err(|(with, refused)| self.explain(&with, &refused))?,
+            answer => answer.map_err(|(with, refused)| match refused {
+                // Without the node's password nothing can be wrong with it.
+                Refused::Status(403, said) if headers.is_empty() => {
+                    format!("k3s server {} answers 403: {said}", with.server.host)
+                }
+                refused => self.explain(&with, &refused),
+            })?,
         };
         if !pem.ends_with(b"\n") {
             pem.push(b'\n');

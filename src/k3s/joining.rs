@@ -6,8 +6,8 @@
 //!         │ │                                                   │ certificates hold, same cluster          ▼
 //!         │ │ certificates hold, server heard                   └──────────────► Storing ◄─────────────────┘
 //!         │ ▼                                                                       ▼
-//!     Waiting ◄──────────── FetchingServers, StoringServers ◄──────────────── Publishing
-//!                           when the list of servers is due
+//!     Waiting ◄── FetchingServers, StoringServers ◄── RequestingComponents ◄── Publishing
+//!                 when the list of servers is due     when theirs are due
 //! ```
 //!
 //! A step that fails leads to `Waiting`, by way of the list of servers when that is due. After each wait the files are inspected
@@ -22,6 +22,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::component::ComponentsDue;
 use super::token::TOKEN_FILE;
 use super::{List, Refused, Settings, Token, pinned};
 use crate::certificates::{is_for, usable};
@@ -46,6 +47,8 @@ pub(super) struct Found {
     pub(super) server_ca: Option<Vec<u8>>,
     /// The cluster's settings are there.
     pub(super) has_settings: bool,
+    /// The certificates of the components with their keys, in the order of `Component::ALL`.
+    pub(super) components: [Option<Vec<u8>>; 2],
 }
 
 /// The cluster's certificate authorities, in PEM.
@@ -72,6 +75,8 @@ pub(super) struct Inspection {
     certificate: Option<Validity>,
     authorities: Option<Authorities>,
     has_settings: bool,
+    /// Validity of the components' certificates.
+    components: [Option<Validity>; 2],
 }
 
 impl Inspection {
@@ -87,7 +92,13 @@ impl Inspection {
             certificate: found.certificate.filter(|_| serves && is_known),
             authorities: Authorities::parse(found.client_ca, found.server_ca),
             has_settings: found.has_settings,
+            components: found.components.map(|pem| usable(&pem?).ok()),
         }
+    }
+
+    /// Which components have a certificate.
+    pub(super) fn components(&self) -> [bool; 2] {
+        self.components.map(|validity| validity.is_some())
     }
 
     fn is_complete(&self) -> bool {
@@ -179,11 +190,13 @@ enum State {
     /// The node's password is being read, or made.
     ReadingPassword { cluster: Cluster, credentials: Rc<Credentials> },
     /// The certificates are being requested.
-    RequestingCertificates { cluster: Cluster },
+    RequestingCertificates { cluster: Cluster, credentials: Rc<Credentials> },
     /// The results are being written.
-    Storing { renewed: Option<Validity> },
+    Storing { renewed: Option<Validity>, credentials: Rc<Credentials> },
     /// The API client is being sent to the servers anew.
-    Publishing,
+    Publishing { credentials: Rc<Credentials> },
+    /// The certificates of the components are being requested, and written.
+    RequestingComponents,
     /// The list of servers is being fetched since `began`; then there is a wait of `pause`.
     FetchingServers { began: Mono, pause: Duration },
     /// The list of servers is being written; `wrong`: with what was skipped of it.
@@ -211,6 +224,8 @@ pub(super) enum Step {
     Store(Box<Given>),
     /// Let the API client use the files: [`Outcome::Published`].
     Publish { is_renewed: bool },
+    /// [`Outcome::ComponentsStored`]
+    RequestComponents(Rc<Credentials>),
     /// [`Outcome::Servers`] or [`Outcome::NoServers`]
     FetchServers,
     /// [`Outcome::ServersStored`]
@@ -235,6 +250,8 @@ pub(super) enum Outcome {
     Issued(Certificates),
     Stored,
     Published,
+    /// With the shortest validity of them.
+    ComponentsStored(Validity),
     /// The list of servers, as it was sent.
     Servers(Vec<u8>),
     /// There is no list, with the reason as a sentence.
@@ -288,6 +305,7 @@ pub(super) struct Joining {
     /// The failure that was logged last; empty after a success.
     failure: String,
     servers: ServersDue,
+    components: ComponentsDue,
 }
 
 impl Joining {
@@ -304,6 +322,7 @@ impl Joining {
             retry: RetryWait::new(seed(node)),
             failure: String::new(),
             servers: ServersDue { at: now, wait: KUBE_RETRY_MIN, logged: String::new() },
+            components: ComponentsDue::new(now),
         }
     }
 
@@ -316,6 +335,7 @@ impl Joining {
                 Outcome::Failed(why),
                 State::FetchingServers { pause, .. } | State::StoringServers { pause, .. },
             ) => self.servers_failed(why, pause, now),
+            (Outcome::Failed(why), State::RequestingComponents) => self.components_failed(&why, now),
             (Outcome::Failed(why), _) => self.failed(why, now),
             (Outcome::Inspected(found), State::Inspecting) => self.inspected(found, now),
             (Outcome::Identified(identity), State::ReadingToken { held }) => {
@@ -328,15 +348,25 @@ impl Joining {
                 self.described(*cluster, held.as_ref(), credentials)
             }
             (Outcome::Password(password), State::ReadingPassword { cluster, credentials }) => {
-                self.state = State::RequestingCertificates { cluster };
+                self.state = State::RequestingCertificates { cluster, credentials: credentials.clone() };
                 Next::quiet(Step::RequestCertificates { credentials, password })
             }
-            (Outcome::Issued(certificates), State::RequestingCertificates { cluster }) => {
-                self.store(cluster, Some(certificates))
+            (Outcome::Issued(certificates), State::RequestingCertificates { cluster, credentials }) => {
+                self.store(cluster, Some(certificates), credentials)
             }
-            (Outcome::Stored, State::Storing { renewed }) => self.stored(renewed, now),
+            (Outcome::Stored, State::Storing { renewed, credentials }) => {
+                self.stored(renewed, credentials, now)
+            }
+            (Outcome::Published, State::Publishing { credentials }) if self.components.is_due(now.mono) => {
+                self.state = State::RequestingComponents;
+                Next::quiet(Step::RequestComponents(credentials))
+            }
             // Whatever is wrong with what it gave, the server is not asked again at once.
-            (Outcome::Published, State::Publishing) => self.succeeded(CSR_RETRY_MIN, now),
+            (Outcome::Published, State::Publishing { .. }) => self.succeeded(CSR_RETRY_MIN, now),
+            (Outcome::ComponentsStored(validity), State::RequestingComponents) => {
+                self.components.stored(validity, now.mono);
+                self.succeeded(CSR_RETRY_MIN, now)
+            }
             (Outcome::Servers(list), State::FetchingServers { began, pause }) => {
                 self.listed(&list, began, pause, now)
             }
@@ -367,6 +397,7 @@ impl Joining {
                 | Outcome::Issued(_)
                 | Outcome::Stored
                 | Outcome::Published
+                | Outcome::ComponentsStored(_)
                 | Outcome::Servers(_)
                 | Outcome::NoServers { .. }
                 | Outcome::ServersStored
@@ -378,10 +409,10 @@ impl Joining {
         (self, next)
     }
 
-    /// | certificates hold | authorities and settings | server heard | next                    |
-    /// |-------------------|--------------------------|--------------|-------------------------|
-    /// | yes               | both                     | yes          | wait until they are due |
-    /// | otherwise         |                          |              | greet the server        |
+    /// | certificates hold | authorities and settings | server heard | components' certificates | next                    |
+    /// |-------------------|--------------------------|--------------|--------------------------|-------------------------|
+    /// | yes               | both                     | yes          | not due                  | wait until they are due |
+    /// | otherwise         |                          |              |                          | greet the server        |
     fn inspected(&mut self, found: Inspection, now: Now) -> Next {
         let due = found.certificate.map(|validity| csr::due(validity, now.wall, seed(&self.node)));
         let held_for = match due {
@@ -390,9 +421,15 @@ impl Joining {
             Some(Due::Now | Due::Ended) | None => None,
         };
         self.is_provided = held_for.is_some() && found.is_complete();
+        let components = self.components.inspect(found.components, seed(&self.node), now);
         match held_for {
-            Some(pause) if self.is_provided && self.is_greeted && !self.greets_again(now) => {
-                self.succeeded(pause, now)
+            Some(pause)
+                if self.is_provided
+                    && self.is_greeted
+                    && !self.greets_again(now)
+                    && !components.is_zero() =>
+            {
+                self.succeeded(pause.min(components), now)
             }
             Some(_) | None => {
                 self.state = State::ReadingToken { held: found.authorities.filter(|_| held_for.is_some()) };
@@ -456,27 +493,41 @@ impl Joining {
         credentials: Rc<Credentials>,
     ) -> Next {
         if held == Some(&cluster.authorities) {
-            return self.store(cluster, None);
+            return self.store(cluster, None, credentials);
         }
         self.state = State::ReadingPassword { cluster, credentials };
         Next::quiet(Step::ReadPassword)
     }
 
-    fn store(&mut self, cluster: Cluster, certificates: Option<Certificates>) -> Next {
+    fn store(
+        &mut self,
+        cluster: Cluster,
+        certificates: Option<Certificates>,
+        credentials: Rc<Credentials>,
+    ) -> Next {
         let renewed = certificates.as_ref().map(|certificates| certificates.validity);
-        self.state = State::Storing { renewed };
+        self.state = State::Storing { renewed, credentials };
         Next::quiet(Step::Store(Box::new(Given { cluster, certificates })))
     }
 
-    fn stored(&mut self, renewed: Option<Validity>, now: Now) -> Next {
+    fn stored(&mut self, renewed: Option<Validity>, credentials: Rc<Credentials>, now: Now) -> Next {
         self.is_greeted = true;
         self.greet_again = None;
         let line = renewed.map(|validity| {
             self.renewed_after = now.mono + csr::least_age(validity);
+            self.components.renew(now.mono);
             Line::Info(format!("node {}: client certificate valid until {}", self.node, validity.until))
         });
-        self.state = State::Publishing;
+        self.state = State::Publishing { credentials };
         Next { line, step: Step::Publish { is_renewed: renewed.is_some() } }
+    }
+
+    /// The node has joined without them; they are asked for again in the next round that finds them due.
+    fn components_failed(&mut self, why: &str, now: Now) -> Next {
+        let is_news = self.components.failed(why, now.mono);
+        let next = self.succeeded(CSR_RETRY_MIN, now);
+        let text = || format!("joining: no credentials for {why}; retrying");
+        Next { line: is_news.then(|| Line::Warn(text())), ..next }
     }
 
     /// The round has succeeded.

@@ -9,9 +9,9 @@
 //!     to its pods
 //! ```
 //!
-//! `joining` decides, as a table of states, and `join_task` carries it out. `joining`, `token`, `authority`, `refusal`, `settings`,
-//! `servers`, `frame` and `message` are PURE; `supervisor`, `files`, `tunnel`, `tunnels`, `load_balancer` and
-//! `join_task` do the I/O.
+//! `joining` decides, as a table of states, and `join_task` carries it out. `joining`, `component`, `token`, `authority`,
+//! `refusal`, `settings`, `servers`, `frame` and `message` are PURE; `supervisor`, `files`, `component_clients`, `tunnel`, `tunnels`,
+//! `load_balancer` and `join_task` do the I/O.
 //!
 //! Differs from `k3s agent`: a node asks a server for the list of servers, because it may not watch the endpoints of
 //! `default/kubernetes` as the agent does with a certificate that may write any Node; its clients do not go through the load balancer,
@@ -19,6 +19,8 @@
 //! they run as pods.
 
 mod authority;
+mod component;
+mod component_clients;
 mod files;
 pub mod frame;
 mod join_task;
@@ -34,6 +36,8 @@ mod tunnel;
 mod tunnels;
 
 pub(crate) use authority::pinned;
+pub(crate) use component::Component;
+pub(crate) use component_clients::ComponentClients;
 pub(crate) use files::Files;
 pub(crate) use files::node_id;
 pub(crate) use join_task::JoinTask;

@@ -50,6 +50,12 @@ impl Access {
         Self { awaited: true, ..Self::new(path) }
     }
 
+    /// The same servers, with the credentials of the kubeconfig at `path`.
+    #[must_use]
+    pub(crate) fn with_kubeconfig(&self, path: &Path) -> Self {
+        Self { path: path.to_owned(), ..self.clone() }
+    }
+
     /// Further addresses of the same cluster's API: empty until they are set.
     pub(crate) fn others(&self) -> &Others {
         &self.others

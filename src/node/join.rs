@@ -23,7 +23,8 @@ use crate::executor::Executor;
 use crate::facts;
 use crate::iptables;
 use crate::k3s::{
-    self, Common, JoinTask, LoadBalancer, Reach, Servers, Settings, Supervisor, Tunnels, Unset,
+    self, Common, ComponentClients, JoinTask, LoadBalancer, Reach, Servers, Settings, Supervisor, Tunnels,
+    Unset,
 };
 use crate::kube;
 use crate::limits::TUNNEL_CONNECTIONS_MAX;
@@ -183,6 +184,11 @@ impl Start<'_> {
         let (lost, tunnel_lost) = smol::channel::bounded(1);
         let servers = Rc::new(Servers::new(server, self.access.others().clone(), changed.clone()));
         let reaches_pods = Rc::new(Cell::new(false));
+        let files = k3s::Files::new(&self.config.root_dir);
+        let components = ComponentClients::new(|of| {
+            let access = self.access.with_kubeconfig(&files.component_kubeconfig(of));
+            kube::Client::new(access, self.executor, self.clock.clone(), self.seed, self.config.api_rates)
+        });
         let joining = JoinTask {
             k3s: k3s.clone(),
             supervisor: supervisor.clone(),
@@ -190,12 +196,13 @@ impl Start<'_> {
             turn: RefCell::default(),
             access: self.access.clone(),
             lost: tunnel_lost,
-            files: k3s::Files::new(&self.config.root_dir),
+            files,
             kubeconfig: self.kubeconfig.to_owned(),
             node: self.node.node_name.clone(),
             addresses: self.addresses.clone(),
             external_addresses: external_addresses(self.config),
             client: self.client.clone(),
+            components,
             settings,
             pods: reaches_pods.clone(),
             clock: self.clock.clone(),

@@ -174,6 +174,11 @@ fn servers_that_know_no_requests_of_nodes_send_keys() {
     world.start_with(joining(&world, &k3s, SECRET));
     world.until("the node is ready", is_ready);
     assert!(k3s.paths().contains(&"GET /v1-k3s/client-kubelet.crt".to_owned()));
+    for name in ["client-kube-proxy.pem", "client-k3s-controller.pem"] {
+        let path = world.path("root/k3s").join(name);
+        world.until(name, |_| path.exists());
+        assert_eq!(std::fs::read_to_string(&path).unwrap().matches("PRIVATE KEY").count(), 2, "one key");
+    }
 }
 
 #[test]
@@ -198,10 +203,13 @@ fn certificates_are_fetched_anew_before_they_end() {
     world.start_with(joining(&world, &k3s, &k3s.token()));
     world.until("the node is ready", is_ready);
     k3s.state().seconds = None;
-    let first = std::fs::read(world.path("root/k3s/client-kubelet.pem")).unwrap();
-    world.until("another certificate", |world| {
-        std::fs::read(world.path("root/k3s/client-kubelet.pem")).unwrap() != first
-    });
+    let paths = ["client-kubelet.pem", "client-kube-proxy.pem", "client-k3s-controller.pem"];
+    let paths = paths.map(|name| world.path("root/k3s").join(name));
+    world.until("the certificates", |_| paths.iter().all(|path| path.exists()));
+    let firsts = paths.each_ref().map(|path| std::fs::read(path).unwrap());
+    for (path, first) in paths.iter().zip(&firsts) {
+        world.until("another certificate", |_| std::fs::read(path).unwrap() != *first);
+    }
     world.run("web");
 }
 

@@ -19,6 +19,7 @@ mod ended;
 mod finished;
 mod gates;
 mod k3s;
+mod k3s_components;
 mod k3s_node;
 mod link;
 mod mirrors;

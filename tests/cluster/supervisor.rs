@@ -46,6 +46,8 @@ pub struct State {
     pub token_ended: bool,
     /// It wants to reach pods, too.
     pub reaches_pods: bool,
+    /// It gives nothing but what nodes need.
+    pub refuses_components: bool,
     /// The secret of its token, instead of [`SECRET`].
     pub secret: Option<String>,
     /// Settings besides the usual ones.
@@ -302,6 +304,16 @@ fn respond(shared: &Shared, asked: &RecordedRequest, body: &[u8]) -> (u16, Strin
             let ips = header("k3s-node-ip");
             let serves = path.contains("serving").then_some(ips.as_str());
             (200, shared.signer.node(&node, serves, request, state.seconds))
+        }
+        path @ ("/v1-k3s/client-kube-proxy.crt" | "/v1-k3s/client-k3s-controller.crt") => {
+            if state.refuses_components {
+                return (403, "Forbidden".into());
+            }
+            let proxy = path.contains("kube-proxy");
+            let user = if proxy { "system:kube-proxy" } else { "system:k3s-controller" };
+            // An older one sends its files, whatever the method.
+            let request = (!state.legacy).then_some(body);
+            (200, shared.signer.component(user, request, state.seconds))
         }
         _ => (404, "404 page not found".into()),
     }

@@ -7,7 +7,7 @@ use crate::x509;
 
 const SECOND: i64 = 1_000_000_000;
 /// The path of a node that has nothing and is given everything: each state, and the outcome that leads to the next.
-const PATH: [(&str, &str); 11] = [
+const PATH: [(&str, &str); 12] = [
     ("Inspecting", "nothing found"),
     ("ReadingToken", "token with hash"),
     ("FetchingAuthority", "authority"),
@@ -16,6 +16,7 @@ const PATH: [(&str, &str); 11] = [
     ("RequestingCertificates", "certificates"),
     ("Storing", "stored"),
     ("Publishing", "published"),
+    ("RequestingComponents", "components stored"),
     ("FetchingServers", "servers"),
     ("StoringServers", "servers stored"),
     ("Waiting", "waited"),
@@ -36,7 +37,8 @@ fn validity() -> Validity {
 
 fn inspected(certificate: Option<Validity>, authority: Option<&str>) -> Outcome {
     let authorities = authority.map(|of| Authorities { client: pem(of), server: pem(of) });
-    Outcome::Inspected(Inspection { certificate, authorities, has_settings: authority.is_some() })
+    let components = [certificate; 2];
+    Outcome::Inspected(Inspection { certificate, authorities, has_settings: authority.is_some(), components })
 }
 
 fn identified(token: Result<Option<&str>, &str>, is_known: bool) -> Outcome {
@@ -61,6 +63,10 @@ fn outcome(name: &str) -> Outcome {
         "failed" => Outcome::Failed("the disk is full".to_owned()),
         "nothing found" => inspected(None, None),
         "valid certificates" => inspected(Some(validity()), Some("ca")),
+        "no component's certificate" => {
+            let Outcome::Inspected(found) = outcome("valid certificates") else { unreachable!() };
+            Outcome::Inspected(Inspection { components: [None, Some(validity())], ..found })
+        }
         "token with hash" => identified(Ok(Some("ca")), false),
         "token with hash, known node" => identified(Ok(Some("ca")), true),
         "token without hash" => identified(Ok(None), false),
@@ -79,6 +85,7 @@ fn outcome(name: &str) -> Outcome {
         }
         "stored" => Outcome::Stored,
         "published" => Outcome::Published,
+        "components stored" => Outcome::ComponentsStored(validity()),
         "servers" => Outcome::Servers(br#"["10.0.0.1:6443"]"#.to_vec()),
         "some servers" => Outcome::Servers(br#"["10.0.0.1:6443","x"]"#.to_vec()),
         "no servers yet" => Outcome::Servers(b"[]".to_vec()),
@@ -103,7 +110,8 @@ fn name(state: &State) -> &'static str {
         State::ReadingPassword { .. } => "ReadingPassword",
         State::RequestingCertificates { .. } => "RequestingCertificates",
         State::Storing { .. } => "Storing",
-        State::Publishing => "Publishing",
+        State::Publishing { .. } => "Publishing",
+        State::RequestingComponents => "RequestingComponents",
         State::FetchingServers { .. } => "FetchingServers",
         State::StoringServers { .. } => "StoringServers",
         State::Waiting => "Waiting",
@@ -121,6 +129,7 @@ fn state_of(step: &Step) -> &'static str {
         Step::RequestCertificates { .. } => "RequestingCertificates",
         Step::Store(_) => "Storing",
         Step::Publish { .. } => "Publishing",
+        Step::RequestComponents(_) => "RequestingComponents",
         Step::FetchServers => "FetchingServers",
         Step::StoreServers(_) => "StoringServers",
         Step::Wait(_) => "Waiting",
@@ -193,11 +202,13 @@ fn said(next: &Next) -> String {
 #[test]
 fn each_state_has_its_outcomes_and_no_others() {
     const FAILED: &str = "warn: joining failed: the disk is full; retrying";
+    const COMPONENTS: &str = "warn: joining: no credentials for the disk is full; retrying";
     const SERVERS: &str = "warn: joining: the servers at /v1-k3s/apiservers: ";
     // State | outcome | state that follows | what is logged.
     let rows = [
         ("Inspecting", "nothing found", "ReadingToken", ""),
         ("Inspecting", "valid certificates", "ReadingToken", ""),
+        ("Inspecting", "no component's certificate", "ReadingToken", ""),
         ("ReadingToken", "token with hash", "FetchingAuthority", ""),
         ("ReadingToken", "token with hash, known node", "FetchingAuthority", ""),
         ("ReadingToken", "token without hash", "FetchingAuthority", ""),
@@ -211,7 +222,8 @@ fn each_state_has_its_outcomes_and_no_others() {
         ("ReadingPassword", "password", "RequestingCertificates", ""),
         ("RequestingCertificates", "certificates", "Storing", ""),
         ("Storing", "stored", "Publishing", "info: node gw: client certificate valid until 1970-01-02T"),
-        ("Publishing", "published", "FetchingServers", ""),
+        ("Publishing", "published", "RequestingComponents", ""),
+        ("RequestingComponents", "components stored", "FetchingServers", ""),
         ("FetchingServers", "servers", "StoringServers", ""),
         ("FetchingServers", "some servers", "StoringServers", ""),
         ("FetchingServers", "no servers yet", "Waiting", ""),
@@ -242,7 +254,11 @@ fn each_state_has_its_outcomes_and_no_others() {
         let mut node = Node::in_state(state);
         let line = said(&node.take(outcome("failed")));
         let of_list = format!("{SERVERS}the disk is full");
-        let wanted = if state.ends_with("Servers") { of_list.as_str() } else { FAILED };
+        let wanted = match state {
+            "RequestingComponents" => COMPONENTS,
+            state if state.ends_with("Servers") => of_list.as_str(),
+            _ => FAILED,
+        };
         assert_eq!(line, wanted, "{state}");
         // Every other outcome is of another state's step.
         let of_state = |wanted: &str| rows.iter().any(|(of, name, ..)| (*of, *name) == (state, wanted));
@@ -454,6 +470,7 @@ fn only_what_is_usable_and_for_this_node_counts() {
         client_ca: Some(pem("client")),
         server_ca: Some(pem("server")),
         has_settings: true,
+        components: [Some(own.clone()), Some(b"damaged".to_vec())],
     };
     let damaged = || Some(b"damaged".to_vec());
     // What is wrong | the files | certificates hold | authorities are there.
@@ -481,6 +498,7 @@ fn only_what_is_usable_and_for_this_node_counts() {
         let shown = (inspection.certificate.is_some(), inspection.authorities.is_some());
         assert_eq!(shown, (holds, authorities), "{what}");
         assert_eq!(inspection.is_complete(), authorities, "{what}");
+        assert_eq!(inspection.components(), [true, false], "{what}");
     }
     assert!(Inspection::new(whole(), "gw", "# gw \n", false).certificate.is_some(), "no address yet");
     assert!(!Inspection::new(Found { has_settings: false, ..whole() }, "gw", "", true).is_complete());
@@ -489,4 +507,47 @@ fn only_what_is_usable_and_for_this_node_counts() {
     };
     assert_eq!(wrong(b"", &pem("ca")), "/v1-k3s/client-ca.crt holds no certificate in PEM");
     assert_eq!(wrong(&pem("ca"), b""), "/v1-k3s/server-ca.crt holds no certificate in PEM");
+}
+
+#[test]
+fn a_node_has_joined_without_its_components_and_asks_for_them_with_back_off() {
+    let greet = ["token with hash", "authority", "cluster", "stored", "published"];
+    let mut node = Node::in_state("RequestingComponents");
+    let mut logged = 1;
+    let mut wait = CSR_RETRY_MIN;
+    for _ in 0..9 {
+        let lines = usize::from(!said(&node.take(outcome("failed"))).is_empty());
+        assert_eq!(lines, std::mem::take(&mut logged), "each reason once");
+        let second = Duration::from_secs(1);
+        for (time, wanted) in [(wait - second, "Waiting"), (second, "ReadingToken")] {
+            if node.state() == "FetchingServers" {
+                node.take(outcome("servers unreachable"));
+            }
+            node.pass(time);
+            node.take_all(&["waited", "no component's certificate"]);
+            if node.state() == "FetchingServers" {
+                node.take(outcome("servers unreachable"));
+            }
+            assert_eq!(node.state(), wanted, "{wait:?}");
+        }
+        node.take_all(&greet);
+        assert_eq!(node.state(), "RequestingComponents");
+        wait = (2 * wait).min(K3S_LIST_PERIOD);
+    }
+    node.take(outcome("components stored"));
+    if node.state() == "FetchingServers" {
+        node.take(outcome("servers unreachable"));
+    }
+    // New ones stay, whatever the clock says.
+    node.take_all(&["waited", "no component's certificate"]);
+    assert_ne!(node.state(), "ReadingToken");
+
+    // Of a node that has its own certificates already they are fetched alone.
+    let mut node = Node::new();
+    let found = ["no component's certificate", "token with hash", "authority"];
+    node.take_all(&found);
+    let Step::Store(given) = node.take(outcome("cluster")).step else { panic!("{}", node.state()) };
+    assert!(given.certificates.is_none());
+    node.take_all(&["stored", "published"]);
+    assert_eq!(node.state(), "RequestingComponents");
 }

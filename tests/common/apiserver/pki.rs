@@ -118,6 +118,17 @@ impl Authority {
         self.k3s(subject, Vec::new(), request, Use { purpose: ExtendedKeyUsagePurpose::ClientAuth, valid })
     }
 
+    /// The same of another user, without groups.
+    pub fn k3s_component(
+        &self,
+        user: &str,
+        request: Option<&[u8]>,
+        valid: Option<(Wall, Wall)>,
+    ) -> (String, String) {
+        let how = Use { purpose: ExtendedKeyUsagePurpose::ClientAuth, valid };
+        self.k3s(named(user, &[]), Vec::new(), request, how)
+    }
+
     /// A node's serving certificate.
     pub fn k3s_server(
         &self,

@@ -56,9 +56,7 @@ impl Signer {
         request: Option<&[u8]>,
         seconds: Option<i64>,
     ) -> String {
-        let now = self.0.clock.now().wall.0;
-        let until = now + seconds.unwrap_or(365 * 24 * 3600) * 1_000_000_000;
-        let valid = Some((Wall(now - 1_000_000_000), Wall(until)));
+        let valid = self.valid(seconds);
         let pki = &self.0.pki;
         let (issued, authority) = match ips {
             None => (pki.clients.k3s_client(node, request, valid), &pki.clients),
@@ -69,5 +67,18 @@ impl Signer {
         };
         let (certificate, key) = issued;
         format!("{certificate}{}{key}", authority.pem())
+    }
+
+    /// The same of a part of `k3s agent`, for the API server.
+    pub fn component(&self, user: &str, request: Option<&[u8]>, seconds: Option<i64>) -> String {
+        let clients = &self.0.pki.clients;
+        let (certificate, key) = clients.k3s_component(user, request, self.valid(seconds));
+        format!("{certificate}{}{key}", clients.pem())
+    }
+
+    fn valid(&self, seconds: Option<i64>) -> Option<(Wall, Wall)> {
+        let now = self.0.clock.now().wall.0;
+        let until = now + seconds.unwrap_or(365 * 24 * 3600) * 1_000_000_000;
+        Some((Wall(now - 1_000_000_000), Wall(until)))
     }
 }
