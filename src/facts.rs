@@ -242,7 +242,7 @@ fn huge_pages_name(kib: u64) -> Box<str> {
 }
 
 /// The machine's CPUs, regardless of the agent's own CPU affinity (cAdvisor `GetTopology`).
-fn cpus() -> i64 {
+pub(crate) fn cpus() -> i64 {
     let here =
         || std::thread::available_parallelism().map_or(1, |cpus| i64::try_from(cpus.get()).unwrap_or(1));
     cpus_of(&read("/sys/devices/system/cpu/online")).unwrap_or_else(here)

@@ -1,6 +1,8 @@
 //! The kernel settings of a node (kubelet `setupKernelTunables`): memory overcommit, no panic on OOM, reboot on a panic or an
 //! oops, and enough keys for many containers. I/O, small; blocking.
 
+pub mod network;
+
 use std::fs;
 use std::io;
 use std::path::Path;

@@ -32,6 +32,8 @@ pub const SYSTEM_BUS: &str = "/run/dbus/system_bus_socket";
 pub const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// systemd-resolved's file with its upstream servers.
 pub const UPSTREAM_RESOLV_CONF: &str = "/run/systemd/resolve/resolv.conf";
+/// The program that loads kernel modules, wherever it is.
+pub const MODPROBE: &str = "modprobe";
 /// The node password with which a k3s server identifies a node (k3s).
 pub const NODE_PASSWORD: &str = "/etc/rancher/node/password";
 /// The ID behind a node's name, k3s' own.

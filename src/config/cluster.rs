@@ -45,6 +45,8 @@ pub struct K3s {
     pub load_balancer_port: Option<u16>,
     /// How the agent was called, for the Node's annotations.
     pub call: Call,
+    /// The program that loads the kernel modules of the cluster's network.
+    pub modprobe: PathBuf,
 }
 
 /// Settings of the service proxy.
@@ -137,6 +139,7 @@ pub(super) fn k3s(flags: &Flags) -> Result<Option<K3s>, ConfigError> {
         node_id: flags.with_node_id.then(|| paths::NODE_ID.into()),
         load_balancer_port: Some(flags.lb_server_port.unwrap_or(LOAD_BALANCER_PORT)).filter(|port| *port > 0),
         call: Call::default(),
+        modprobe: paths::MODPROBE.into(),
     }))
 }
 

@@ -15,9 +15,10 @@ use crate::cri::choice::{RuntimeChoice, choose_beside};
 use crate::cri::{GrpcRuntime, Image, Runtime as _, RuntimeCondition, convert, endpoint};
 use crate::eviction::{Amount, Signal};
 use crate::executor::Executor;
-use crate::facts::embedded_runtime;
+use crate::facts::{self, embedded_runtime};
 use crate::filesystem::Filesystem;
 use crate::image::name::is_of_a_pause;
+use crate::kernel_tunables::network::{self as cluster_network, Lacking, Network};
 use crate::kernel_tunables::{self, Differing};
 use crate::limits::{
     DOCTOR_CNI_FILES_MAX, DOCTOR_COMMAND_PATIENCE, DOCTOR_FILE_BYTES_MAX, DOCTOR_KUBELETS_MAX,
@@ -55,6 +56,8 @@ pub struct Facts {
     pub inotify: InotifyFacts,
     /// Kernel settings that differ from the kubelet's.
     pub tunables: Vec<Differing>,
+    /// What the network of a k3s cluster needs of the kernel and has not; `None`: the node is of no such cluster.
+    pub cluster_network: Option<Lacking>,
     /// The pods' name servers; `None`: they have none of the node's.
     pub name_servers: Option<PodServers>,
 }
@@ -193,8 +196,23 @@ pub fn collect(config: &Config, bad_settings: Option<String>) -> Facts {
             watches: number("/proc/sys/fs/inotify/max_user_watches"),
         },
         tunables: kernel_tunables::differing(Path::new("/proc/sys")),
+        cluster_network: config.k3s.as_ref().map(|_| {
+            let of = Network { has_ipv6: has_ipv6(config), cpus: u64::try_from(facts::cpus()).unwrap_or(1) };
+            cluster_network::lacking(Path::new("/proc/sys"), of)
+        }),
         name_servers: config.resolver().pod_servers(),
     }
+}
+
+/// Whether pods of its cluster have IPv6 addresses, as far as the node knows.
+#[cfg(feature = "tls")]
+fn has_ipv6(config: &Config) -> bool {
+    crate::k3s::Files::new(&config.root_dir).kept_settings().is_some_and(|settings| settings.has_ipv6())
+}
+
+#[cfg(not(feature = "tls"))]
+fn has_ipv6(_config: &Config) -> bool {
+    false
 }
 
 /// Reads at most `DOCTOR_FILE_BYTES_MAX`.

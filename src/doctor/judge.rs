@@ -16,6 +16,7 @@
 //! | swap | | is on |
 //! | inotify | | limits lower than Linux' own |
 //! | kernel settings | | differ from the kubelet's |
+//! | cluster network | | the kernel lacks what k3s sets up for Services and for pods on other nodes |
 //! | name servers | | pods cannot reach those of the node |
 
 use std::fmt::Write as _;
@@ -25,6 +26,7 @@ use super::facts::{
     CgroupFacts, ClockFacts, CniFacts, DiskFacts, Facts, InotifyFacts, Kubelet, RuntimeFacts,
 };
 use crate::cri::endpoint::{self, USUAL_SOCKETS};
+use crate::kernel_tunables::network::Lacking;
 use crate::kernel_tunables::{self, Differing};
 use crate::limits::MIB;
 use crate::model::Wall;
@@ -66,6 +68,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     findings.push(swap(&facts.swaps));
     findings.push(inotify(&facts.inotify));
     findings.push(tunables(&facts.tunables));
+    findings.extend(facts.cluster_network.as_ref().map(cluster_network));
     findings.extend(facts.name_servers.as_ref().map(name_servers));
     findings
 }
@@ -238,6 +241,23 @@ fn tunables(differing: &[Differing]) -> Finding {
     let message = format!("not as a kubelet has them: {}", each.collect::<Vec<_>>().join(", "));
     let mend = format!("{}, and the same in a file of /etc/sysctl.d", kernel_tunables::command(differing));
     Finding::warning(CHECK, message, mend)
+}
+
+/// The agent sets it up itself when it joins, as far as it may.
+fn cluster_network(lacking: &Lacking) -> Finding {
+    const CHECK: &str = "cluster network";
+    if *lacking == Lacking::default() {
+        return Finding::ok(CHECK, "kernel modules and settings are as k3s agent has them");
+    }
+    let modules = lacking.modules.iter().map(|module| format!("module {module} is not loaded"));
+    let differs = |of: &Differing| format!("{} is {} instead of {}", of.name, of.actual, of.wanted);
+    let all: Vec<String> = modules.chain(lacking.settings.iter().map(differs)).collect();
+    let mend = format!(
+        "{}; the agent does it when it joins, unless its service may load no modules: name them in a file of \
+         /etc/modules-load.d then",
+        lacking.command()
+    );
+    Finding::warning(CHECK, all.join(", "), mend)
 }
 
 fn network(cni: &CniFacts, runtime: Option<&RuntimeFacts>) -> Finding {

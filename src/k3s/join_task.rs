@@ -3,8 +3,9 @@
 //! certificates, and after a tunnel was lost. A task of its own: meanwhile static pods run, and those of the offline copy.
 
 use std::cell::{Cell, RefCell};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use futures_rustls::pki_types::PrivateKeyDer;
@@ -21,7 +22,10 @@ use crate::addresses::NodeAddresses;
 use crate::certificates::{apart, usable};
 use crate::clock::SharedClock;
 use crate::config::K3s;
+use crate::kernel_tunables::network::{self, Network};
 use crate::kube::{self, Access, Client, Loaded, Rotation, ServerUrl};
+use crate::limits::MODPROBE_TIME;
+use crate::volume::program;
 use crate::x509;
 
 /// Inputs of the join task.
@@ -51,6 +55,16 @@ pub(crate) struct JoinTask {
     /// Receives the cluster's settings.
     pub(crate) settings: Sender<Settings>,
     pub(crate) clock: SharedClock,
+    pub(crate) kernel: Kernel,
+}
+
+/// The kernel that the cluster's network needs.
+pub(crate) struct Kernel {
+    /// `/proc/sys`
+    pub(crate) sysctl_root: PathBuf,
+    pub(crate) cpus: u64,
+    /// What was logged last of it; empty: nothing lacks.
+    pub(crate) lacking: RefCell<String>,
 }
 
 impl JoinTask {
@@ -79,12 +93,27 @@ impl JoinTask {
         let kept = apart(move || Ok((files.kept_servers(&named), files.kept_settings())));
         let Ok((servers, settings)) = kept.await else { return };
         self.servers.set_api_port(settings.as_ref().and_then(|settings| settings.api_port));
-        if let Some(settings) = settings {
+        if let Some(settings) = &settings {
             self.pods.set(settings.reaches_pods);
         }
         if let Some(servers) = servers {
             self.servers.set(&List { servers, skipped: None }, kube::seed(&self.node));
         }
+        if let Some(settings) = settings {
+            self.set_up_kernel(&settings).await;
+        }
+    }
+
+    /// Sets up the kernel for the network of a cluster with these settings; what lacks is logged once.
+    async fn set_up_kernel(&self, settings: &Settings) {
+        let of = Network { has_ipv6: settings.has_ipv6(), cpus: self.kernel.cpus };
+        let (root, modprobe) = (self.kernel.sysctl_root.clone(), self.k3s.modprobe.clone());
+        let done = apart(move || network::set_up(&root, of, |module| load(&modprobe, module))).await;
+        let why = done.err().unwrap_or_default();
+        if !why.is_empty() && *self.kernel.lacking.borrow() != why {
+            log::warn!("{why}");
+        }
+        self.kernel.lacking.replace(why);
     }
 
     /// Each step on the heap: during the wait, which is nearly always, the others take no memory.
@@ -185,6 +214,7 @@ impl JoinTask {
         self.pods.set(given.cluster.settings.reaches_pods);
         // Closed: the process ends.
         let _ = self.settings.send(given.cluster.settings.clone()).await;
+        self.set_up_kernel(&given.cluster.settings).await;
         let (files, kubeconfig) = (self.files.clone(), self.kubeconfig.clone());
         let text = kube::kubeconfig_of(self.servers.api(), &files.server_ca(), &files.client());
         let components = Component::ALL.map(|of| self.component_kubeconfig(of));
@@ -403,5 +433,17 @@ impl JoinTask {
     /// The refusal of that server as a sentence with its remedy.
     fn explain(&self, with: &Loaded, refused: &Refused) -> String {
         refused.explain(&with.server.host, &self.node, &self.k3s.node_password)
+    }
+}
+
+/// Loads a kernel module. Blocking.
+fn load(modprobe: &Path, module: &str) -> Result<(), String> {
+    let (program, arguments) = (modprobe.to_string_lossy(), ["--".to_owned(), module.to_owned()]);
+    let ended = program::run(&program, &arguments, MODPROBE_TIME, &AtomicBool::new(false));
+    let ended = ended.map_err(|error| format!("{program}: {error}"))?;
+    match ended.status {
+        Some(status) if status.success() => Ok(()),
+        Some(_) => Err(ended.output.trim().to_owned()),
+        None => Err(format!("{program} was not finished after {} s; killed", MODPROBE_TIME.as_secs())),
     }
 }

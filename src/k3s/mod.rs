@@ -40,7 +40,7 @@ pub(crate) use component::Component;
 pub(crate) use component_clients::ComponentClients;
 pub(crate) use files::Files;
 pub(crate) use files::node_id;
-pub(crate) use join_task::JoinTask;
+pub(crate) use join_task::{JoinTask, Kernel};
 pub(crate) use load_balancer::LoadBalancer;
 pub(crate) use refusal::Refused;
 pub(crate) use servers::List;

@@ -19,6 +19,9 @@ pub const K3S_LOST_WAIT: Duration = Duration::from_secs(30);
 /// Least time between two changes of the server because of 503 (not ready).
 pub const K3S_UNREADY_WAIT: Duration = Duration::from_secs(10);
 
+/// How long `modprobe` may take for one module. Longer: it is killed, with a message.
+pub const MODPROBE_TIME: Duration = Duration::from_secs(10);
+
 /// Connections through the load balancer at once. Full: further ones wait in the kernel's queue.
 pub const K3S_BALANCER_CONNECTIONS_MAX: usize = 64;
 /// Bytes that are moved at once, in each direction of a connection.

@@ -368,7 +368,7 @@ impl Cluster {
         self.metadata.compare(&self.of);
         self.status.report_now(now);
         if let Some(services) = &self.services {
-            services.set_cluster(!settings.disable_kube_proxy, Vec::new());
+            services.set_cluster(!settings.disable_kube_proxy, settings.cluster_cidrs.clone());
         }
         out.push(Effect::K3sSettings(settings, self.unset));
     }

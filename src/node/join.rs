@@ -23,8 +23,8 @@ use crate::executor::Executor;
 use crate::facts;
 use crate::iptables;
 use crate::k3s::{
-    self, Common, ComponentClients, JoinTask, LoadBalancer, Reach, Servers, Settings, Supervisor, Tunnels,
-    Unset,
+    self, Common, ComponentClients, JoinTask, Kernel, LoadBalancer, Reach, Servers, Settings, Supervisor,
+    Tunnels, Unset,
 };
 use crate::kube;
 use crate::limits::TUNNEL_CONNECTIONS_MAX;
@@ -206,6 +206,11 @@ impl Start<'_> {
             settings,
             pods: reaches_pods.clone(),
             clock: self.clock.clone(),
+            kernel: Kernel {
+                sysctl_root: self.config.sysctl_root.clone(),
+                cpus: u64::try_from(self.node.cpu_capacity_millis / 1000).unwrap_or(1),
+                lacking: RefCell::default(),
+            },
         };
         self.executor.spawn("k3s joining", joining.run()).detach();
         Some(K3s { supervisor, servers, changed, changes, lost, reaches_pods })
@@ -216,8 +221,10 @@ impl Start<'_> {
         let settings = self.config.service_proxy.as_ref();
         let mut wanted = Wanted::new(settings);
         if self.config.k3s.is_some() && settings.is_some() {
-            let kept = k3s::Files::new(&self.config.root_dir).kept_settings();
-            wanted.is_on = kept.map(|kept| !kept.disable_kube_proxy);
+            wanted.is_on = None;
+            if let Some(kept) = k3s::Files::new(&self.config.root_dir).kept_settings() {
+                wanted.set_cluster(!kept.disable_kube_proxy, kept.cluster_cidrs);
+            }
         }
         let kubeconfig = settings.map_or(self.kubeconfig, |settings| &settings.kubeconfig);
         let (access, clock) = (kube::Access::awaited(kubeconfig), self.clock.clone());

@@ -69,6 +69,14 @@ impl Wanted {
             zone: Box::default(),
         }
     }
+
+    /// As a k3s server has it; the configuration's own ranges stay.
+    pub(super) fn set_cluster(&mut self, is_on: bool, cluster_cidrs: Vec<Network>) {
+        self.is_on = Some(is_on);
+        if !self.has_own_cidrs {
+            self.cluster_cidrs = cluster_cidrs;
+        }
+    }
 }
 
 /// What the rest of the agent has of the task.
@@ -80,12 +88,7 @@ pub(crate) struct ProxySwitch {
 impl ProxySwitch {
     /// A k3s server has said whether its nodes serve, and for whom.
     pub(super) fn set_cluster(&self, is_on: bool, cluster_cidrs: Vec<Network>) {
-        self.change(|wanted| {
-            wanted.is_on = Some(is_on);
-            if !wanted.has_own_cidrs {
-                wanted.cluster_cidrs = cluster_cidrs;
-            }
-        });
+        self.change(|wanted| wanted.set_cluster(is_on, cluster_cidrs));
     }
 
     /// This node's zone is that.

@@ -20,6 +20,14 @@ use crate::world::{NODE, PATIENCE, World, app};
 /// The settings of a node that has a token, and nothing else.
 pub fn joining(world: &World, k3s: &K3s, token: &str) -> Config {
     let config = world.config();
+    // A kernel that has everything.
+    for (setting, value) in
+        [("bridge/bridge-nf-call-iptables", "1"), ("netfilter/nf_conntrack_max", "9999999")]
+    {
+        let path = world.path("sys/net").join(setting);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, value).unwrap();
+    }
     std::fs::write(world.path("token"), format!("{token}\n")).unwrap();
     Config {
         kubeconfig: Some(world.path("root/k3s/kubelet.kubeconfig")),
@@ -30,6 +38,7 @@ pub fn joining(world: &World, k3s: &K3s, token: &str) -> Config {
             node_id: None,
             load_balancer_port: None,
             call: Call::default(),
+            modprobe: world.path("modprobe"),
         }),
         node_api: NodeApi { client_ca: None, ..config.node_api.clone() },
         ..config

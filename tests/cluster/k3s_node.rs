@@ -3,6 +3,7 @@
 //! On real time, as in `k3s`.
 
 use std::net::{TcpListener, TcpStream};
+use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -168,6 +169,55 @@ fn the_servers_cloud_controller_finds_what_it_needs() {
     let registration = Registration { external_addresses: Vec::new(), ..config.registration.clone() };
     world.start_with(Config { registration, ..config });
     world.until("the address is gone", |_| of("k3s.io/external-ip") == json!(null));
+}
+
+#[test]
+fn the_kernel_is_set_up_for_the_clusters_network() {
+    let world = World::on_real_time_without_agent();
+    let k3s = K3s::start(&world.api);
+    k3s.state().settings = json!({"ClusterIPRanges": [{"IP": "10.42.0.0"}, {"IP": "fd42::"}]});
+    let config = joining(&world, &k3s, &k3s.token());
+    let net = world.path("sys/net");
+    let put = |setting: &str| {
+        let path = net.join(setting);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, "0\n").unwrap();
+        path
+    };
+    let forwarding = [put("ipv4/conf/all/forwarding"), put("ipv6/conf/all/forwarding")];
+    let bridged = net.join("bridge/bridge-nf-call-iptables");
+    std::fs::remove_file(&bridged).unwrap();
+    // A modprobe that is refused, as by a service without the capability.
+    let modprobe = config.k3s.as_ref().unwrap().modprobe.clone();
+    // Written by another process: of one that has forked meanwhile the file would be busy.
+    let script = |text: &str| {
+        let write = r#"printf '#!/bin/sh\n%s\n' "$1" >"$0" && chmod 755 "$0""#;
+        let written = Command::new("sh").arg("-c").arg(write).arg(&modprobe).arg(text).status().unwrap();
+        assert!(written.success());
+    };
+    script("echo \"no rights for $*\" >&2; exit 1");
+    world.start_with(config.clone());
+    world.until("it is set", |_| {
+        forwarding.iter().all(|path| std::fs::read_to_string(path).unwrap().trim() == "1")
+    });
+    world.until("it is said", |world| world.log().iter().any(|line| line.contains("br_netfilter")));
+    let lines: Vec<String> =
+        world.log().into_iter().filter(|line| line.contains("kernel module br_netfilter")).collect();
+    assert!(lines.len() == 1 && lines[0].contains("no rights for -- br_netfilter"), "{lines:?}");
+    assert!(lines[0].contains("run modprobe -a br_netfilter"), "{lines:?}");
+    world.until("the node is ready", is_ready);
+
+    // What the settings of the server's were is known at a start without it.
+    world.kill();
+    script(&format!("echo 0 > {}", bridged.display()));
+    let again = put("ipv6/conf/all/forwarding");
+    drop(k3s);
+    world.start_with(config);
+    world.until("it is set again", |_| {
+        [&again, &bridged]
+            .iter()
+            .all(|path| std::fs::read_to_string(path).is_ok_and(|value| value.trim() == "1"))
+    });
 }
 
 #[test]

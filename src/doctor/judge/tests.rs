@@ -63,6 +63,7 @@ fn good() -> Facts {
         swaps: Vec::new(),
         inotify: InotifyFacts { instances: Some(128), watches: Some(8192) },
         tunables: Vec::new(),
+        cluster_network: None,
         name_servers: Some(name_servers(&["10.0.0.1"], &["10.0.0.1"])),
         cgroup_driver: CgroupDriver::Cgroupfs,
     }
@@ -349,5 +350,28 @@ fn another_agent_is_a_problem_on_the_same_runtime_only() {
     facts.kubelets = vec![Kubelet { pid: 1, name: "kubelet".to_owned(), endpoint: None }];
     assert!(
         judge(&facts).iter().any(|finding| finding.check == "other agents" && finding.level == Level::Ok)
+    );
+}
+
+#[test]
+fn what_the_network_of_a_k3s_cluster_lacks_is_named() {
+    let of = |lacking: Option<Lacking>| {
+        let findings = judge(&Facts { cluster_network: lacking, ..good() });
+        findings.into_iter().find(|finding| finding.check == "cluster network")
+    };
+    assert!(of(None).is_none());
+    assert_eq!(of(Some(Lacking::default())).unwrap().level, Level::Ok);
+    let forwarding = Differing { name: "net.ipv4.conf.all.forwarding".to_owned(), actual: 0, wanted: 1 };
+    let lacking = Lacking { modules: vec!["br_netfilter"], settings: vec![forwarding] };
+    let finding = of(Some(lacking)).unwrap();
+    assert_eq!(finding.level, Level::Warning);
+    assert_eq!(
+        finding.message,
+        "module br_netfilter is not loaded, net.ipv4.conf.all.forwarding is 0 instead of 1"
+    );
+    assert!(
+        finding.mend.starts_with("modprobe -a br_netfilter && sysctl -w net.ipv4.conf.all.forwarding=1"),
+        "{}",
+        finding.mend
     );
 }
