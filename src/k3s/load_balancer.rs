@@ -5,17 +5,22 @@
 //!     127.0.0.1:6444 ─► the server that was reached last, else the next one of the known ones, each tried once
 //! ```
 //!
+//! A server whose tunnel is lost comes last, and is left as soon as another one is there (k3s closes the connections of a server
+//! that is not healthy); so is one that leaves the cluster: the client connects anew, to another one.
+//!
 //! TCP alone: TLS is between the client and the server. Nothing is kept of a connection that moves no bytes, and of one that does no
 //! more than a piece in each direction. A server that vanishes is noticed by keepalive; the client's next connection goes to another
 //! one.
 
 use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use async_io::Async;
+use smol::channel::Sender;
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use smol::lock::Semaphore;
 
@@ -48,6 +53,8 @@ pub(crate) struct LoadBalancer {
 struct Shared {
     servers: Rc<Servers>,
     turn: RefCell<Rotation>,
+    /// The open connections' servers, each with what closes it; at most `limits::K3S_BALANCER_CONNECTIONS_MAX`.
+    open: RefCell<Vec<(ServerUrl, Sender<Infallible>)>>,
     lookups: Lookups,
     clock: SharedClock,
     /// A failure was logged since the last connection that succeeded.
@@ -60,17 +67,29 @@ impl LoadBalancer {
         let shared = Rc::new(Shared {
             servers: self.servers.clone(),
             turn: RefCell::default(),
+            open: RefCell::default(),
             lookups: Lookups::default(),
             clock: self.clock.clone(),
             is_logged: Cell::new(false),
         });
+        let changes = self.servers.watch();
+        let sweep = async {
+            while changes.recv().await.is_ok() {
+                shared.sweep();
+            }
+            std::future::pending().await
+        };
+        smol::future::or(self.listen(&shared), sweep).await;
+    }
+
+    async fn listen(&self, shared: &Rc<Shared>) {
         let mut is_logged = false;
         loop {
             let address = SocketAddr::new(self.loopback(), self.port);
             match Async::<TcpListener>::bind(address) {
                 Ok(listener) => {
                     log::info!("load balancer: {address} leads to the k3s servers");
-                    self.accept(&listener, &shared).await;
+                    self.accept(&listener, shared).await;
                 }
                 Err(error) if !is_logged => {
                     is_logged = true;
@@ -120,10 +139,40 @@ impl LoadBalancer {
 
 impl Shared {
     async fn serve(&self, client: Socket<TcpStream>) {
-        let Some(server) = self.reach().await else { return };
+        let Some((name, server)) = self.reach().await else { return };
         let _ = client.get_ref().set_nodelay(true);
-        let mut there = Box::pin(forward(&client, &server));
-        let mut back = Box::pin(forward(&server, &client));
+        let (open, closed) = smol::channel::bounded(1);
+        self.open.borrow_mut().push((name, open));
+        let closing = async {
+            // Nothing is sent: the sender is dropped.
+            let _ = closed.recv().await;
+        };
+        smol::future::or(self.exchange(&client, &server), closing).await;
+        drop(closed);
+        self.open.borrow_mut().retain(|(_, open)| !open.is_closed());
+    }
+
+    /// Closes the connections to servers that are left.
+    fn sweep(&self) {
+        let mut left: Vec<String> = Vec::new();
+        self.open.borrow_mut().retain(|(server, _)| {
+            let (stays, name) = (self.servers.keeps(server), server.authority());
+            if !stays && !left.contains(&name) {
+                left.push(name);
+            }
+            stays
+        });
+        if !left.is_empty() {
+            let left = left.join(", ");
+            log::info!(
+                "load balancer: k3s server {left} left the cluster, or its tunnel is lost; its connections are closed"
+            );
+        }
+    }
+
+    async fn exchange(&self, client: &Socket<TcpStream>, server: &Socket<TcpStream>) {
+        let mut there = Box::pin(forward(client, server));
+        let mut back = Box::pin(forward(server, client));
         let first = async { (there.as_mut().await, true) };
         let (ended, is_there) = smol::future::or(first, async { (back.as_mut().await, false) }).await;
         // What broke one way breaks the other.
@@ -138,20 +187,21 @@ impl Shared {
     }
 
     /// A connection to the next server that can be reached.
-    async fn reach(&self) -> Option<Socket<TcpStream>> {
-        let all = self.servers.supervisors();
+    async fn reach(&self) -> Option<(ServerUrl, Socket<TcpStream>)> {
         let mut first = None;
-        for _ in 0..all.len() {
-            let server = self.turn.borrow().aim(&all).clone();
-            match self.connect(&server).await {
-                Ok(socket) => {
-                    self.turn.borrow_mut().reached(&server);
-                    self.is_logged.set(false);
-                    return Some(socket);
-                }
-                Err(why) => {
-                    self.turn.borrow_mut().failed(&server, all.len());
-                    first.get_or_insert_with(|| format!("{}: {why}", server.authority()));
+        for all in self.servers.by_health() {
+            for _ in 0..all.len() {
+                let server = self.turn.borrow().aim(&all).clone();
+                match self.connect(&server).await {
+                    Ok(socket) => {
+                        self.turn.borrow_mut().reached(&server);
+                        self.is_logged.set(false);
+                        return Some((server, socket));
+                    }
+                    Err(why) => {
+                        self.turn.borrow_mut().failed(&server, all.len());
+                        first.get_or_insert_with(|| format!("{}: {why}", server.authority()));
+                    }
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! The servers of a node's cluster, shared by their clients, and a tunnel to each (`agentTunnel.watchEndpoints`).
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use smol::Task;
@@ -20,12 +20,51 @@ pub(crate) struct Servers {
     others: Others,
     /// Notified when they change.
     changed: Sender<()>,
+    /// Supervisors whose tunnel could not be opened, or was lost: at most `limits::TUNNELS_MAX`.
+    lost: RefCell<Vec<ServerUrl>>,
+    /// Notified when the servers, or the ones that are lost, change.
+    watcher: RefCell<Option<Sender<()>>>,
 }
 
 impl Servers {
     /// The server that the user names, and `others` once they are set; `changed` is notified of each change.
     pub(crate) fn new(named: ServerUrl, others: Others, changed: Sender<()>) -> Self {
-        Self { named, api_port: Cell::new(None), others, changed }
+        let (lost, watcher) = Default::default();
+        Self { named, api_port: Cell::new(None), others, changed, lost, watcher }
+    }
+
+    /// The channel that tells its one receiver of each change.
+    pub(super) fn watch(&self) -> Receiver<()> {
+        let (sender, receiver) = smol::channel::bounded(1);
+        self.watcher.replace(Some(sender));
+        receiver
+    }
+
+    /// The supervisors whose tunnel is not lost, and the others, which may accept connections and serve none.
+    pub(super) fn by_health(&self) -> [Vec<ServerUrl>; 2] {
+        let lost = self.lost.borrow();
+        let (bad, good) = self.supervisors().into_iter().partition(|server| lost.contains(server));
+        [good, bad]
+    }
+
+    /// Whether connections to that supervisor go on: it is one of the cluster's, and not lost where another is there.
+    pub(super) fn keeps(&self, server: &ServerUrl) -> bool {
+        let (all, lost) = (self.supervisors(), self.lost.borrow());
+        all.contains(server) && (!lost.contains(server) || all.iter().all(|other| lost.contains(other)))
+    }
+
+    fn set_lost(&self, lost: Vec<ServerUrl>) {
+        if *self.lost.borrow() != lost {
+            self.lost.replace(lost);
+            self.tell();
+        }
+    }
+
+    /// Full: a notification is pending already.
+    fn tell(&self) {
+        if let Some(watcher) = &*self.watcher.borrow() {
+            let _ = watcher.try_send(());
+        }
     }
 
     /// The server that the user names.
@@ -43,6 +82,7 @@ impl Servers {
         if self.api_port.replace(port) != port {
             // Full: a notification is pending already.
             let _ = self.changed.try_send(());
+            self.tell();
         }
     }
 
@@ -56,6 +96,7 @@ impl Servers {
         if is_changed {
             self.others.set(servers);
             let _ = self.changed.try_send(());
+            self.tell();
         }
         is_changed
     }
@@ -127,6 +168,8 @@ impl Tunnels {
                     None => {}
                 }
             }
+            let lost = kept.iter().filter(|of| of.standing.get() == TunnelState::Lost);
+            self.servers.set_lost(lost.map(|of| of.server.clone()).collect());
             if self.changes.recv().await.is_err() {
                 return;
             }
@@ -171,6 +214,28 @@ fn is_named_kept(listed: &[TunnelState]) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn connections_to_a_server_that_leaves_or_is_lost_do_not_go_on_where_another_one_is_there() {
+        let server = |host: &str| ServerUrl::parse(&format!("https://{host}:6443")).unwrap();
+        let (named, other) = (server("10.0.0.1"), server("10.0.0.2"));
+        let (changed, _changes) = smol::channel::bounded(1);
+        let servers = Servers::new(named.clone(), Others::default(), changed);
+        let watched = servers.watch();
+        let list = |text: &str| List::parse(text.as_bytes()).unwrap();
+        servers.set(&list(r#"["10.0.0.1:6443","10.0.0.2:6443"]"#), 0);
+        assert!(watched.try_recv().is_ok() && servers.keeps(&named) && servers.keeps(&other));
+        servers.set_lost(vec![named.clone()]);
+        assert!(watched.try_recv().is_ok() && !servers.keeps(&named) && servers.keeps(&other));
+        assert_eq!(servers.by_health(), [vec![other.clone()], vec![named.clone()]]);
+        servers.set_lost(vec![named.clone()]);
+        assert!(watched.try_recv().is_err(), "nothing is new");
+        servers.set_lost(vec![named.clone(), other.clone()]);
+        assert!(servers.keeps(&named) && servers.keeps(&other), "there is no other one");
+        servers.set_lost(Vec::new());
+        servers.set(&list(r#"["10.0.0.3:6443"]"#), 0);
+        assert!(!servers.keeps(&other) && servers.keeps(&named), "it has left");
+    }
 
     #[test]
     fn a_server_that_is_not_listed_has_a_tunnel_while_no_listed_one_can_be_reached() {

@@ -237,6 +237,44 @@ fn the_node_goes_on_with_the_second_server_when_the_first_is_gone_also_after_a_r
 }
 
 #[test]
+fn the_load_balancer_leaves_a_server_whose_tunnel_is_lost() {
+    let world = World::on_real_time_without_agent();
+    let [first, second] = servers(&world, ["127.0.0.2", "127.0.0.3"]);
+    let config = settings(&world, &first);
+    let balanced = listeners(["127.0.0.1"])[0].local_addr().unwrap().port();
+    let joins = Joins { load_balancer_port: Some(balanced), ..config.k3s.clone().unwrap() };
+    world.start_with(Config { k3s: Some(joins), ..config });
+    for server in [&first, &second] {
+        world.until("a tunnel to each", |_| server.k3s.has_tunnel(NODE));
+    }
+    let connected = || {
+        world.wait("a server", |world| Client::connect_to("localhost", balanced, &world.api.ca_pem()).ok())
+    };
+    let was_asked = |server: &Server, path: &str| server.k3s.paths().contains(&format!("GET {path}"));
+    let held = connected();
+    assert!(connected().ask("/first", "").is_ok() && was_asked(&first, "/first"));
+    // It accepts connections, and does nothing for the node.
+    first.k3s.state().refuses_tunnels = true;
+    first.k3s.cut_tunnels();
+    world.until("its connections are closed", |world| {
+        world.log().iter().any(|line| line.contains("load balancer") && line.contains("are closed"))
+    });
+    assert!(held.ask("/held", "").is_err() && !was_asked(&first, "/held"));
+    let held = connected();
+    assert!(connected().ask("/second", "").is_ok() && was_asked(&second, "/second"));
+
+    // Neither has a tunnel: whoever can be reached has to do.
+    second.k3s.state().refuses_tunnels = true;
+    second.k3s.cut_tunnels();
+    world.until("the loss is known", |world| {
+        let lost = |line: &&String| line.contains("tunnel to k3s server") && line.starts_with("WARN");
+        world.log().iter().filter(lost).count() >= 2
+    });
+    assert!(held.ask("/held", "").is_ok() && was_asked(&second, "/held"), "it goes on");
+    assert!(connected().ask("/last", "").is_ok());
+}
+
+#[test]
 fn a_list_with_hostile_entries_brings_nobody_a_word() {
     let world = World::on_real_time_without_agent();
     world.api.allow_access("kube-apiserver", "*", "*");

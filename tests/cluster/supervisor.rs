@@ -46,6 +46,8 @@ pub struct State {
     pub token_ended: bool,
     /// It wants to reach pods, too.
     pub reaches_pods: bool,
+    /// It opens no tunnels.
+    pub refuses_tunnels: bool,
     /// It gives nothing but what nodes need.
     pub refuses_components: bool,
     /// The secret of its token, instead of [`SECRET`].
@@ -325,6 +327,9 @@ async fn connect(
     shared: &Rc<Shared>,
     asked: RecordedRequest,
 ) -> io::Result<()> {
+    if shared.state.lock().unwrap().refuses_tunnels {
+        return tls.write_all(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n").await;
+    }
     let Some(node) = asked.user.as_ref().and_then(|user| user.strip_prefix("system:node:")) else {
         return tls.write_all(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n").await;
     };
