@@ -104,6 +104,7 @@ for page in "$repo"/docs/*.md; do
     pack "$page" "$doc/docs/${page##*/}.gz"
 done
 put 644 "$dist/systemd/embedded.conf" "$doc/systemd/embedded.conf"
+put 644 "$dist/systemd/k3s.conf" "$doc/systemd/k3s.conf"
 put 755 "$dist/openrc/smolet" "$doc/openrc/smolet"
 put 644 "$dist/openrc/logrotate" "$doc/openrc/logrotate"
 for example in "$repo"/examples/gateway/*.yaml; do

@@ -12,6 +12,7 @@ mod events;
 mod exec;
 mod image;
 mod k3s_flags;
+mod k3s_link;
 mod kubelet_flags;
 mod logger;
 mod logs;
@@ -97,6 +98,11 @@ pub fn main() -> ExitCode {
 /// Apart from [`main`]: the stack of all commands would be resident in every monitor.
 #[inline(never)]
 fn run_command() -> ExitCode {
+    let mut words = std::env::args_os().take(2).map(|word| word.to_string_lossy().into_owned());
+    let called = words.next().unwrap_or_default();
+    if let Some(why) = k3s_link::refusal(&called, words.next().as_deref()) {
+        return fail(&why);
+    }
     let (cli, kubelet) = parse_apart();
     match cli.command {
         Command::Run(mut args) => {

@@ -100,6 +100,7 @@ fn a_package_holds_what_it_should_and_no_more() {
         ("/usr/share/doc/smolet/changelog.gz", file),
         ("/usr/share/doc/smolet/openrc/smolet", program),
         ("/usr/share/doc/smolet/openrc/logrotate", file),
+        ("/usr/share/doc/smolet/systemd/k3s.conf", file),
     ] {
         assert_eq!(contents.get(path).map(String::as_str), Some(expected), "{path}");
     }
