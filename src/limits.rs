@@ -270,6 +270,10 @@ pub const PULL_LOGINS_MAX: usize = 8;
 
 /// Image archives read in one directory. Full: those after them in name order are named in one message and not imported.
 pub const IMAGE_ARCHIVES_MAX: usize = 256;
+/// Bytes of one list of images to pull. Longer: it is skipped with a message.
+pub const IMAGE_LIST_BYTES_MAX: usize = 64 * KIB;
+/// Images of all lists. More: the last ones are skipped with a message.
+pub const IMAGE_LISTED_MAX: usize = 256;
 /// Entries of one image archive. More: it is refused.
 pub const IMAGE_ARCHIVE_ENTRIES_MAX: usize = 4096;
 /// Bytes of a name in an image archive, and of an extended header. Longer: the archive is refused.

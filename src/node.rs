@@ -20,6 +20,7 @@ mod eviction;
 mod find_runtime;
 mod identity_file;
 mod image_gc;
+mod image_lists;
 mod jobs;
 #[cfg(feature = "tls")]
 mod join;
@@ -63,9 +64,12 @@ use crate::facts;
 use crate::filesystem::read_start;
 use crate::hook::HookRunner;
 use crate::image::archive_store::ArchiveStore;
+use crate::image::credentials::NODE_LOGINS;
 use crate::image::import::{self, Importer};
+use crate::image::lists::ListedImages;
 use crate::image::pull::ImagePuller;
 use crate::image::pulled::PullManager;
+use crate::image_store::inflate::inflate;
 use crate::kernel_tunables;
 use crate::limits::{
     EVENTS_QUEUED_MAX, KIB, KUBE_MEMORY_MAX, MOUNTINFO_BYTES_MAX, ONCE_PATIENCE, ONCE_SETTLE,
@@ -95,6 +99,7 @@ use cluster::{join, node_name, remember};
 use effects::{Effects, Tasks};
 use event_ring::Ring;
 use find_runtime::{FoundRuntime, Wait, wait_for_runtime};
+use image_lists::ImageLists;
 #[cfg(feature = "tls")]
 use join::{join, node_name, remember};
 use node_runtime::NodeRuntime;
@@ -309,8 +314,21 @@ impl Start<'_> {
             // Its images tell by themselves that they are pinned.
             NodeRuntime::Embedded(node) => (ArchiveStore::Embedded(Rc::new(node.images.clone())), None),
         };
-        let importer = Importer::new(dir, target, self.clock.clone(), imported);
+        let (listed, changes) = ListedImages::new();
+        let root = &self.config.root_dir;
+        let inflate = (inflate as import::Inflate, root.join("image-archive"));
+        let importer = Importer::new(dir, target, self.clock.clone(), imported, inflate, listed.clone());
         self.executor.spawn("image import", importer.run()).detach();
+        let lists = ImageLists {
+            listed,
+            changes,
+            runtime: runtime.clone(),
+            puller: ImagePuller::new(self.clock.clone(), 1),
+            logins: root.join(NODE_LOGINS),
+            blocking: self.blocking.clone(),
+            clock: self.clock.clone(),
+        };
+        self.executor.spawn("image lists", lists.run()).detach();
         (images, store)
     }
 

@@ -48,10 +48,12 @@ fn is_standard_input(archive: &Path) -> bool {
     archive.as_os_str() == "-"
 }
 
-/// An archive's name without `.tar`.
+/// An archive's name without `.tar`, `.tar.gz` and the like.
 fn name_of(archive: &Path) -> Result<String, String> {
     let name = archive.file_name().and_then(|name| name.to_str()).ok_or("has no file name")?;
-    Ok(name.strip_suffix(".tar").unwrap_or(name).to_owned())
+    let name = [".gz", ".zst"].iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(name);
+    let name = [".tar", ".tgz", ".tzst"].iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(name);
+    Ok(name.to_owned())
 }
 
 /// The first bytes of a file.
@@ -62,14 +64,11 @@ fn start_of(archive: &Path) -> Result<Vec<u8>, String> {
     Ok(start)
 }
 
-/// The agent would refuse it later, in its log.
+/// The agent would refuse it later, in its log; gzip and zstd it unpacks.
 fn refuse_compressed(start: &[u8]) -> Result<(), String> {
-    for (magic, program) in [
-        (&b"\x1f\x8b"[..], "gunzip"),
-        (&b"\x28\xb5\x2f\xfd"[..], "unzstd"),
-        (&b"\xfd7zXZ\0"[..], "unxz"),
-        (&b"BZh"[..], "bunzip2"),
-    ] {
+    for (magic, program) in
+        [(&b"\xfd7zXZ\0"[..], "unxz"), (&b"BZh"[..], "bunzip2"), (&b"\x04\x22\x4d\x18"[..], "unlz4")]
+    {
         if start.starts_with(magic) {
             return Err(format!("is compressed; unpack it with {program} first"));
         }
@@ -194,8 +193,8 @@ mod tests {
         // What is not whole does not appear.
         assert_eq!(import_stream(&images, b"begun".chain(Broken)), Err("the pipe broke".to_owned()));
         assert_eq!(
-            import_stream(&images, &b"\x1f\x8b rest"[..]),
-            Err("is compressed; unpack it with gunzip first".to_owned())
+            import_stream(&images, &b"BZh rest"[..]),
+            Err("is compressed; unpack it with bunzip2 first".to_owned())
         );
         assert!(import_stream(&images, io::empty()).unwrap_err().starts_with("is empty"));
         assert_eq!(names().len(), 1);
@@ -220,10 +219,11 @@ mod tests {
         };
         let app = put(root.join("app.tar"), b"archive");
         let twin = put(other.join("app"), b"another one");
-        let packed = put(root.join("packed.tar.gz"), b"\x1f\x8b rest");
+        let packed = put(root.join("packed.tar.bz2"), b"BZh rest");
+        let gzip = put(root.join("gzip.tar.gz"), b"\x1f\x8b rest");
         for (archives, why) in [
             (vec![app.clone(), twin.clone()], "would replace it"),
-            (vec![app.clone(), packed], "unpack it with gunzip first"),
+            (vec![app.clone(), packed], "unpack it with bunzip2 first"),
             (vec![app.clone(), root.join("none.tar")], "No such file"),
         ] {
             let error = import_all(&images, &archives).unwrap_err();
@@ -234,6 +234,10 @@ mod tests {
         assert_eq!(names(), ["app.tar"]);
         assert_eq!(fs::read(images.join("app.tar")).unwrap(), b"archive");
         assert_eq!(fs::metadata(images.join("app.tar")).unwrap().permissions().mode() & 0o777, 0o600);
+        // The agent tells by its first bytes how it is compressed.
+        import_all(&images, &[gzip]).unwrap();
+        assert_eq!(names(), ["app.tar", "gzip.tar"]);
+        fs::remove_file(images.join("gzip.tar")).unwrap();
         // The next version of it.
         import_all(&images, &[twin]).unwrap();
         assert_eq!(fs::read(images.join("app.tar")).unwrap(), b"another one");

@@ -1,5 +1,6 @@
 //! Where the images of archives go, and which of them are there: containerd's own store, or the embedded runtime's.
 
+use std::fs::File;
 use std::future::Future;
 use std::path::Path;
 use std::pin::Pin;
@@ -25,10 +26,11 @@ pub trait ArchiveImages {
     fn labelled(&self) -> Vec<(String, String)>;
     /// Removes the label of an image. A missing image is no error.
     fn unlabel<'a>(&'a self, image: &'a str) -> Local<'a, Result<(), Failure>>;
-    /// Imports those images of an archive, with that label. Names that are there are added to `named`, whatever fails after them.
+    /// Imports those images of an archive, which is not compressed, with that label. Names that are there are added to `named`,
+    /// whatever fails after them; errors name the path.
     fn import<'a>(
         &'a self,
-        archive: &'a Path,
+        archive: (&'a File, &'a Path),
         label: &'a str,
         wanted: &'a [&'a str],
         named: &'a mut Vec<String>,

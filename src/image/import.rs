@@ -1,4 +1,5 @@
-//! Imports image archives from a directory into the runtime's store, at start-up and whenever they change.
+//! Imports image archives from a directory into the runtime's store, at start-up and whenever they change; the lists of images beside
+//! them (`*.txt`) are read for whoever pulls these.
 //!
 //! ```text
 //! |     change ──► quiet for IMAGE_ARCHIVE_QUIET ──► scan ──► plan (archive) ──► lease, blobs, records (cri::store)
@@ -28,6 +29,8 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 
 use super::archive::{Blob, Data, Extent, Index, Plan, Platform, plan};
 use super::archive_store::ArchiveStore;
+use super::lists;
+use super::lists::ListedImages;
 use crate::blocking::unblock_apart;
 use crate::clock::SharedClock;
 use crate::cri::store::{Labels, Target};
@@ -112,6 +115,10 @@ struct ProcessedArchive {
     refused: bool,
 }
 
+/// Inflates an archive into a file that is at that path for a moment only; `None`: it is not compressed. Blocks. The error follows
+/// the archive's name.
+pub type Inflate = fn(&File, &Path) -> Result<Option<File>, String>;
+
 /// Imports the archives of one directory. Blocking work has its own thread, one at a time, and no permit of the shared pool: an
 /// archive may be a link to an unreachable file server, and then only the other archives wait.
 pub struct Importer {
@@ -128,19 +135,40 @@ pub struct Importer {
     watch: Option<Async<OwnedFd>>,
     /// The last error logged about the directory or the runtime, to log each once.
     said: Option<String>,
+    inflate: (Inflate, PathBuf),
+    /// Receives the images of lists.
+    listed: ListedImages,
+    /// The lists that were read.
+    lists: Vec<(String, Stamp)>,
 }
 
 impl Importer {
-    /// An importer for the archives in `dir`, which is created when missing.
+    /// An importer for the archives and lists in `dir`, which is created when missing.
     pub fn new(
         dir: &Path,
         store: ArchiveStore,
         clock: SharedClock,
         imported: smol::channel::Sender<Vec<String>>,
+        inflate: (Inflate, PathBuf),
+        listed: ListedImages,
     ) -> Self {
         let platform = Platform::here(&rustix::system::uname().machine().to_string_lossy());
-        let (settled, lease_ended, watch, said) = Default::default();
-        Self { dir: dir.to_owned(), store, platform, clock, imported, settled, lease_ended, watch, said }
+        let dir = dir.to_owned();
+        let (settled, lease_ended, watch, said, lists) = Default::default();
+        Self {
+            dir,
+            store,
+            platform,
+            clock,
+            imported,
+            settled,
+            lease_ended,
+            watch,
+            said,
+            inflate,
+            listed,
+            lists,
+        }
     }
 
     /// Scans now, and after every change, for the agent's lifetime.
@@ -212,6 +240,9 @@ impl Importer {
         if let Some(watch) = found.watch {
             self.watch = Async::new_nonblocking(watch).ok();
         }
+        if found.lists != self.lists {
+            self.read_lists(found.lists).await?;
+        }
         let archives = found.archives;
         self.settled.retain(|settled| archives.contains(&settled.archive));
         let of_runtime = |failure: Failure| format!("{shown}: {}", failure.of_runtime());
@@ -249,6 +280,16 @@ impl Importer {
             };
             self.settled.push(ProcessedArchive { archive, refused });
         }
+        Ok(())
+    }
+
+    /// Reads all lists anew.
+    async fn read_lists(&mut self, lists: Vec<(String, Stamp)>) -> Result<(), String> {
+        let dir = self.dir.clone();
+        let paths: Vec<PathBuf> = lists.iter().map(|(name, _)| dir.join(name)).collect();
+        let read = unblock_apart(move || lists::read(&paths)).await;
+        self.listed.set(read.map_err(|error| format!("{}: {error}", self.dir.display()))?);
+        self.lists = lists;
         Ok(())
     }
 
@@ -292,7 +333,9 @@ impl Importer {
         let began = self.clock.now().mono;
         let (path, platform) = (self.dir.join(name), self.platform.clone());
         let shown = path.display().to_string();
-        let read = unblock_apart(move || read(&path, &platform)).await.map_err(Failure::NoThread)?;
+        let inflate = self.inflate.clone();
+        let read = unblock_apart(move || read(&path, &platform, &inflate)).await;
+        let read = read.map_err(Failure::NoThread)?;
         let (file, stamp, mut plan) = read.map_err(Failure::Refused)?;
         let label = stamp.label(plan.images.len(), name);
         plan.retain(&mut |image| {
@@ -316,7 +359,7 @@ impl Importer {
             }
             ArchiveStore::Embedded(store) => {
                 let wanted: Vec<&str> = plan.images.iter().map(|image| &*image.name).collect();
-                store.import(&self.dir.join(name), &label, &wanted, &mut named).await
+                store.import((&file, &self.dir.join(name)), &label, &wanted, &mut named).await
             }
         };
         let ended = self.store.end_lease().await;
@@ -447,6 +490,8 @@ struct ArchiveDirectory {
     watch: Option<OwnedFd>,
     /// Sorted by name.
     archives: Vec<(String, Stamp)>,
+    /// The same of lists.
+    lists: Vec<(String, Stamp)>,
 }
 
 /// Scans the directory, and creates it when missing. Blocks.
@@ -454,27 +499,32 @@ fn scan(dir: &Path, watches: bool) -> io::Result<ArchiveDirectory> {
     fs::create_dir_all(dir)?;
     // Before reading: later changes are reported by events.
     let watch = if watches { watch(dir).ok() } else { None };
-    let mut archives = Vec::new();
+    let (mut archives, mut lists) = (Vec::new(), Vec::new());
     for entry in fs::read_dir(dir)?.take(MANIFEST_DIR_ENTRIES_MAX) {
         let Ok(name) = entry?.file_name().into_string() else { continue };
-        if !is_archive(&name) {
-            continue;
-        }
+        let of_kind = match (is_archive(&name), lists::is_list(&name)) {
+            (true, _) => &mut archives,
+            (false, true) => &mut lists,
+            (false, false) => continue,
+        };
         // Links are followed; files removed meanwhile are skipped.
         if let Ok(meta) = fs::metadata(dir.join(&name)) {
-            archives.push((name, Stamp::of(&meta)));
+            of_kind.push((name, Stamp::of(&meta)));
         }
     }
-    archives.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+    for found in [&mut archives, &mut lists] {
+        found.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+    }
     if archives.len() > IMAGE_ARCHIVES_MAX {
         let more = archives.len() - IMAGE_ARCHIVES_MAX;
         log::warn!("{}: {more} archives ignored, at most {IMAGE_ARCHIVES_MAX} are read", dir.display());
         archives.truncate(IMAGE_ARCHIVES_MAX);
     }
-    Ok(ArchiveDirectory { watch, archives })
+    Ok(ArchiveDirectory { watch, archives, lists })
 }
 
-/// By its name: `.tar`, and the compressed ones that k3s accepts, which are rejected with an error when read.
+/// By its name: `.tar`, and the compressed ones that k3s accepts. How it is compressed is told by its first bytes; bzip2, lz4 and xz
+/// are rejected with an error when read.
 fn is_archive(name: &str) -> bool {
     const ENDINGS: [&str; 9] =
         [".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst", ".tar.bz2", ".tbz", ".tar.lz4", ".tar.xz"];
@@ -519,14 +569,21 @@ fn drain(watch: &OwnedFd) -> Result<usize, ()> {
     }
 }
 
-/// Opens an archive and plans its import. Blocks.
-fn read(path: &Path, platform: &Platform) -> Result<(File, Stamp, Plan), String> {
+/// Opens an archive, inflates it if it is compressed, and plans its import. Blocks.
+fn read(
+    path: &Path,
+    platform: &Platform,
+    (inflate, spool): &(Inflate, PathBuf),
+) -> Result<(File, Stamp, Plan), String> {
     let unread = |error: io::Error| format!("cannot be read: {error}");
-    let file = open_linked(path).map_err(unread)?;
-    let meta = file.metadata().map_err(unread)?;
-    let index = Index::read(&file, meta.size())?;
+    let mut file = open_linked(path).map_err(unread)?;
+    let stamp = Stamp::of(&file.metadata().map_err(unread)?);
+    if let Some(plain) = inflate(&file, spool)? {
+        file = plain;
+    }
+    let index = Index::read(&file, file.metadata().map_err(unread)?.size())?;
     let plan = plan(&index, platform, &mut |at| read_at(&file, at))?;
-    Ok((file, Stamp::of(&meta), plan))
+    Ok((file, stamp, plan))
 }
 
 /// Reads a range of a file; at most `limits::IMAGE_JSON_BYTES_MAX`, which the callers ensure.
@@ -586,6 +643,8 @@ mod tests {
         let found = scan(&dir, true).unwrap();
         let names: Vec<&str> = found.archives.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["a.tar.gz", "b.tar", "c.tgz"]);
+        let lists: Vec<&str> = found.lists.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(lists, ["c.txt"]);
         let watch = found.watch.expect("a watch");
         fs::write(dir.join("e.tar"), "").unwrap();
         assert!(drain(&watch).unwrap() > 0);

@@ -7,6 +7,7 @@ pub mod credentials;
 pub mod gc;
 pub mod import;
 pub mod keyring;
+pub mod lists;
 pub mod name;
 pub mod pull;
 pub mod pulled;

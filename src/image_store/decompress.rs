@@ -24,8 +24,8 @@ use crate::limits::{
     ZSTD_WINDOW_BYTES_MAX,
 };
 
-const GZIP: &[u8] = b"\x1f\x8b\x08";
-const ZSTD: &[u8] = b"\x28\xb5\x2f\xfd";
+pub(super) const GZIP: &[u8] = b"\x1f\x8b\x08";
+pub(super) const ZSTD: &[u8] = b"\x28\xb5\x2f\xfd";
 /// Bytes that tell a layer's form.
 pub(super) const MAGIC_BYTES: usize = 6;
 /// Bytes that a match may lie back.
@@ -65,13 +65,18 @@ pub(super) enum State {
 impl Decoder {
     /// For a layer with these first bytes ([`MAGIC_BYTES`] of them).
     pub(super) fn of(first: &[u8]) -> Result<Self, Refused> {
+        Self::with_window(first, ZSTD_WINDOW_BYTES_MAX)
+    }
+
+    /// The same, with that largest window of zstd.
+    pub(super) fn with_window(first: &[u8], window: u64) -> Result<Self, Refused> {
         const OTHERS: [(&[u8], &str); 3] =
             [(b"BZh", "bzip2"), (b"\xfd7zXZ", "xz"), (b"\x04\x22\x4d\x18", "lz4")];
         if first.starts_with(GZIP) {
             return Ok(Self::Gzip(Box::new(Gzip::new())));
         }
         if first.starts_with(ZSTD) || is_skippable(first) {
-            return Ok(Self::Zstd(Box::new(Zstd::new())));
+            return Ok(Self::Zstd(Box::new(Zstd::new(window))));
         }
         match OTHERS.iter().find(|(magic, _)| first.starts_with(magic)) {
             Some((_, kind)) => Err(Refused::because(format!(
@@ -100,7 +105,7 @@ impl Decoder {
                 gzip.is_at_boundary = true;
                 Self::Gzip(Box::new(gzip))
             }
-            State::ZstdFrame => Self::Zstd(Box::new(Zstd::new())),
+            State::ZstdFrame => Self::Zstd(Box::new(Zstd::new(ZSTD_WINDOW_BYTES_MAX))),
         })
     }
 
@@ -287,6 +292,7 @@ pub(super) struct Zstd {
     /// The last block of the frame was decoded: its check sum follows, if it has one.
     is_last_block: bool,
     frames: u64,
+    window_max: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -305,9 +311,9 @@ fn is_skippable(first: &[u8]) -> bool {
 }
 
 impl Zstd {
-    fn new() -> Self {
+    fn new(window_max: u64) -> Self {
         let mut decoder = FrameDecoder::new();
-        decoder.set_max_window_size(ZSTD_WINDOW_BYTES_MAX);
+        decoder.set_max_window_size(window_max);
         Self {
             decoder,
             phase: ZstdPhase::Header,
@@ -315,6 +321,7 @@ impl Zstd {
             out: vec![0; LAYER_STEP_BYTES].into_boxed_slice(),
             is_last_block: false,
             frames: 0,
+            window_max,
         }
     }
 
@@ -336,8 +343,12 @@ impl Zstd {
 
     /// Bytes read and written.
     fn advance(&mut self) -> Result<(usize, usize), Refused> {
-        let damaged =
-            || Refused::because("its compressed data are damaged, or need a window of more than 8 MiB");
+        let mib = self.window_max >> 20;
+        let damaged = || {
+            Refused::because(format!(
+                "its compressed data are damaged, or need a window of more than {mib} MiB"
+            ))
+        };
         let mut read = 0;
         loop {
             let rest = &self.held[read..];

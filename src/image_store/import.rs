@@ -48,10 +48,26 @@ impl ImageStore {
         path: &Path,
         is_wanted: &dyn Fn(&str) -> bool,
     ) -> ImageStoreResult<Vec<(String, StoredImage)>> {
-        let platform = Platform::here(&rustix::system::uname().machine().to_string_lossy());
         let owned = path.to_owned();
         // Without a turn of the pool: the archive may be on a server that does not answer.
-        let read = self.inner.blocking.run_alone(move || Archive::read(&owned, &platform));
+        let opened = self.inner.blocking.run_alone(move || open_linked(&owned));
+        let failed = |error| ImageStoreError::io(format!("opening {}", path.display()), error);
+        self.import_file(opened.await.flatten().map_err(failed)?, path, is_wanted).await
+    }
+
+    /// The same of an open archive, which is called by that path.
+    ///
+    /// # Errors
+    /// As [`ImageStore::import_archive`].
+    pub async fn import_file(
+        &self,
+        file: File,
+        path: &Path,
+        is_wanted: &dyn Fn(&str) -> bool,
+    ) -> ImageStoreResult<Vec<(String, StoredImage)>> {
+        let platform = Platform::here(&rustix::system::uname().machine().to_string_lossy());
+        let owned = path.to_owned();
+        let read = self.inner.blocking.run_alone(move || Archive::read(file, &owned, &platform));
         let failed = |error| ImageStoreError::io(format!("importing {}", path.display()), error);
         let archive = Arc::new(read.await.map_err(failed)??);
         let lease = self.lease();
@@ -126,10 +142,9 @@ impl ImageStore {
 }
 
 impl Archive {
-    fn read(path: &Path, platform: &Platform) -> ImageStoreResult<Self> {
+    fn read(file: File, path: &Path, platform: &Platform) -> ImageStoreResult<Self> {
         let shown = path.display().to_string();
         let unread = |error: io::Error| ImageStoreError::io(format!("opening {shown}"), error);
-        let file = open_linked(path).map_err(unread)?;
         let length = file.metadata().map_err(unread)?.size();
         let refused = |reason| ImageStoreError::invalid(shown.clone(), reason);
         let index = Index::read(&file, length).map_err(refused)?;

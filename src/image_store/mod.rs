@@ -17,6 +17,7 @@ mod digest;
 mod disk;
 mod error;
 mod import;
+pub mod inflate;
 mod layer;
 mod name;
 mod overlay;

@@ -39,6 +39,11 @@ pub const GZIP_HEADER_BYTES_MAX: usize = 64 * KIB;
 pub const INFLATE_WINDOW_BYTES: usize = 64 * KIB;
 /// Window of a zstd layer in memory. Larger: the layer is refused. zstd writes larger ones for `--ultra` and `--long` only.
 pub const ZSTD_WINDOW_BYTES_MAX: u64 = 8 << 20;
+/// The same of an image archive, which is held while the archive is unpacked, one at a time: k3s compresses its own with
+/// `--long=25`. Larger: the archive is refused.
+pub const ARCHIVE_ZSTD_WINDOW_BYTES_MAX: u64 = 32 << 20;
+/// Bytes of a compressed image archive when it is unpacked, on the disk of the state directory. More: it is refused.
+pub const ARCHIVE_INFLATED_BYTES_MAX: u64 = 16 << 30;
 /// Compressed bytes held until a zstd block is complete: the largest block, its header and the frame's.
 pub const ZSTD_BLOCK_BYTES_MAX: usize = 128 * KIB + 64;
 /// Bytes that a decoder returns at a time.

@@ -1,5 +1,6 @@
 //! Images of archives in the image store ([`ArchiveImages`]): which archive an image is from stands in a label for each of its names.
 
+use std::fs::File;
 use std::path::Path;
 
 use crate::image::archive_store::{ArchiveImages, Local};
@@ -28,15 +29,16 @@ impl ArchiveImages for ImageStore {
 
     fn import<'a>(
         &'a self,
-        archive: &'a Path,
+        (file, path): (&'a File, &'a Path),
         label: &'a str,
         wanted: &'a [&'a str],
         named: &'a mut Vec<String>,
     ) -> Local<'a, Result<(), Failure>> {
         Box::pin(async move {
             let failed = |error: ImageStoreError| failure(&error);
+            let file = file.try_clone().map_err(|error| Failure::Refused(error.to_string()))?;
             let images =
-                self.import_archive(archive, &|image| wanted.contains(&image)).await.map_err(failed)?;
+                self.import_file(file, path, &|image| wanted.contains(&image)).await.map_err(failed)?;
             for (name, image) in images {
                 let id = image.id.to_string();
                 let labels = self.resolve(&id).unwrap_or(image).labels.into_iter();

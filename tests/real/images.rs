@@ -1,8 +1,9 @@
 //! Images: pulls with and without logins, and archives.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::process::Command;
 
 use serde_json::{Value, json};
 use smolet::cri::Runtime as _;
@@ -312,14 +313,14 @@ pub fn archives_that_cannot_be_imported_are_named(runtime: &Runtime) {
         fs::rename(part, agent.images().join(name)).unwrap();
     }
     docker_archive(&agent, &agent.images().join("foreign.tar"), &foreign, "foreign.test/app:1");
-    fs::write(agent.images().join("packed.tar.gz"), [b"\x1f\x8b".as_slice(), &[0; 600]].concat()).unwrap();
+    fs::write(agent.images().join("packed.tar.bz2"), [b"BZh".as_slice(), &[0; 600]].concat()).unwrap();
     let flipped =
         if is_embedded() { "content of sha256:" } else { "the runtime refuses it: unexpected commit digest" };
     let archives = [
         ("cut.tar", "is cut off"),
         ("junk.tar", "is cut off"),
         ("foreign.tar", "foreign.test/app:1 is for linux/s390x, and this node is linux/"),
-        ("packed.tar.gz", "is compressed (gzip), which is not supported; unpack it with gunzip"),
+        ("packed.tar.bz2", "is compressed (bzip2), which is not supported; unpack it with bunzip2"),
         ("flipped.tar", flipped),
     ];
     for (name, wanted) in archives {
@@ -331,6 +332,41 @@ pub fn archives_that_cannot_be_imported_are_named(runtime: &Runtime) {
     for (name, _) in archives {
         fs::remove_file(agent.images().join(name)).unwrap();
     }
+}
+
+/// As k3s' own: archives of gzip and zstd, and a list of images.
+pub fn compressed_archives_are_imported_and_listed_images_are_pulled(runtime: &Runtime) {
+    let agent = Agent::started(runtime, "airgap");
+    for (program, ending) in [("gzip", "tar.gz"), ("zstd", "tar.zst")] {
+        let name = format!("airgap.test/{program}:1");
+        let plain = agent.dir.join("plain.tar");
+        docker_archive(&agent, &plain, &TestImage::new(&agent.dir, program, architecture()), &name);
+        let packed = Command::new(program).args(["-c"]).stdin(File::open(&plain).unwrap()).output();
+        let packed = packed.unwrap_or_else(|error| panic!("{program}: {error}")).stdout;
+        assert!(
+            packed.len() > 1000 && packed.len() < usize::try_from(plain.metadata().unwrap().len()).unwrap()
+        );
+        let (part, archive) = (agent.dir.join("part"), format!("{program}.{ending}"));
+        fs::write(&part, packed).unwrap();
+        fs::create_dir_all(agent.images()).unwrap();
+        fs::rename(part, agent.images().join(&archive)).unwrap();
+        agent.apply_pod(program, &never_pulled(&name));
+        agent.running(program);
+        assert!(is_kept_for(runtime, &name, &archive), "{name}");
+        assert!(!agent.dir.join("root/image-archive").exists(), "what it was unpacked to is gone");
+        agent.delete(program);
+        fs::remove_file(agent.images().join(archive)).unwrap();
+    }
+    let image = TestImage::new(&agent.dir, "listed", architecture());
+    let registry = Registry::start(&image, &["open"], "me:hunter2hunter2");
+    let listed = format!("{}/open:1", registry.address);
+    fs::write(agent.images().join("list.txt"), format!("# of this site\n{listed}\nNo Name\n")).unwrap();
+    wait_for("the listed image", PATIENCE, || runtime.image(&listed));
+    wait_for("the bad line is named", PATIENCE, || {
+        agent.log_of_imports().contains("image list: Failed to apply default image tag").then_some(())
+    });
+    fs::remove_file(agent.images().join("list.txt")).unwrap();
+    agent.end_pods();
 }
 
 /// Two containers say what they see of one image, in part and as a whole; a third pod's image needs a login.

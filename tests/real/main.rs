@@ -79,6 +79,7 @@ const TESTS: &[Test] = tests![
     images::archives_are_imported_and_their_pods_start_without_a_registry,
     images::an_image_in_two_archives_is_that_of_the_last,
     images::archives_that_cannot_be_imported_are_named,
+    images::compressed_archives_are_imported_and_listed_images_are_pulled,
     images::an_image_is_a_volume_where_the_runtime_mounts_images,
     pressure::short_of_disk_what_nobody_needs_goes_and_then_who_has_written_most,
     pressure::short_of_memory_the_ranked_pod_goes_and_comes_again,
