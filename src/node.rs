@@ -35,6 +35,7 @@ mod node_runtime;
 mod node_stats;
 mod pods;
 mod prober;
+mod registries;
 mod relist;
 mod runtime_events;
 #[cfg(feature = "tls")]
@@ -249,7 +250,8 @@ impl Start<'_> {
         let source = self.start_sources(&set_aside);
         let blocking = self.blocking.clone();
         let runtime = runtime.counted_by(self.metrics.operations.clone()).reading_in(blocking.clone());
-        let (images, image_store) = self.start_import(&runtime);
+        registries::write_hosts(config, &version.runtime_name);
+        let (images, image_store) = self.start_import(&runtime, &version.runtime_name);
         let logs = self.start_rotation(&runtime, &blocking);
         let joined = join(
             config,
@@ -303,7 +305,11 @@ impl Start<'_> {
     }
 
     /// Starts the import of image archives from a directory. Returns the channel of imported image names, and the image store.
-    fn start_import(&self, runtime: &NodeRuntime) -> (Receiver<Vec<String>>, Option<ImageStore>) {
+    fn start_import(
+        &self,
+        runtime: &NodeRuntime,
+        runtime_name: &str,
+    ) -> (Receiver<Vec<String>>, Option<ImageStore>) {
         let (dir, of) = (&self.config.images_dir, self.identity.node_name());
         let (imported, images) = smol::channel::bounded(1);
         let (target, store) = match runtime {
@@ -319,11 +325,12 @@ impl Start<'_> {
         let inflate = (inflate as import::Inflate, root.join("image-archive"));
         let importer = Importer::new(dir, target, self.clock.clone(), imported, inflate, listed.clone());
         self.executor.spawn("image import", importer.run()).detach();
+        let logins = registries::logins(self.config, runtime_name);
         let lists = ImageLists {
             listed,
             changes,
             runtime: runtime.clone(),
-            puller: ImagePuller::new(self.clock.clone(), 1),
+            puller: ImagePuller::new(self.clock.clone(), 1).with_registries(logins),
             logins: root.join(NODE_LOGINS),
             blocking: self.blocking.clone(),
             clock: self.clock.clone(),
@@ -527,7 +534,7 @@ impl Parts<'_> {
         };
         let ctx = context(
             config,
-            (runtime, handlers),
+            (runtime, handlers, &*runtime_name),
             (self.node, &addresses),
             pods_cgroups,
             self.blocking,
@@ -608,7 +615,7 @@ async fn next_event(inbox: &Receiver<Event>, due: Option<Mono>, clock: &SharedCl
 
 fn context<R: Runtime + 'static>(
     config: &Config,
-    (runtime, handlers): (R, Vec<RuntimeHandler>),
+    (runtime, handlers, runtime_name): (R, Vec<RuntimeHandler>, &str),
     (node, addresses): (Rc<NodeSettings>, &NodeAddresses),
     cgroups: PodsCgroups,
     blocking: Rc<Blocking>,
@@ -632,6 +639,7 @@ fn context<R: Runtime + 'static>(
     let tools = Tools { runtime: runtime.clone(), clock: clock.clone(), lookups: Lookups::default() };
     let puller = ImagePuller::new(clock.clone(), config.image_pulls)
         .limited(config.pull_rate)
+        .with_registries(registries::logins(config, runtime_name))
         .verifying(PullManager::new(config.pull_verification.clone(), &config.root_dir));
     let manager = RuntimeManager {
         runtime,

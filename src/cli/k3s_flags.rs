@@ -262,6 +262,7 @@ pub(super) fn translate(
     let data_dir = data_dir.trim_end_matches('/');
     out.run.push(format!("--images-dir={data_dir}/agent/images"));
     out.run.push(format!("--manifests={data_dir}/agent/pod-manifests"));
+    out.run.push(format!("--containerd-certs-dir={data_dir}/agent/etc/containerd/certs.d"));
     // k3s agent serves Services, unless the server says that it does not.
     out.run.push("--service-proxy".to_owned());
     for flag in ["resolv-conf", "protect-kernel-defaults"] {
@@ -345,9 +346,10 @@ mod tests {
         Ok(translated)
     }
 
-    const DIRS: [&str; 3] = [
+    const DIRS: [&str; 4] = [
         "--images-dir=/var/lib/rancher/k3s/agent/images",
         "--manifests=/var/lib/rancher/k3s/agent/pod-manifests",
+        "--containerd-certs-dir=/var/lib/rancher/k3s/agent/etc/containerd/certs.d",
         "--service-proxy",
     ];
 
@@ -434,7 +436,12 @@ mod tests {
         let found = translated(&[], &[server, "-d", "/data/"], &[]).unwrap();
         assert_eq!(
             found.run[1..],
-            ["--images-dir=/data/agent/images", "--manifests=/data/agent/pod-manifests", "--service-proxy"]
+            [
+                "--images-dir=/data/agent/images",
+                "--manifests=/data/agent/pod-manifests",
+                "--containerd-certs-dir=/data/agent/etc/containerd/certs.d",
+                "--service-proxy"
+            ]
         );
         for (args, named) in [
             (&["--nonsense"][..], "--nonsense: k3s agent has no such flag"),

@@ -2,7 +2,9 @@
 //! `serializeImagePulls`, `maxParallelImagePulls`, `imagePullCredentialsVerificationPolicy`,
 //! `preloadedImagesVerificationAllowlist`, `nodeStatusMaxImages`).
 
-use super::{ConfigError, FileSettings, between};
+use std::path::{Path, PathBuf};
+
+use super::{ConfigError, FileSettings, Flags, between};
 use crate::image::pulled::policy::{Allowlist, VerificationPolicy};
 use crate::limits::{CRI_PULLS_AT_ONCE_MAX, PULLS_AT_ONCE, PULLS_AT_ONCE_MAX};
 
@@ -25,6 +27,16 @@ pub(super) fn image_pulls(file: &FileSettings) -> Result<usize, ConfigError> {
         (_, Some(pulls)) => Ok(pulls),
         (Some(false), None) => Ok(PULLS_AT_ONCE_MAX),
         (Some(true) | None, None) => Ok(PULLS_AT_ONCE),
+    }
+}
+
+/// containerd's directory of `HOST/hosts.toml`.
+pub(super) fn certs_dir(flags: &Flags) -> Result<Option<PathBuf>, ConfigError> {
+    match flags.containerd_certs_dir.as_deref() {
+        Some(path) if !path.is_absolute() => {
+            Err(ConfigError("--containerd-certs-dir: must be an absolute path".to_owned()))
+        }
+        given => Ok(given.map(Path::to_owned)),
     }
 }
 

@@ -207,6 +207,9 @@ pub struct Flags {
     /// Mirrors and credentials of registries in k3s' format [default: /etc/rancher/k3s/registries.yaml]
     #[arg(long, value_name = "FILE")]
     pub registries: Option<PathBuf>,
+    /// Write the mirrors and certificates of --registries to DIR/HOST/hosts.toml for containerd, whose `config_path` DIR is
+    #[arg(long, value_name = "DIR")]
+    pub containerd_certs_dir: Option<PathBuf>,
     /// A KubeletConfiguration file (kubelet.config.k8s.io/v1beta1)
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -315,6 +318,8 @@ pub struct Config {
     pub cni_bridge: Option<PathBuf>,
     /// The service proxy; `None`: Services are not served.
     pub service_proxy: Option<ServiceProxySettings>,
+    /// containerd's directory of `HOST/hosts.toml`; `None` = none are written.
+    pub containerd_certs_dir: Option<PathBuf>,
     /// The agent checks the kernel's settings instead of setting them (`protectKernelDefaults`).
     pub protect_kernel_defaults: bool,
     /// Root of the kernel's sysctls.
@@ -454,6 +459,7 @@ impl Config {
             node_api,
             cni_bridge: cluster::cni_bridge(flags)?,
             service_proxy: cluster::service_proxy(flags, &root_of_k3s)?,
+            containerd_certs_dir: images::certs_dir(flags)?,
             protect_kernel_defaults: file.bool("protectKernelDefaults").unwrap_or(false),
             sysctl_root: path(&flags.sysctl_root, None, "/proc/sys"),
             make_iptables_util_chains: file.bool("makeIPTablesUtilChains").unwrap_or(true),

@@ -97,7 +97,7 @@ pub fn without_login(text: String, auth: &crate::proto::runtime::v1::AuthConfig)
     let pair = k8s_openapi::ByteString(format!("{}:{}", auth.username, auth.password).into_bytes());
     let encoded = serde_json::to_value(&pair).ok();
     let encoded = encoded.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default();
-    let secrets = [encoded, encoded.trim_end_matches('='), &auth.password];
+    let secrets = [encoded, encoded.trim_end_matches('='), &auth.password, &auth.identity_token];
     // Shorter texts occur in ordinary sentences, and are no secrets.
     let secrets = secrets.into_iter().filter(|secret| secret.len() >= 4);
     secrets.fold(

@@ -20,6 +20,10 @@ pub struct Login {
     username: String,
     password: String,
     email: String,
+    /// A token for the token service, instead of both.
+    identity_token: String,
+    /// The one server that they are for; empty: whoever serves the image.
+    server: String,
     /// The pull secret with these credentials; `None` for the node's own.
     secret: Option<PullSecret>,
 }
@@ -31,10 +35,27 @@ impl fmt::Debug for Login {
 }
 
 impl Login {
-    /// The CRI's `AuthConfig`: the kubelet fills these two fields and no other.
+    /// The node's own credentials for one server.
+    pub(crate) fn of_server(username: &str, password: &str, identity_token: &str, server: &str) -> Self {
+        Self {
+            username: username.to_owned(),
+            password: password.to_owned(),
+            email: String::new(),
+            identity_token: identity_token.to_owned(),
+            server: server.to_owned(),
+            secret: None,
+        }
+    }
+
+    /// The CRI's `AuthConfig`: the kubelet fills user name and password and no other field.
     pub fn auth(&self) -> AuthConfig {
-        let (username, password) = (self.username.clone(), self.password.clone());
-        AuthConfig { username, password, ..AuthConfig::default() }
+        AuthConfig {
+            username: self.username.clone(),
+            password: self.password.clone(),
+            identity_token: self.identity_token.clone(),
+            server_address: self.server.clone(),
+            ..AuthConfig::default()
+        }
     }
 
     /// The pull secret with these credentials, with their digest; `None` for credentials that all pods of the node may use.
@@ -118,7 +139,14 @@ fn login(entry: Value) -> Result<Login, String> {
     let (username, password, auth) = (text("username")?, text("password")?, text("auth")?);
     // Unused for authentication, and not validated by the kubelet either.
     let email = text("email").unwrap_or_default();
-    let login = |username, password| Login { username, password, email, secret: None };
+    let login = |username, password| Login {
+        username,
+        password,
+        email,
+        identity_token: String::new(),
+        server: String::new(),
+        secret: None,
+    };
     if auth.is_empty() {
         return Ok(login(username, password));
     }

@@ -14,7 +14,7 @@
 
 use std::cell::RefCell;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -160,7 +160,12 @@ pub struct ImagePuller {
     complaint: RefCell<Option<String>>,
     /// Verifies which pods may use a present image; `None`: all pods may.
     pulled: Option<PullManager>,
+    /// k3s' `registries.yaml`, and the reader of its logins for a registry; `None`: the runtime reads it itself.
+    registries: Option<(PathBuf, ReadLogins)>,
 }
+
+/// Reads the logins for images of a registry from a file. Blocks.
+pub type ReadLogins = fn(&Path, &str) -> Result<Vec<Login>, String>;
 
 struct Failures {
     backoff: Backoff,
@@ -179,7 +184,14 @@ impl ImagePuller {
             failures: RefCell::new(Failures { backoff, messages: Vec::new() }),
             complaint: RefCell::default(),
             pulled: None,
+            registries: None,
         }
+    }
+
+    /// The same puller, with further logins of the node's own.
+    #[must_use]
+    pub fn with_registries(self, registries: Option<(PathBuf, ReadLogins)>) -> Self {
+        Self { registries, ..self }
     }
 
     /// The same puller, which verifies access to present images (`KubeletEnsureSecretPulledImages`).
@@ -423,7 +435,18 @@ impl ImagePuller {
         let repository = ImageName::parse(request.image)?.repository;
         let of_pod = credentials::of_secrets(secrets)?;
         let path = node.to_owned();
-        let of_node = blocking.run(move || credentials::of_node(&path)).await;
+        let mut of_node = blocking.run(move || credentials::of_node(&path)).await;
+        let mut of_registries = Vec::new();
+        if let Some((path, read)) = self.registries.clone() {
+            let host = repository.split('/').next().unwrap_or_default().to_owned();
+            match blocking.run(move || read(&path, &host)).await {
+                Ok(logins) => of_registries = logins,
+                Err(why) => {
+                    let complaint = format!("{why}; images are pulled without its credentials");
+                    of_node.complaint.get_or_insert(complaint);
+                }
+            }
+        }
         if *self.complaint.borrow() != of_node.complaint {
             if let Some(complaint) = &of_node.complaint {
                 log::warn!("{complaint}");
@@ -431,6 +454,7 @@ impl ImagePuller {
             self.complaint.replace(of_node.complaint);
         }
         let found = of_pod.lookup(&repository).into_iter().chain(of_node.keyring.lookup(&repository));
+        let found = found.chain(&of_registries);
         Ok(found.take(PULL_LOGINS_MAX).cloned().collect())
     }
 

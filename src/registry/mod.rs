@@ -14,8 +14,10 @@
 //! digest before it is used: manifests and configurations here, layers by the sink.
 
 mod blob;
+mod certs_d;
 mod challenge;
 mod client;
+mod containerd_hosts;
 mod endpoint;
 mod error;
 mod hosts;
@@ -36,6 +38,7 @@ mod token;
 mod tunnel;
 
 pub use client::{Client, Credentials};
+pub use containerd_hosts::{HostsWritten, logins, write_hosts};
 pub use endpoint::{Capabilities, Endpoint, Rewrite, TlsOptions};
 pub use error::{RegistryError, RegistryResult};
 pub use hosts::{Environment, Hosts};

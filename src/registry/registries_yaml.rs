@@ -13,13 +13,18 @@ use crate::limits::{
 use crate::text::quoted;
 
 /// Mirrors of every registry that has none of its own.
-const ANY: &str = "*";
+pub(super) const ANY: &str = "*";
 
 /// The endpoints of the registry `host` by this file: its mirrors, then the registry itself.
 ///
 /// # Errors
 /// A sentence: the field that is wrong, without values that may be secret.
 pub(super) fn parse(bytes: &[u8], host: &str) -> Result<Vec<Endpoint>, String> {
+    endpoints(&document(bytes)?, host)
+}
+
+/// The one document of the file.
+pub(super) fn document(bytes: &[u8]) -> Result<Node, String> {
     let mut document = None;
     let mut wrong = None;
     yaml::documents(bytes, |number, node| match node {
@@ -31,8 +36,21 @@ pub(super) fn parse(bytes: &[u8], host: &str) -> Result<Vec<Endpoint>, String> {
     if let Some(wrong) = wrong {
         return Err(wrong);
     }
-    let document = document.unwrap_or(Node::Null);
-    let (mirrors, configs) = (map(&document, "mirrors", "")?, map(&document, "configs", "")?);
+    Ok(document.unwrap_or(Node::Null))
+}
+
+/// The registries that the document names, [`ANY`] among them.
+pub(super) fn hosts(document: &Node) -> Result<Vec<&str>, String> {
+    let (mirrors, configs) = (map(document, "mirrors", "")?, map(document, "configs", "")?);
+    let mut hosts: Vec<&str> = mirrors.iter().chain(configs).map(|(host, _)| &**host).collect();
+    hosts.sort_unstable();
+    hosts.dedup();
+    Ok(hosts)
+}
+
+/// The same as [`parse`] of a document; of [`ANY`] the mirrors alone.
+pub(super) fn endpoints(document: &Node, host: &str) -> Result<Vec<Endpoint>, String> {
+    let (mirrors, configs) = (map(document, "mirrors", "")?, map(document, "configs", "")?);
     for (field, entries) in [("mirrors", mirrors), ("configs", configs)] {
         if entries.len() > REGISTRY_MIRRORS_MAX {
             return Err(format!(
@@ -57,11 +75,13 @@ pub(super) fn parse(bytes: &[u8], host: &str) -> Result<Vec<Endpoint>, String> {
             return Err(format!("{at}.endpoint: at most {} are supported", REGISTRY_ENDPOINTS_MAX - 1));
         }
     }
-    let origin = Endpoint::origin(host)?;
-    // The registry itself may be among its own endpoints, with another scheme.
-    let is_listed = endpoints.iter().any(|endpoint| endpoint.address == origin.address);
-    if !is_listed {
-        endpoints.push(origin);
+    if host != ANY {
+        let origin = Endpoint::origin(host)?;
+        // The registry itself may be among its own endpoints, with another scheme.
+        let is_listed = endpoints.iter().any(|endpoint| endpoint.address == origin.address);
+        if !is_listed {
+            endpoints.push(origin);
+        }
     }
     for endpoint in &mut endpoints {
         let names = [endpoint.host(), endpoint.address.to_string()];

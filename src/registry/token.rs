@@ -8,6 +8,7 @@ use hyper::header::HeaderValue;
 use serde::Deserialize;
 
 use super::endpoint::encoded;
+use crate::image::keyring::Login;
 use crate::limits::REGISTRY_TOKEN_BYTES_MAX;
 use crate::proto::runtime::v1::AuthConfig;
 
@@ -69,6 +70,11 @@ impl Credentials {
         let found = Self::new(username, password, auth, identity_token)?;
         let found = Self { registry_token: registry_token.clone(), ..found };
         Ok((found != Self::default()).then_some(found))
+    }
+
+    /// The same for the CRI, and for that server alone.
+    pub(super) fn login(&self, server: &str) -> Login {
+        Login::of_server(&self.username, &self.password, &self.identity_token, server)
     }
 
     /// `Basic …`, when there is a user name.

@@ -159,6 +159,8 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
   netns_mounts_under_state_dir = true
   stream_server_address = "127.0.0.1"
   stream_server_port = "0"
+[plugins."io.containerd.grpc.v1.cri".registry]
+  config_path = "$DIR/certs.d"
 [plugins."io.containerd.grpc.v1.cri".cni]
   bin_dir = "$cni_bin"
   conf_dir = "$DIR/cni/conf"

@@ -369,6 +369,49 @@ pub fn compressed_archives_are_imported_and_listed_images_are_pulled(runtime: &R
     agent.end_pods();
 }
 
+/// containerd reads no `registries.yaml`: it is given files of its own, and logins with the pulls. The embedded runtime is not.
+pub fn mirrors_and_logins_of_k3s_reach_containerd(runtime: &Runtime) {
+    const LOGIN: &str = "me:hunter2hunter2";
+    let mut agent = Agent::new(runtime, "mirrors");
+    let image = TestImage::new(&agent.dir, "mirrored", architecture());
+    let registry = Registry::start(&image, &["private/app"], LOGIN);
+    let (registries, certs) = (agent.dir.join("registries.yaml"), runtime.dir().join("certs.d"));
+    let address = registry.address;
+    let (user, password) = LOGIN.split_once(':').unwrap();
+    let text = format!(
+        "mirrors:\n  mirrored.test:\n    endpoint: ['http://{address}']\nconfigs:\n  '{address}':\n    auth:\n      \
+         username: {user}\n      password: {password}\n"
+    );
+    fs::write(&registries, text).unwrap();
+    let paths = [&registries, &certs].map(|path| path.clone().into_os_string());
+    let [registries_path, certs_path] = paths;
+    agent.arguments =
+        vec!["--registries".into(), registries_path, "--containerd-certs-dir".into(), certs_path];
+    agent.start();
+    let spec = never_pulled("mirrored.test/private/app:1").replace("Never", "IfNotPresent");
+    agent.apply_pod("mirrored", &spec);
+    if is_embedded() {
+        agent.wait_pod("mirrored", "waiting for its image", |status| {
+            matches!(waits_for(status, "app"), Some("ErrImagePull" | "ImagePullBackOff"))
+        });
+        assert!(!certs.exists(), "this runtime would not read it");
+        agent.end_pods();
+        return;
+    }
+    agent.running("mirrored");
+    let asked = ("/v2/private/app/manifests/1".to_owned(), basic(LOGIN));
+    assert!(registry.seen().contains(&asked), "{:?}", registry.seen());
+    let file = certs.join("mirrored.test/hosts.toml");
+    assert!(!fs::read_to_string(&file).unwrap().contains(password) && !agent.log().contains(password));
+    agent.end_pods();
+    // A registry that the file no longer names.
+    agent.stop();
+    fs::remove_file(&registries).unwrap();
+    agent.start();
+    wait_for("its file is gone", PATIENCE, || (!file.exists()).then_some(()));
+    agent.end_pods();
+}
+
 /// Two containers say what they see of one image, in part and as a whole; a third pod's image needs a login.
 pub fn an_image_is_a_volume_where_the_runtime_mounts_images(runtime: &Runtime) {
     const LOGIN: &str = "me:hunter2hunter2";
