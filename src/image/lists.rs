@@ -89,8 +89,8 @@ mod tests {
             put("b.txt", "r.io/x\nr.io/y"),
         ];
         assert_eq!(read(&lists), ["docker.io/rancher/klipper-lb:v0.4.13", "r.io/x", "r.io/y"]);
-        let many: String = (0..2 * IMAGE_LISTED_MAX).map(|n| format!("r.io/{n}\n")).collect();
-        assert_eq!(read(&[put("many.txt", &many)]).len(), IMAGE_LISTED_MAX);
+        let many: Vec<String> = (0..2 * IMAGE_LISTED_MAX).map(|n| format!("r.io/{n}")).collect();
+        assert_eq!(read(&[put("many.txt", &many.join("\n"))]).len(), IMAGE_LISTED_MAX);
         for (name, is) in
             [("a.txt", true), (".txt", false), (".a.txt", false), ("a.txt.part", false), ("a.tar", false)]
         {

@@ -77,7 +77,7 @@ impl LoadBalancer {
             while changes.recv().await.is_ok() {
                 shared.sweep();
             }
-            std::future::pending().await
+            std::future::pending::<()>().await;
         };
         smol::future::or(self.listen(&shared), sweep).await;
     }

@@ -46,7 +46,7 @@ impl ImageLists {
             let next = smol::future::or(changed, again).await;
             match next {
                 Ok(true) => {
-                    left = self.listed.now().into_iter().map(|image| (image, String::new())).collect()
+                    left = self.listed.now().into_iter().map(|image| (image, String::new())).collect();
                 }
                 Ok(false) => {}
                 // The importer is gone only when the process ends.

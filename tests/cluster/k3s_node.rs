@@ -175,7 +175,9 @@ fn the_servers_cloud_controller_finds_what_it_needs() {
 fn the_kernel_is_set_up_for_the_clusters_network() {
     let world = World::on_real_time_without_agent();
     let k3s = K3s::start(&world.api);
-    k3s.state().settings = json!({"ClusterIPRanges": [{"IP": "10.42.0.0"}, {"IP": "fd42::"}]});
+    let ranges = [("10.42.0.0", "//8AAA=="), ("fd42::", "/////////wAAAAAAAAAAAA==")];
+    let ranges = ranges.map(|(ip, mask)| json!({"IP": ip, "Mask": mask}));
+    k3s.state().settings = json!({"ClusterIPRanges": ranges});
     let config = joining(&world, &k3s, &k3s.token());
     let net = world.path("sys/net");
     let put = |setting: &str| {

@@ -157,6 +157,36 @@ fn the_agents_memory_is_not_dumpable() {
     assert!(agent.stop());
 }
 
+/// As k3s' installer names its program and the links to it.
+#[test]
+fn called_as_k3s_it_is_the_agent_and_refuses_the_rest() {
+    let home = Home::before_an_agent();
+    let program: std::ffi::OsString =
+        std::env::var_os("SMOLET_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_smolet").into());
+    std::fs::write(home.path("config.yaml"), "").unwrap();
+    let said = |name: &str, words: &[&str]| {
+        let link = home.path(name);
+        std::os::unix::fs::symlink(&program, &link).unwrap();
+        let mut command = runner::command(&link);
+        command.args(words).env("K3S_CONFIG_FILE", home.path("config.yaml")).env_remove("K3S_URL");
+        let output = command.output();
+        std::fs::remove_file(link).unwrap();
+        let output = output.unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for (name, words, wanted) in [
+        ("k3s", &["server", "--disable", "traefik"][..], "k3s server: smolet is a node agent"),
+        ("k3s", &["kubectl", "get", "nodes"], "k3s kubectl: not included"),
+        ("kubectl", &["get", "nodes"], "kubectl: not included"),
+        ("crictl", &["ps"], "crictl: not included"),
+        ("ctr", &["version"], "ctr: not included"),
+        ("k3s", &["agent", "--token", "x"], "--server: is missing; give it, or K3S_URL"),
+    ] {
+        let (code, text) = said(name, words);
+        assert!(code == Some(1) && text.contains(wanted), "{name} {words:?}: {code:?} {text}");
+    }
+}
+
 /// What is found depends on the machine; of the runtime, which is a fake, it is known.
 #[test]
 fn doctor_judges_the_machine_without_an_agent() {

@@ -519,7 +519,7 @@ fn a_node_has_joined_without_its_components_and_asks_for_them_with_back_off() {
         let lines = usize::from(!said(&node.take(outcome("failed"))).is_empty());
         assert_eq!(lines, std::mem::take(&mut logged), "each reason once");
         let second = Duration::from_secs(1);
-        for (time, wanted) in [(wait - second, "Waiting"), (second, "ReadingToken")] {
+        for (time, wanted) in [(wait.saturating_sub(second), "Waiting"), (second, "ReadingToken")] {
             if node.state() == "FetchingServers" {
                 node.take(outcome("servers unreachable"));
             }
