@@ -57,6 +57,7 @@ const NEVER: &[&str] = &[
     "_ZN6smolet4kube3tls*",
     "_ZN*_$LT$smolet..kube..*",
     "_ZN6smolet7cluster*",
+    "_ZN6smolet7flannel*",
     "_ZN6smolet5admit8affinity*",
     "_ZN6smolet5admit8features*",
     "_ZN6smolet5admit6taints*",

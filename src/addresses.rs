@@ -24,9 +24,14 @@ use smol::channel::{Receiver, Sender};
 use crate::clock::SharedClock;
 use crate::facts;
 use crate::limits::{ADDRESSES_PERIOD, ADDRESSES_SETTLE};
+#[cfg(feature = "tls")]
+use crate::limits::{FLANNEL_SETTLE, FLANNEL_WATCH_PERIOD};
 
 /// `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV4_ROUTE`, `RTMGRP_IPV6_IFADDR` and `RTMGRP_IPV6_ROUTE` of `linux/rtnetlink.h`.
 const GROUPS: u32 = 0x10 | 0x40 | 0x100 | 0x400;
+/// `RTMGRP_LINK`, `RTMGRP_IPV4_ROUTE` and `RTMGRP_IPV6_ROUTE`.
+#[cfg(feature = "tls")]
+const LINK_GROUPS: u32 = 1 | 0x40 | 0x400;
 /// A longer message is truncated: its content is not used.
 const MESSAGE_BYTES: usize = 64;
 
@@ -86,7 +91,7 @@ impl NodeAddresses {
         if !given.is_empty() && !given.iter().any(IpAddr::is_unspecified) {
             return;
         }
-        let kernel = match subscribe() {
+        let kernel = match subscribe(GROUPS) {
             Ok(kernel) => kernel,
             Err(error) => {
                 log::warn!(
@@ -116,11 +121,29 @@ impl NodeAddresses {
     }
 }
 
-fn subscribe() -> io::Result<Async<OwnedFd>> {
+/// Sends to `changed`, which holds one, when links or routes of the machine change, until it is closed.
+#[cfg(feature = "tls")]
+pub(crate) async fn watch_links(clock: SharedClock, changed: Sender<()>) {
+    let kernel = match subscribe(LINK_GROUPS) {
+        Ok(kernel) => kernel,
+        Err(error) => {
+            return log::warn!("links: watch failed: rtnetlink: {error}; they are looked at now and then");
+        }
+    };
+    while kernel.readable().await.is_ok() && !changed.is_closed() {
+        clock.sleep(FLANNEL_SETTLE).await;
+        drain(kernel.get_ref());
+        // Full: the last change is not handled yet.
+        let _ = changed.try_send(());
+        clock.sleep(FLANNEL_WATCH_PERIOD).await;
+    }
+}
+
+fn subscribe(groups: u32) -> io::Result<Async<OwnedFd>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     // Protocol 0 is NETLINK_ROUTE.
     let socket = net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
-    net::bind(&socket, &SocketAddrNetlink::new(0, GROUPS))?;
+    net::bind(&socket, &SocketAddrNetlink::new(0, groups))?;
     Async::new_nonblocking(socket)
 }
 

@@ -26,7 +26,7 @@
 //! ```text
 //!     cli
 //!     node                                                       the loop
-//!     source  server  node_api  k3s  hook  doctor  facts         sources and servers
+//!     source  server  node_api  k3s  flannel  hook  doctor       sources and servers
 //!     sync  admit  allocation  probe  cluster  config  metrics   decisions about pods and the node
 //!     cri  image  kube  logs  pleg  printers                     the runtime and the API server
 //!     render  status  store  volume  eviction  gc  grpc  net     rendering, status, the machine's parts
@@ -66,6 +66,8 @@ pub mod executor;
 pub mod facts;
 pub mod fair_semaphore;
 pub mod filesystem;
+#[cfg(feature = "tls")]
+mod flannel;
 pub mod gc;
 pub mod grpc;
 pub mod hook;

@@ -20,6 +20,8 @@ pub const SYSTEMD: &str = "/run/systemd/private";
 pub const MEMINFO: &str = "/proc/meminfo";
 /// CNI configurations.
 pub const CNI: &str = "/etc/cni/net.d";
+/// What flannel tells k3s' own CNI plugin.
+pub const FLANNEL_SUBNET: &str = "/run/flannel/subnet.env";
 /// CNI plugins: those of the CNI project's archive, and of Debian.
 pub const CNI_PLUGINS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
 /// Directories with a `HOST/hosts.toml` for registries.

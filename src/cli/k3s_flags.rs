@@ -31,11 +31,15 @@ enum Meaning {
     Unused(&'static str),
     /// The same, of a switch.
     UnusedSwitch(&'static str),
+    /// It is refused, for this reason.
+    Refused(&'static str),
 }
 
-use Meaning::{DataDir, Endpoint, Kubelet, List, One, Switch, Unused, UnusedSwitch};
+use Meaning::{DataDir, Endpoint, Kubelet, List, One, Refused, Switch, Unused, UnusedSwitch};
 
-const NO_FLANNEL: &str = "flannel is not included";
+const OWN_FLANNEL: &str = "is not supported: the pods' network is as the servers have it; leave it out, or have the servers run with \
+     --flannel-backend=none and install another network";
+const NO_VPN: &str = "VPNs are not included";
 const NO_PROXY: &str = "kube-proxy is not included";
 const OTHER_RUNTIME: &str = "it is a setting of k3s' own containerd";
 const OTHER_LOG: &str = "smolet logs to standard error: --log-level of smolet run";
@@ -62,12 +66,12 @@ const FLAGS: [(&str, &str, &str, Meaning); 46] = [
     ("debug", "", "K3S_DEBUG", Switch("log-level=debug")),
     ("cluster-secret", "", "K3S_CLUSTER_SECRET", One("token")),
     ("lb-server-port", "", "K3S_LB_SERVER_PORT", One("lb-server-port")),
-    ("flannel-iface", "", "", Unused(NO_FLANNEL)),
-    ("flannel-conf", "", "", Unused(NO_FLANNEL)),
-    ("flannel-cni-conf", "", "", Unused(NO_FLANNEL)),
-    ("no-flannel", "", "", UnusedSwitch(NO_FLANNEL)),
-    ("vpn-auth", "", "K3S_VPN_AUTH", Unused(NO_FLANNEL)),
-    ("vpn-auth-file", "", "K3S_VPN_AUTH_FILE", Unused(NO_FLANNEL)),
+    ("flannel-iface", "", "", One("flannel-iface")),
+    ("flannel-conf", "", "", Refused(OWN_FLANNEL)),
+    ("flannel-cni-conf", "", "", Refused(OWN_FLANNEL)),
+    ("no-flannel", "", "", Switch(NO_FLANNEL)),
+    ("vpn-auth", "", "K3S_VPN_AUTH", Unused(NO_VPN)),
+    ("vpn-auth-file", "", "K3S_VPN_AUTH_FILE", Unused(NO_VPN)),
     ("kube-proxy-arg", "", "", Unused(NO_PROXY)),
     ("snapshotter", "", "", Unused(OTHER_RUNTIME)),
     ("pause-image", "", "", Unused(OTHER_RUNTIME)),
@@ -92,6 +96,8 @@ const FLAGS: [(&str, &str, &str, Meaning); 46] = [
     ("alsologtostderr", "", "", UnusedSwitch(OTHER_LOG)),
 ];
 
+/// The switch that keeps flannel off, which `smolet run` does without its own.
+const NO_FLANNEL: &str = "no-flannel";
 /// The name of the flag with the file of these words: it is none of `smolet run`.
 const CONFIG: (&str, &str) = ("config", "c");
 pub(super) const CONFIG_VARIABLE: &str = "K3S_CONFIG_FILE";
@@ -137,7 +143,7 @@ pub(super) fn of_args(args: &[String]) -> Result<Vec<Given>, String> {
         let value = match (value, meaning) {
             (Some(value), _) => value,
             (None, Switch(_) | UnusedSwitch(_)) => "true".to_owned(),
-            (None, One(_) | List(_) | Endpoint | Kubelet | DataDir | Unused(_)) => {
+            (None, One(_) | List(_) | Endpoint | Kubelet | DataDir | Unused(_) | Refused(_)) => {
                 args.next().cloned().ok_or_else(|| format!("{arg}: needs a value"))?
             }
         };
@@ -251,10 +257,11 @@ pub(super) fn translate(
             },
             Kubelet => kubelet_arg(value, &mut out),
             Unused(why) if is_last => out.warnings.push(format!("--{name}: has no effect: {why}")),
+            Refused(why) if !value.is_empty() => return Err(format!("--{name}: {why}")),
             UnusedSwitch(why) if is_last && is_true(name, value)? => {
                 out.warnings.push(format!("--{name}: has no effect: {why}"));
             }
-            One(_) | Switch(_) | Endpoint | Unused(_) | UnusedSwitch(_) => {}
+            One(_) | Switch(_) | Endpoint | Unused(_) | UnusedSwitch(_) | Refused(_) => {}
         }
     }
     out.run.extend(lists.into_iter().map(|(flag, values)| format!("--{flag}={}", values.join(","))));
@@ -265,6 +272,13 @@ pub(super) fn translate(
     out.run.push(format!("--containerd-certs-dir={data_dir}/agent/etc/containerd/certs.d"));
     // k3s agent serves Services, unless the server says that it does not.
     out.run.push("--service-proxy".to_owned());
+    let before = out.run.len();
+    out.run.retain(|arg| arg.strip_prefix("--") != Some(NO_FLANNEL));
+    if out.run.len() == before {
+        out.run.push("--flannel".to_owned());
+    } else {
+        out.run.retain(|arg| !arg.starts_with("--flannel-iface="));
+    }
     for flag in ["resolv-conf", "protect-kernel-defaults"] {
         let taken = |arg: &String| {
             let rest = arg.strip_prefix("--")?.strip_prefix(flag)?;
@@ -346,15 +360,17 @@ mod tests {
         Ok(translated)
     }
 
-    const DIRS: [&str; 4] = [
+    /// What always comes last.
+    const USUAL: [&str; 5] = [
         "--images-dir=/var/lib/rancher/k3s/agent/images",
         "--manifests=/var/lib/rancher/k3s/agent/pod-manifests",
         "--containerd-certs-dir=/var/lib/rancher/k3s/agent/etc/containerd/certs.d",
         "--service-proxy",
+        "--flannel",
     ];
 
     fn run(args: &[&str]) -> Vec<String> {
-        strings(&[args, &DIRS].concat())
+        strings(&[args, &USUAL].concat())
     }
 
     #[test]
@@ -416,7 +432,8 @@ mod tests {
             (&["--kubelet-arg=feature-gates+=A=true"], "", "feature-gates=A=true", ""),
             (&["--kubelet-arg=v=4"], "", "v=4", ""),
             (&["--kubelet-arg=nonsense=4"], "", "", "--kubelet-arg=nonsense: has no effect"),
-            (&["--flannel-iface", "eth1"], "", "", "--flannel-iface: has no effect: flannel is not included"),
+            (&["--flannel-iface", "eth1"], "--flannel-iface=eth1", "", ""),
+            (&["--vpn-auth", "x"], "", "", "--vpn-auth: has no effect"),
             (&["--docker"], "", "", "--docker: has no effect"),
             (&["--docker=false", "--rootless=false"], "", "", ""),
         ] {
@@ -440,13 +457,17 @@ mod tests {
                 "--images-dir=/data/agent/images",
                 "--manifests=/data/agent/pod-manifests",
                 "--containerd-certs-dir=/data/agent/etc/containerd/certs.d",
-                "--service-proxy"
+                "--service-proxy",
+                "--flannel"
             ]
         );
+        let found = translated(&[], &[server, "--no-flannel", "--flannel-iface=eth1"], &[]).unwrap();
+        assert_eq!(found.run, strings(&[&[server], &USUAL[..4]].concat()));
         for (args, named) in [
             (&["--nonsense"][..], "--nonsense: k3s agent has no such flag"),
             (&["stop"], "\"stop\": k3s agent has no arguments"),
             (&["--token"], "--token: needs a value"),
+            (&["--flannel-conf=/etc/net.json"], "--flannel-conf: is not supported"),
             (&["--config"], "--config: needs a value"),
             (&["--with-node-id=perhaps"], "must be true or false"),
         ] {

@@ -5,6 +5,7 @@
 //! | label `egress.k3s.io/cluster` | `true` where the server reaches pods through the node's tunnel, else absent | the node |
 //! | annotations `k3s.io/internal-ip`, `hostname`, `external-ip` | what the server's cloud controller makes addresses of | the node, where there is that controller |
 //! | annotation `alpha.kubernetes.io/provided-node-ip` | the addresses that the controller has to find among them | the node, likewise |
+//! | annotations `flannel.alpha.coreos.com/…` | how other nodes reach its pods | the node, with `--flannel` |
 //! | annotations `k3s.io/node-args`, `node-env`, `node-config-hash` | how the agent was called, without its secrets | the node |
 //! | `spec.providerID` `k3s://NAME`, instance type `k3s` | | the cloud controller, when it removes the taint of a new Node; the node, where there is no such taint and they are absent |
 //!
@@ -31,6 +32,8 @@ const EXTERNAL_IP: &str = "k3s.io/external-ip";
 const ARGS: &str = "k3s.io/node-args";
 const ENV: &str = "k3s.io/node-env";
 const CONFIG_HASH: &str = "k3s.io/node-config-hash";
+/// The prefix of flannel's annotations (`FlannelBaseAnnotation`).
+pub const FLANNEL: &str = "flannel.alpha.coreos.com/";
 /// The labels of the instance type (`node_controller.go`).
 const INSTANCE_TYPES: [&str; 2] = ["node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type"];
 /// `version.Program`, the instance type.
@@ -48,6 +51,8 @@ pub struct K3sNode {
     pub external_addresses: Vec<Box<str>>,
     /// How the agent was called.
     pub call: Call,
+    /// flannel's annotations, once its network is up.
+    pub flannel: SortedMap<Box<str>, Box<str>>,
 }
 
 /// The fields of a Node that are compared.
@@ -66,7 +71,7 @@ pub struct NodeMetadata {
 impl NodeMetadata {
     /// Whether a node of k3s sets such an annotation.
     pub fn is_kept_annotation(key: &str) -> bool {
-        key.starts_with(PREFIX) || key == PROVIDED_IPS
+        key.starts_with(PREFIX) || key == PROVIDED_IPS || key.starts_with(FLANNEL)
     }
 
     /// Whether a taint with this key is that of Nodes whose cloud controller has not seen them yet.
@@ -101,6 +106,9 @@ impl Machine {
         put(ARGS, k3s.call.args().into());
         put(ENV, k3s.call.env().into());
         put(CONFIG_HASH, k3s.call.hash().into());
+        for (key, value) in &k3s.flannel {
+            put(key, (**value).into());
+        }
         annotations
     }
 

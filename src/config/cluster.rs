@@ -52,10 +52,19 @@ pub struct K3s {
 /// Settings of the service proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceProxySettings {
-    /// The kubeconfig of its watches.
-    pub kubeconfig: PathBuf,
+    /// The kubeconfig of its watches; `None`: a k3s server gives the credentials.
+    pub kubeconfig: Option<PathBuf>,
     /// Ranges of the cluster's pods; none: those that a k3s server names.
     pub cluster_cidrs: Vec<Network>,
+}
+
+/// Settings of flannel's network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlannelSettings {
+    /// The interface between the nodes, by its name or an address of it; `None`: that of the node's address.
+    pub interface: Option<String>,
+    /// The file for k3s' own CNI plugin.
+    pub subnet_file: PathBuf,
 }
 
 /// `k3s agent`'s default of `--lb-server-port`.
@@ -173,8 +182,8 @@ pub(super) fn cni_bridge(flags: &Flags) -> Result<Option<PathBuf>, ConfigError> 
     }
 }
 
-/// The service proxy; its kubeconfig is below `k3s` when a k3s server issues it.
-pub(super) fn service_proxy(flags: &Flags, k3s: &Path) -> Result<Option<ServiceProxySettings>, ConfigError> {
+/// The service proxy.
+pub(super) fn service_proxy(flags: &Flags) -> Result<Option<ServiceProxySettings>, ConfigError> {
     let wrong = |flag: &str, why: &str| Err(ConfigError(format!("{flag}: {why}")));
     if !flags.service_proxy {
         return match (&flags.service_proxy_kubeconfig, &flags.cluster_cidr) {
@@ -203,16 +212,39 @@ pub(super) fn service_proxy(flags: &Flags, k3s: &Path) -> Result<Option<ServiceP
         Some(path) if !path.is_absolute() => {
             return wrong("--service-proxy-kubeconfig", "must be an absolute path");
         }
-        Some(path) => path.to_owned(),
+        Some(path) => Some(path.to_owned()),
         None if flags.server.is_none() => {
             return wrong(
                 "--service-proxy",
                 "needs --service-proxy-kubeconfig beside --kubeconfig: a node's own credentials show no endpoints",
             );
         }
-        None => k3s.join("kubeproxy.kubeconfig"),
+        None => None,
     };
     Ok(Some(ServiceProxySettings { kubeconfig, cluster_cidrs }))
+}
+
+/// flannel's network.
+pub(super) fn flannel(flags: &Flags) -> Result<Option<FlannelSettings>, ConfigError> {
+    let wrong = |flag: &str, why: &str| Err(ConfigError(format!("{flag}: {why}")));
+    match &flags.flannel_iface {
+        None if !flags.flannel => Ok(None),
+        Some(_) if !flags.flannel => wrong("--flannel-iface", "needs --flannel"),
+        _ if flags.server.is_none() => {
+            wrong("--flannel", "needs --server, a k3s server, whose settings describe the network")
+        }
+        _ if flags.cni_bridge.is_some() => wrong(
+            "--cni-bridge",
+            "may not be given beside --flannel, which has a bridge of its own; leave it out",
+        ),
+        Some(interface) if interface.is_empty() => {
+            wrong("--flannel-iface", "must be the name of an interface")
+        }
+        interface => {
+            let subnet_file = paths::FLANNEL_SUBNET.into();
+            Ok(Some(FlannelSettings { interface: interface.clone(), subnet_file }))
+        }
+    }
 }
 
 #[cfg(test)]
@@ -232,7 +264,7 @@ mod tests {
         let off = |flags: Flags| Flags { service_proxy: false, ..flags };
         for (flags, wanted) in [
             (Flags::default(), Ok("None")),
-            (flags(None, None, true), Ok("/k3s/kubeproxy.kubeconfig []")),
+            (flags(None, None, true), Ok("k3s []")),
             (flags(Some("/p"), Some("10.42.0.0/16,fd42::/56"), true), Ok("/p [10.42.0.0/16 fd42::/56]")),
             (flags(Some("/p"), None, false), Ok("/p []")),
             (flags(None, None, false), Err("--service-proxy: needs --service-proxy-kubeconfig")),
@@ -243,11 +275,12 @@ mod tests {
             (off(flags(None, Some("10.42.0.0/16"), true)), Err("--cluster-cidr: needs --service-proxy")),
             (Flags { service_proxy: true, ..Flags::default() }, Err("needs --kubeconfig or --server")),
         ] {
-            let found = service_proxy(&flags, Path::new("/k3s")).map_err(|why| why.0);
+            let found = service_proxy(&flags).map_err(|why| why.0);
             let shown = found.map(|settings| match settings {
                 None => "None".to_owned(),
                 Some(ServiceProxySettings { kubeconfig, cluster_cidrs }) => {
                     let cidrs: Vec<String> = cluster_cidrs.iter().map(Network::to_string).collect();
+                    let kubeconfig = kubeconfig.unwrap_or_else(|| "k3s".into());
                     format!("{} [{}]", kubeconfig.display(), cidrs.join(" "))
                 }
             });
@@ -321,6 +354,26 @@ mod tests {
             assert!(why.contains(named) && !why.contains("hunter2"), "{why}");
         }
         assert_eq!(k3s(&Flags::default()), Ok(None));
+    }
+
+    #[test]
+    fn flannel_is_of_a_k3s_cluster() {
+        let server = Some("https://10.0.0.1:6443".to_owned());
+        let with = Flags { flannel: true, server, ..Flags::default() };
+        let settings = flannel(&with).unwrap().unwrap();
+        assert_eq!(settings.subnet_file, Path::new("/run/flannel/subnet.env"));
+        let on = Flags { flannel_iface: Some("eth1".to_owned()), ..with.clone() };
+        assert_eq!(flannel(&on).unwrap().unwrap().interface.as_deref(), Some("eth1"));
+        assert_eq!(flannel(&Flags::default()), Ok(None));
+        for (flags, named) in [
+            (Flags { server: None, ..with.clone() }, "--flannel: needs --server"),
+            (Flags { flannel: false, ..on }, "--flannel-iface: needs --flannel"),
+            (Flags { cni_bridge: Some("/c".into()), ..with.clone() }, "beside --flannel"),
+            (Flags { flannel_iface: Some(String::new()), ..with }, "--flannel-iface: must be"),
+        ] {
+            let why = flannel(&flags).unwrap_err().0;
+            assert!(why.contains(named), "{why}");
+        }
     }
 
     fn bootstrap_of(flags: &Flags) -> Result<Option<PathBuf>, String> {

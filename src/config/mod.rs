@@ -37,7 +37,7 @@ use crate::systemd::notify::Supervisor;
 use kubelet::GoDuration;
 
 pub use call::Call;
-pub use cluster::{K3s, Secret, ServiceProxySettings, TokenSource};
+pub use cluster::{FlannelSettings, K3s, Secret, ServiceProxySettings, TokenSource};
 pub use embedded::EmbeddedSettings;
 pub use eviction::EvictionPolicy;
 pub use kubelet::FileSettings;
@@ -191,6 +191,12 @@ pub struct Flags {
     /// Ranges of the cluster's pods: what comes from elsewhere to a cluster IP is masqueraded [default: with --server the server's]
     #[arg(long, value_name = "CIDRS")]
     pub cluster_cidr: Option<String>,
+    /// Bring up the pods' network between nodes as k3s agent does (flannel: vxlan or host-gw, as the server has it); needs --server
+    #[arg(long)]
+    pub flannel: bool,
+    /// Interface between the nodes [default: that of the node's address]
+    #[arg(long, value_name = "NAME")]
+    pub flannel_iface: Option<String>,
     /// OCI runtime of the embedded runtime; with NAME= that of the `RuntimeClass` handler NAME, once for each [default: crun, else runc]
     #[arg(long, value_name = "[NAME=]PATH")]
     pub oci_runtime: Vec<String>,
@@ -320,6 +326,8 @@ pub struct Config {
     pub service_proxy: Option<ServiceProxySettings>,
     /// containerd's directory of `HOST/hosts.toml`; `None` = none are written.
     pub containerd_certs_dir: Option<PathBuf>,
+    /// flannel's network; `None` = it is not brought up.
+    pub flannel: Option<FlannelSettings>,
     /// The agent checks the kernel's settings instead of setting them (`protectKernelDefaults`).
     pub protect_kernel_defaults: bool,
     /// Root of the kernel's sysctls.
@@ -458,8 +466,9 @@ impl Config {
             registration,
             node_api,
             cni_bridge: cluster::cni_bridge(flags)?,
-            service_proxy: cluster::service_proxy(flags, &root_of_k3s)?,
+            service_proxy: cluster::service_proxy(flags)?,
             containerd_certs_dir: images::certs_dir(flags)?,
+            flannel: cluster::flannel(flags)?,
             protect_kernel_defaults: file.bool("protectKernelDefaults").unwrap_or(false),
             sysctl_root: path(&flags.sysctl_root, None, "/proc/sys"),
             make_iptables_util_chains: file.bool("makeIPTablesUtilChains").unwrap_or(true),

@@ -163,7 +163,6 @@ impl JoinTask {
         let node = self.node.clone();
         let inspect = move || Ok(Inspection::new(files.found(&kubeconfig), &node, &mark, has_addresses));
         let inspection = apart(inspect).await?;
-        self.components.found(inspection.components());
         Ok(Outcome::Inspected(inspection))
     }
 

@@ -96,11 +96,6 @@ impl Inspection {
         }
     }
 
-    /// Which components have a certificate.
-    pub(super) fn components(&self) -> [bool; 2] {
-        self.components.map(|validity| validity.is_some())
-    }
-
     fn is_complete(&self) -> bool {
         self.authorities.is_some() && self.has_settings
     }

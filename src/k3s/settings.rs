@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 
-use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::json;
 
 use crate::config::Config;
 use crate::decode::Node;
 use crate::decode::json as reader;
+use crate::flannel::NetConf;
 use crate::limits::DNS_SERVERS_MAX;
 use crate::model::Network;
 use crate::model::names;
@@ -30,8 +30,8 @@ pub(crate) struct Settings {
     pub(crate) disable_cloud_controller: bool,
     /// Services are another program's, or nobody's (`DisableKubeProxy`).
     pub(crate) disable_kube_proxy: bool,
-    /// Ranges of the cluster's pods, the first of each family (`ClusterIPRanges`, of older servers `ClusterIPRange`).
-    pub(crate) cluster_cidrs: Vec<Network>,
+    /// The pods' network.
+    pub(crate) network: NetConf,
 }
 
 /// Which of the server's settings count, because the configuration has no others.
@@ -83,13 +83,6 @@ impl Settings {
         };
         let mode = tree.field("EgressSelectorMode").and_then(Node::text);
         let (api, own) = (port("HTTPSPort"), port("SupervisorPort"));
-        let listed = tree.field("ClusterIPRanges").map(Node::items).unwrap_or_default();
-        let mut cluster_cidrs = Vec::<Network>::new();
-        for cidr in listed.iter().chain(tree.field("ClusterIPRange")).filter_map(range) {
-            if cluster_cidrs.iter().all(|known| known.address.is_ipv6() != cidr.address.is_ipv6()) {
-                cluster_cidrs.push(cidr);
-            }
-        }
         let is_set = |field: &str| matches!(tree.field(field), Some(Node::Bool(true)));
         Ok(Self {
             cluster_dns,
@@ -99,13 +92,19 @@ impl Settings {
             disable_service_lb: is_set("DisableServiceLB"),
             disable_cloud_controller: is_set("DisableCCM"),
             disable_kube_proxy: is_set("DisableKubeProxy"),
-            cluster_cidrs,
+            network: NetConf::of(&tree),
         })
     }
 
     /// Pods have IPv6 addresses.
     pub(crate) fn has_ipv6(&self) -> bool {
-        self.cluster_cidrs.iter().any(|cidr| cidr.address.is_ipv6())
+        self.network.networks[1].is_some()
+    }
+
+    /// Ranges of the cluster's pods.
+    pub(crate) fn cluster_cidrs(&self) -> Vec<Network> {
+        let ranges = self.network.networks.iter().flatten();
+        ranges.map(|range| Network { address: range.first(), prefix: range.bits() }).collect()
     }
 
     /// Puts them in the place of what the configuration leaves open. True when that changes something.
@@ -137,29 +136,17 @@ impl Settings {
             disable_service_lb,
             disable_cloud_controller,
             disable_kube_proxy,
-            cluster_cidrs,
+            network,
         } = self;
-        let ranges: Vec<String> = cluster_cidrs.iter().map(Network::to_string).collect();
         let mode = if *reaches_pods { "pod" } else { "agent" };
-        let text = json!({"ClusterDNSs": cluster_dns, "ClusterDomain": cluster_domain, "HTTPSPort": api_port,
+        let mut settings = json!({"ClusterDNSs": cluster_dns, "ClusterDomain": cluster_domain, "HTTPSPort": api_port,
             "EgressSelectorMode": mode, "DisableServiceLB": disable_service_lb, "DisableCCM": disable_cloud_controller,
-            "DisableKubeProxy": disable_kube_proxy,
-            "ClusterIPRanges": ranges});
-        text.to_string().into_bytes()
+            "DisableKubeProxy": disable_kube_proxy});
+        if let Some(settings) = settings.as_object_mut() {
+            network.write(settings);
+        }
+        settings.to_string().into_bytes()
     }
-}
-
-/// A range: Go's `net.IPNet`, whose mask is in base64, or a text.
-fn range(value: &Node) -> Option<Network> {
-    if let Some(text) = value.text() {
-        return Network::parse(text);
-    }
-    let address: IpAddr = value.field("IP")?.text()?.parse().ok()?;
-    let mask = BASE64_STANDARD.decode(value.field("Mask")?.text()?).ok()?;
-    // An IPv4 range may have IPv6's form.
-    let mask = if address.is_ipv4() { mask.get(mask.len().checked_sub(4)?..)? } else { &mask };
-    let bits: u32 = mask.iter().map(|byte| byte.leading_ones()).sum();
-    Network::new(address, u8::try_from(bits).ok()?)
 }
 
 #[cfg(test)]
@@ -201,13 +188,13 @@ mod tests {
     #[test]
     fn what_a_node_needs_is_read() {
         let whole = br#"{"ClusterDNSs":["10.43.0.10","fd00::a"],"ClusterDNS":"10.43.0.10","ClusterDomain":"cluster.local",
-            "HTTPSPort":6443,"SupervisorPort":9345,"EgressSelectorMode":"pod","DisableCCM":true,"DisableKubeProxy":true,"DisableServiceLB":true,"ClusterIPRange":{"IP":"10.42.0.0","Mask":"//8AAA=="}}"#;
+            "HTTPSPort":6443,"SupervisorPort":9345,"EgressSelectorMode":"pod","DisableCCM":true,"DisableKubeProxy":true,"DisableServiceLB":true,"FlannelBackend":"vxlan","ClusterIPRange":{"IP":"10.42.0.0","Mask":"//8AAA=="}}"#;
         let read = Settings::parse(whole).unwrap();
         assert_eq!(read.cluster_dns, ["10.43.0.10".into(), "fd00::a".into()]);
         assert_eq!((&*read.cluster_domain, read.api_port), ("cluster.local", Some(6443)));
         assert!(read.reaches_pods && read.disable_service_lb && read.disable_cloud_controller);
         assert!(read.disable_kube_proxy);
-        assert_eq!(read.cluster_cidrs, [Network::parse("10.42.0.0/16").unwrap()]);
+        assert_eq!(read.cluster_cidrs(), [Network::parse("10.42.0.0/16").unwrap()]);
         assert_eq!(Settings::parse(&read.to_json()).as_ref(), Ok(&read));
         for (ranges, wanted) in [
             (
@@ -225,10 +212,10 @@ mod tests {
             ),
         ] {
             let read = Settings::parse(ranges.as_bytes()).unwrap();
-            let shown: Vec<String> = read.cluster_cidrs.iter().map(Network::to_string).collect();
+            let shown: Vec<String> = read.cluster_cidrs().iter().map(Network::to_string).collect();
             assert_eq!(shown.join(" "), wanted);
             assert_eq!(read.has_ipv6(), wanted.contains(':'));
-            assert_eq!(Settings::parse(&read.to_json()).unwrap().cluster_cidrs, read.cluster_cidrs);
+            assert_eq!(Settings::parse(&read.to_json()).unwrap().cluster_cidrs(), read.cluster_cidrs());
         }
         let older = br#"{"ClusterDNSs":null,"ClusterDNS":"10.43.0.10","ClusterDomain":"cluster.local","HTTPSPort":6443,
             "SupervisorPort":6443}"#;

@@ -19,6 +19,7 @@ mod admission;
 mod calls;
 mod events;
 mod failures;
+mod flannel;
 mod lease;
 mod metadata;
 mod mirror_pods;
@@ -44,12 +45,13 @@ use crate::cluster::node_object::Machine;
 use crate::cluster::node_status::{Registered, ReportEnd};
 use crate::cluster::task::Task;
 use crate::cri::{Runtime, RuntimeStatus};
+use crate::flannel::BroughtUp;
 use crate::k3s::{Settings, Unset};
 use crate::kube::{Client, KubeError, seed};
 use crate::limits::{
-    CLUSTER_BOUNDED, CLUSTER_BOUNDS, K3S_BALANCER_PIECE_BYTES, K3S_SERVER_BYTES_MAX, KUBE_STATUS_CALLS_MAX,
-    KUBE_WINDOW_CONNECTION_BYTES, NODE_CONNECTION_BYTES, NODE_KNOWN_BYTES, NODE_SPLICE_BYTES,
-    NODE_USER_BYTES_MAX, TUNNEL_BYTES, TUNNEL_QUEUED_BYTES_MAX,
+    CLUSTER_BOUNDED, CLUSTER_BOUNDS, FLANNEL_PEER_BYTES, K3S_BALANCER_PIECE_BYTES, K3S_SERVER_BYTES_MAX,
+    KUBE_STATUS_CALLS_MAX, KUBE_WINDOW_CONNECTION_BYTES, NODE_CONNECTION_BYTES, NODE_KNOWN_BYTES,
+    NODE_SPLICE_BYTES, NODE_USER_BYTES_MAX, TUNNEL_BYTES, TUNNEL_QUEUED_BYTES_MAX,
 };
 use crate::metrics::{Gauge, Usage};
 use crate::model::{Mono, Now, PodKey, PodUid, SortedSet};
@@ -64,6 +66,8 @@ use crate::sync::worker::{Life, Why};
 use admission::Admission;
 use events::EventReports;
 use failures::FailureLog;
+use flannel::Flannel;
+pub(crate) use flannel::FlannelInputs;
 use lease::NodeLease;
 use metadata::MetadataKeeper;
 use mirror_pods::{MirrorPods, Name};
@@ -94,6 +98,8 @@ pub struct Joined {
     pub folder: Folder,
     /// Where the configuration of a bridge for the pods is written; `None`: no bridge.
     pub bridge: Option<PathBuf>,
+    /// Inputs of flannel; `None`: no flannel.
+    pub flannel: Option<FlannelInputs>,
     /// The cluster's settings, from a k3s server.
     pub(crate) settings: Receiver<Settings>,
     /// Which of them count.
@@ -118,6 +124,7 @@ pub(super) struct Cluster {
     offline: OfflineCopy,
     events: EventReports,
     metadata: MetadataKeeper,
+    flannel: Option<Flannel>,
     unset: Unset,
     services: Option<ProxySwitch>,
 }
@@ -180,6 +187,10 @@ enum ClusterEventKind {
     },
     /// The runtime was configured with the pod CIDRs, and the bridge's configuration was written; or not.
     NetworkConfigured(Result<(), String>),
+    /// The other nodes, or the machine's links or routes have changed.
+    FlannelChanged,
+    /// flannel's network was brought up, or not.
+    FlannelUp(Result<BroughtUp, String>),
     /// The cluster's settings, from a k3s server.
     Settings(Settings),
     /// The Node was made that of a node of k3s, or not.
@@ -218,6 +229,11 @@ impl Cluster {
         tasks.forward("API objects", found, |()| ClusterEventKind::ObjectsChanged.event());
         tasks.forward("Node fields", joined.node, |node| ClusterEventKind::NodeChanged(node).event());
         tasks.forward("k3s settings", joined.settings, |all| ClusterEventKind::Settings(all).event());
+        if let Some(inputs) = &joined.flannel {
+            tasks.forward("flannel changes", inputs.changes.clone(), |()| {
+                ClusterEventKind::FlannelChanged.event()
+            });
+        }
         tasks.start("offline copy wait", offline::wait(joined.failed, clock.clone()));
         let seed = seed(&joined.machine.name);
         Self {
@@ -231,6 +247,7 @@ impl Cluster {
             offline: OfflineCopy::new(joined.folder, joined.trees, now),
             events: EventReports::new(now, seed),
             metadata: MetadataKeeper::new(now, seed),
+            flannel: joined.flannel.map(|inputs| Flannel::new(inputs, now, seed)),
             unset: joined.unset,
             services: joined.services,
             of: Membership {
@@ -260,6 +277,7 @@ impl Cluster {
             self.offline.due(),
             self.events.due(&self.of, out),
             self.metadata.due(&self.of),
+            self.flannel.as_ref().and_then(Flannel::due),
         ];
         of_parts.into_iter().flatten().min()
     }
@@ -284,6 +302,9 @@ impl Cluster {
         self.pods.turn(&self.of, pods, room, now, out);
         self.events.turn(&self.of, &self.pods, pods, now, out);
         self.metadata.turn(&self.of, now.mono, out);
+        if let Some(flannel) = &mut self.flannel {
+            flannel.turn(&self.of, pods, now, out);
+        }
     }
 
     /// Repeats the admission of pods when it is due.
@@ -314,6 +335,13 @@ impl Cluster {
                 self.events.take(of_node, revision, result, now);
             }
             ClusterEventKind::NetworkConfigured(result) => self.network.take(result, now),
+            ClusterEventKind::FlannelChanged => self.flannel_changed(now),
+            ClusterEventKind::FlannelUp(result) => {
+                if let Some(flannel) = &mut self.flannel {
+                    flannel.take(result, &mut self.of, now);
+                    self.metadata.compare(&self.of);
+                }
+            }
             ClusterEventKind::Settings(settings) => self.set_settings(settings, now, out),
             ClusterEventKind::MetadataPatched(result) => self.metadata.take(result, &mut self.of, now),
             ClusterEventKind::MirrorPodUpdated { name, result } => {
@@ -340,13 +368,16 @@ impl Cluster {
 
     /// A client, perhaps this agent, changed the Node; `None` = it was deleted.
     fn node_changed(&mut self, node: Option<NodeFields>, now: Mono, out: &mut Effects) {
+        if let (Some(flannel), Some(node)) = (&mut self.flannel, &node) {
+            flannel.set_annotations(&node.metadata.annotations, &mut self.of);
+        }
         self.metadata.set_there(node.as_ref().map(|node| &node.metadata), &self.of);
         let Some(node) = node else { return self.status.register_again(&mut self.of, now) };
         if self.of.registered.as_ref().is_some_and(|uid| *uid != node.uid) {
             self.status.register_again(&mut self.of, now);
         }
         self.status.compare_conditions(&node.conditions, now);
-        self.network.set_pod_cidrs(&node.pod_cidrs, now);
+        self.set_pod_cidrs(&node.pod_cidrs, now);
         if let Some(services) = &self.services {
             services.set_zone(node.labels.get(ZONE).map_or("", String::as_str));
         }
@@ -354,6 +385,20 @@ impl Cluster {
             self.offline.put_node(&self.of.machine.name, &node, now);
             out.push(Effect::NodeChanged(Box::new(node)));
             out.push(Effect::AdmitAgain);
+        }
+    }
+
+    /// The Node has these ranges of addresses.
+    fn set_pod_cidrs(&mut self, pod_cidrs: &[Box<str>], now: Mono) {
+        self.network.set_pod_cidrs(pod_cidrs, now);
+        if let Some(flannel) = &mut self.flannel {
+            flannel.set_pod_cidrs(pod_cidrs, now);
+        }
+    }
+
+    fn flannel_changed(&mut self, now: Mono) {
+        if let Some(flannel) = &mut self.flannel {
+            flannel.changed(now);
         }
     }
 
@@ -365,10 +410,13 @@ impl Cluster {
                 k3s.has_cloud_controller = !settings.disable_cloud_controller;
             }
         });
+        if let Some(flannel) = &mut self.flannel {
+            flannel.set_conf(settings.network.clone(), now);
+        }
         self.metadata.compare(&self.of);
         self.status.report_now(now);
         if let Some(services) = &self.services {
-            services.set_cluster(!settings.disable_kube_proxy, settings.cluster_cidrs.clone());
+            services.set_cluster(!settings.disable_kube_proxy, settings.cluster_cidrs());
         }
         out.push(Effect::K3sSettings(settings, self.unset));
     }
@@ -410,7 +458,7 @@ impl Cluster {
                 pod_cidrs: node.pod_cidrs,
                 ..NodeFields::default()
             };
-            self.network.set_pod_cidrs(&node.pod_cidrs, now);
+            self.set_pod_cidrs(&node.pod_cidrs, now);
             self.admission.set_node(&node);
             out.push(Effect::OfflineNode(Box::new(node)));
         }
@@ -478,6 +526,7 @@ impl Cluster {
     /// Sets the Node's addresses (`nodestatus.NodeAddress`).
     pub(super) fn set_addresses(&mut self, addresses: &[Box<str>], now: Mono) {
         self.of.change_machine(|machine| machine.addresses = addresses.to_vec());
+        self.flannel_changed(now);
         self.metadata.compare(&self.of);
         self.status.report_now(now);
     }
@@ -500,6 +549,7 @@ impl Cluster {
         let [connections, users, decisions] = [&api.connections, &api.users, &api.decisions].map(Gauge::get);
         let [tunnels, through, balanced] =
             [&api.tunnels, &api.tunnel_connections, &api.balancer_connections].map(Gauge::get);
+        let peers = self.flannel.as_ref().map_or(0, Flannel::peers);
         let images = self.status.images();
         let used: [(usize, usize); CLUSTER_BOUNDED] = [
             (self.pods.len(), held.map_or(0, |held| held.pod_bytes) + pods.opened_bytes()),
@@ -518,6 +568,7 @@ impl Cluster {
             (through, through * NODE_SPLICE_BYTES),
             (balanced, balanced * 2 * K3S_BALANCER_PIECE_BYTES),
             api.services.get(),
+            (peers, peers * FLANNEL_PEER_BYTES),
         ];
         let of = |(bound, (entries, bytes))| Usage::of(bound, entries, bytes);
         CLUSTER_BOUNDS.iter().zip(used).map(of).collect()

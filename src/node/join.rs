@@ -8,10 +8,10 @@ use std::sync::Arc;
 use smol::channel::{Receiver, Sender};
 use smol::lock::Semaphore;
 
-use super::cluster::Joined;
+use super::cluster::{FlannelInputs, Joined};
 use super::node_api;
 use super::service_proxy::{ProxySwitch, ServiceProxy, Wanted};
-use crate::addresses::NodeAddresses;
+use crate::addresses::{NodeAddresses, watch_links};
 use crate::blocking::Blocking;
 use crate::certificates::{CertificateRequester, CertificateSpec, Certificates, ServingCertificate};
 use crate::clock::SharedClock;
@@ -21,10 +21,11 @@ use crate::config::{self, Config};
 use crate::cri::{RuntimeHandler, RuntimeVersion};
 use crate::executor::Executor;
 use crate::facts;
+use crate::flannel::{NetConf, PeerFollower, Peers};
 use crate::iptables;
 use crate::k3s::{
-    self, Common, ComponentClients, JoinTask, Kernel, LoadBalancer, Reach, Servers, Settings, Supervisor,
-    Tunnels, Unset,
+    self, Common, Component, ComponentClients, JoinTask, Kernel, LoadBalancer, Reach, Servers, Settings,
+    Supervisor, Tunnels, Unset,
 };
 use crate::kube;
 use crate::limits::TUNNEL_CONNECTIONS_MAX;
@@ -70,6 +71,7 @@ fn k3s_node(config: &Config, node: &NodeSettings, k3s: &config::K3s) -> K3sNode 
         host_name: k3s_host_name(&facts::hostname(), &node.node_name),
         external_addresses: external_addresses(config),
         call: k3s.call.clone(),
+        ..K3sNode::default()
     }
 }
 
@@ -106,6 +108,7 @@ struct K3s {
     changes: Receiver<()>,
     lost: Sender<()>,
     reaches_pods: Rc<Cell<bool>>,
+    components: ComponentClients,
 }
 
 /// Joins the cluster of the configured kubeconfig, if there is one.
@@ -150,9 +153,10 @@ pub(super) fn join(
     let (pods, trees, shared, failed) = start.follow_pods();
     let node = start.follow_node();
     let mut services = None;
+    let flannel = start.follow_peers(k3s.as_ref());
     if let Some(listening) = listening {
         machine.port = listening.0.port();
-        services = start.serve_services(&listening);
+        services = start.serve_services(&listening, k3s.as_ref());
         start.serve(listening, k3s);
     }
     let folder = Folder::new(&config.root_dir);
@@ -168,6 +172,7 @@ pub(super) fn join(
         failed,
         folder,
         bridge,
+        flannel,
         settings,
         unset,
         services,
@@ -202,7 +207,7 @@ impl Start<'_> {
             addresses: self.addresses.clone(),
             external_addresses: external_addresses(self.config),
             client: self.client.clone(),
-            components,
+            components: components.clone(),
             settings,
             pods: reaches_pods.clone(),
             clock: self.clock.clone(),
@@ -213,23 +218,27 @@ impl Start<'_> {
             },
         };
         self.executor.spawn("k3s joining", joining.run()).detach();
-        Some(K3s { supervisor, servers, changed, changes, lost, reaches_pods })
+        Some(K3s { supervisor, servers, changed, changes, lost, reaches_pods, components })
     }
 
     /// Serves Services if that is wanted, or ends what another run has left. A k3s server decides for its cluster.
-    fn serve_services(&self, (_, _, blocking, held): &NodeApi) -> Option<ProxySwitch> {
+    fn serve_services(&self, (_, _, blocking, held): &NodeApi, k3s: Option<&K3s>) -> Option<ProxySwitch> {
         let settings = self.config.service_proxy.as_ref();
         let mut wanted = Wanted::new(settings);
         if self.config.k3s.is_some() && settings.is_some() {
             wanted.is_on = None;
             if let Some(kept) = k3s::Files::new(&self.config.root_dir).kept_settings() {
-                wanted.set_cluster(!kept.disable_kube_proxy, kept.cluster_cidrs);
+                wanted.set_cluster(!kept.disable_kube_proxy, kept.cluster_cidrs());
             }
         }
-        let kubeconfig = settings.map_or(self.kubeconfig, |settings| &settings.kubeconfig);
-        let (access, clock) = (kube::Access::awaited(kubeconfig), self.clock.clone());
+        let clock = self.clock.clone();
+        let given = settings.and_then(|settings| settings.kubeconfig.as_deref());
+        let client = match (given, k3s) {
+            (None, Some(k3s)) => k3s.components.client(Component::KubeProxy),
+            (path, _) => self.client_of(path.unwrap_or(self.kubeconfig)),
+        };
         let proxy = ServiceProxy {
-            client: kube::Client::new(access, self.executor, clock.clone(), self.seed, self.config.api_rates),
+            client,
             node: self.node.node_name.clone(),
             addresses: self.addresses.clone(),
             blocking: blocking.clone(),
@@ -242,6 +251,12 @@ impl Start<'_> {
         self.executor.spawn("service proxy", run).detach();
         // Whoever wants none gets none, whatever the server says.
         settings.map(|_| switch)
+    }
+
+    /// A client with the credentials of a kubeconfig that the configuration names.
+    fn client_of(&self, kubeconfig: &Path) -> kube::Client {
+        let access = kube::Access::new(kubeconfig);
+        kube::Client::new(access, self.executor, self.clock.clone(), self.seed, self.config.api_rates)
     }
 
     /// Starts the renewal of the certificates that the cluster signs.
@@ -306,9 +321,42 @@ impl Start<'_> {
         node
     }
 
+    /// Watches all Nodes once flannel begins, and the machine's links: with the credentials of k3s' controller, because a node's own may
+    /// not.
+    fn follow_peers(&self, k3s: Option<&K3s>) -> Option<FlannelInputs> {
+        let of = self.config.flannel.as_ref()?;
+        let (begin, begins) = smol::channel::bounded(1);
+        let (changed, changes) = smol::channel::bounded(1);
+        let (files, peers) = (k3s::Files::new(&self.config.root_dir), Peers::default());
+        let client = k3s?.components.client(Component::Controller);
+        let mut follower = PeerFollower::new(&self.node.node_name, peers.clone(), changed.clone());
+        let watch = watch_links(self.clock.clone(), changed);
+        let follow = async move {
+            // Closed: the loop and the process end.
+            if begins.recv().await.is_ok() {
+                smol::future::zip(
+                    kube::follow::<()>(&client, &PeerFollower::collection(), &mut follower),
+                    watch,
+                )
+                .await;
+            }
+        };
+        self.executor.spawn("flannel watches", follow).detach();
+        Some(FlannelInputs {
+            interface: of.interface.as_deref().map(Box::from),
+            conf_dir: self.config.embedded.cni_conf_dir.clone(),
+            bin_dirs: self.config.embedded.cni_bin_dirs.clone(),
+            subnet_file: of.subnet_file.clone(),
+            kept: files.kept_settings().map(|kept| kept.network).filter(NetConf::is_known),
+            peers,
+            changes,
+            begin,
+        })
+    }
+
     /// Serves the node's own API, also through the tunnels of a k3s server.
     fn serve(&self, (listening, queries, blocking, held): NodeApi, k3s: Option<K3s>) {
-        if let Some(K3s { supervisor, servers, changed, changes, lost, reaches_pods }) = k3s {
+        if let Some(K3s { supervisor, servers, changed, changes, lost, reaches_pods, .. }) = k3s {
             if let Some(port) = self.config.k3s.as_ref().and_then(|k3s| k3s.load_balancer_port) {
                 let balancer = LoadBalancer {
                     port,

@@ -13,6 +13,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::rc::Rc;
+use std::time::Duration;
 
 use smol::Task;
 use smol::channel::{Receiver, Sender};
@@ -25,7 +26,9 @@ use crate::config::ServiceProxySettings;
 use crate::decode::Node;
 use crate::executor::Executor;
 use crate::kube::{Client, Collection, Follower, KubeError, Resource, RetryWait, follow};
-use crate::limits::{KUBE_OBJECT_BYTES_MAX, SERVICES_CHECK_PERIOD, SERVICES_WHOLE_PERIOD};
+use crate::limits::{
+    KUBE_OBJECT_BYTES_MAX, SERVICES_CHECK_PERIOD, SERVICES_CREDENTIALS_WAIT, SERVICES_WHOLE_PERIOD,
+};
 use crate::model::Network;
 use crate::service_proxy::{Cluster, HealthCheck, HealthChecks, Kernel, ServiceName, ServicePort, Settings};
 
@@ -189,6 +192,10 @@ impl Follower for ServicesFollower {
         }
         // Full: the change before has not been looked at.
         let _ = self.shared.changed.try_send(());
+    }
+
+    fn again_in(&mut self, why: &KubeError) -> Option<Duration> {
+        matches!(why, KubeError::NotJoined(_)).then_some(SERVICES_CREDENTIALS_WAIT)
     }
 
     fn lost(&mut self, why: &KubeError) {

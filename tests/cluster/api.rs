@@ -197,7 +197,7 @@ fn what_a_node_of_a_cluster_holds_is_told_beside_its_limits() {
             "{}: {entries} {bytes}",
             bound.name
         );
-        // Of a pod that names no object and does not wait to be resized, of a server that refuses nothing and is none of k3s, and of a client that is known by its
+        // Of a pod that names no object and does not wait to be resized, of a server that refuses nothing and is none of k3s with flannel, and of a client that is known by its
         // certificate.
         let is_none = [
             "cluster_objects",
@@ -210,6 +210,7 @@ fn what_a_node_of_a_cluster_holds_is_told_beside_its_limits() {
             "tunnels",
             "tunnel_connections",
             "load_balancer_connections",
+            "flannel_peers",
         ]
         .contains(&bound.name);
         assert!(is_none || entries > 0 && bytes > 0, "{}", bound.name);

@@ -17,6 +17,7 @@ mod client;
 mod doors;
 mod ended;
 mod finished;
+mod flannel;
 mod gates;
 mod k3s;
 mod k3s_components;

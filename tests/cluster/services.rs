@@ -70,7 +70,8 @@ fn table() -> Option<String> {
 
 fn serving(world: &World) -> Config {
     let kubeconfig = world.api.kubeconfig(&world.path("root"), PROXY);
-    let service_proxy = Some(ServiceProxySettings { kubeconfig, cluster_cidrs: Vec::new() });
+    let service_proxy =
+        Some(ServiceProxySettings { kubeconfig: Some(kubeconfig), cluster_cidrs: Vec::new() });
     Config { service_proxy, ..world.config() }
 }
 
@@ -166,8 +167,9 @@ fn a_k3s_server_says_whether_its_nodes_serve() {
     world.api.create("services", service("web", "10.43.0.10", &json!({})));
     world.api.create("endpointslices", slice("web", &["10.42.0.3"]));
     let k3s = K3s::start(&world.api);
-    let config =
-        Config { service_proxy: serving(&world).service_proxy, ..joining(&world, &k3s, &k3s.token()) };
+    // With the credentials that the server gives.
+    let service_proxy = Some(ServiceProxySettings { kubeconfig: None, cluster_cidrs: Vec::new() });
+    let config = Config { service_proxy, ..joining(&world, &k3s, &k3s.token()) };
     k3s.state().settings = json!({"DisableKubeProxy": true});
     world.start_with(config.clone());
     world.until("the tunnel", |_| k3s.has_tunnel(NODE));

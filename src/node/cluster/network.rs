@@ -95,7 +95,7 @@ impl Network {
 }
 
 /// The agent's own CNI configuration file, if it exists. A file that is longer, or no regular file, is not the agent's.
-fn read(path: &Path) -> io::Result<Vec<u8>> {
+pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
     let file = open_regular(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => error,
         _ => io::Error::other(format!("{} cannot be read as a file ({error}); remove it", path.display())),
@@ -107,25 +107,9 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 
 /// Writes or removes the configuration file, as `bridge::action` decides. Blocks.
 fn write_config(directory: &Path, text: &str) -> io::Result<()> {
-    std::fs::create_dir_all(directory)?;
-    let (mut others, mut count) = (false, 0);
-    for entry in std::fs::read_dir(directory)? {
-        count += 1;
-        if count > CNI_FILES_MAX {
-            return Err(io::Error::other(format!(
-                "more than {CNI_FILES_MAX} files; not writing the bridge's configuration"
-            )));
-        }
-        let name = entry?.file_name();
-        others |= name.to_str().is_some_and(|name| name != bridge::FILE && is_configuration(name));
-    }
+    let others = another(directory, |name| name != bridge::FILE)?.is_some();
     let path = directory.join(bridge::FILE);
-    let ours = match read(&path) {
-        Ok(bytes) => Some(bytes),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => return Err(error),
-    };
-    match bridge::action(others, ours.as_deref(), text.as_bytes()) {
+    match bridge::action(others, there(&path)?.as_deref(), text.as_bytes()) {
         Action::Keep => Ok(()),
         Action::Remove => {
             log::info!("{}: removed, the pods have another network", path.display());
@@ -136,5 +120,48 @@ fn write_config(directory: &Path, text: &str) -> io::Result<()> {
             // A suffix that no CNI plugin reads.
             replace(&path, &directory.join(".smolet-bridge.new"), text.as_bytes())
         }
+    }
+}
+
+/// Writes a configuration file beside those of others, which are left alone. Blocks.
+pub(super) fn place(directory: &Path, file: &str, text: &str) -> io::Result<()> {
+    let other = another(directory, |name| name < file)?;
+    let path = directory.join(file);
+    if there(&path)?.is_some_and(|bytes| bytes == text.as_bytes()) {
+        return Ok(());
+    }
+    match other {
+        Some(other) => log::warn!(
+            "{}: written, and has no effect: pods have the network of {other}, which comes before it; remove one of them",
+            path.display()
+        ),
+        None => log::info!("{}: written", path.display()),
+    }
+    replace(&path, &directory.join(".smolet-network.new"), text.as_bytes())
+}
+
+/// One of the other configurations in the directory, which is made if it does not exist.
+fn another(directory: &Path, counts: impl Fn(&str) -> bool) -> io::Result<Option<String>> {
+    std::fs::create_dir_all(directory)?;
+    let mut found = None;
+    for (count, entry) in std::fs::read_dir(directory)?.enumerate() {
+        if count == CNI_FILES_MAX {
+            return Err(io::Error::other(format!(
+                "more than {CNI_FILES_MAX} files; no configuration is written"
+            )));
+        }
+        let name = entry?.file_name();
+        let name = name.to_str().filter(|name| counts(name) && is_configuration(name));
+        found = found.or_else(|| name.map(str::to_owned));
+    }
+    Ok(found)
+}
+
+/// The file's content, if it exists.
+fn there(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    match read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
     }
 }

@@ -1,0 +1,29 @@
+//! flannel: the network between the pods of a k3s cluster's nodes, with the vxlan and host-gw backends, as `k3s agent` brings it.
+//!
+//! ```text
+//!     the servers' settings ─► NetConf ───┐
+//!     Nodes, watched ─► Peers ────────────┼─► plan ─► network: links, addresses, routes, neighbours (rtnetlink)
+//!     this Node's podCIDRs, annotations ──┘      └──► rules (nftables) ─► this Node's annotations, the CNI configuration
+//! ```
+//!
+//! On the wire and in the Nodes' annotations it is flannel's own: `smolet` and `k3s agent` are nodes of one network. `files`, `net_conf`,
+//! `node`, `range`, `plan`, `rtnetlink` and `rules` are PURE; `peers` takes what the watch of Nodes says; `network` does the I/O. What the state
+//! of it is on a node, `node::cluster::flannel` keeps.
+
+mod files;
+mod net_conf;
+mod network;
+mod node;
+mod peers;
+mod plan;
+mod range;
+mod rtnetlink;
+mod rules;
+
+pub(crate) use files::{BANDWIDTH, CONFLIST, conflist, subnet_env};
+pub(crate) use net_conf::{Backend, NetConf};
+pub(crate) use network::{BroughtUp, Wanted, bring_up};
+pub(crate) use node::{Annotations, Mac, Peer, Way, annotations, macs};
+pub(crate) use peers::{PeerFollower, Peers};
+pub(crate) use range::{Range, family};
+pub(crate) use rules::RuleSpec;

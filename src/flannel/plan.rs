@@ -1,0 +1,433 @@
+//! What flannel's network is on this node: which link carries it, what the vxlan links are, and the kernel's entries for the other
+//! nodes. PURE.
+//!
+//! | for each other node and family | vxlan (`handleSubnetEvents`) | host-gw (`RouteNetwork`) |
+//! |---|---|---|
+//! | neighbour on `flannel.1` | the first address of its range has its link's hardware address | |
+//! | entry of `flannel.1`'s forwarding table | that hardware address is at the node's address | |
+//! | route | its range by way of that first address, on `flannel.1` | its range by way of the node, on the node's link |
+
+use std::fmt;
+use std::net::IpAddr;
+
+use super::node::VNI;
+use super::rtnetlink::{Link, LinkAddress, Vxlan};
+use super::{Backend, Mac, Range, Way, family};
+
+/// The vxlan links, by family.
+pub(super) const LINKS: [&str; 2] = ["flannel.1", "flannel-v6.1"];
+/// The UDP port of vxlan: the kernel's default, which flannel leaves.
+pub(super) const PORT: u16 = 8472;
+/// What vxlan puts before a packet, by family: the kernel lets no link of the other one have flannel's MTU (`encapOverhead`).
+const VXLAN_BYTES: [u32; 2] = [50, 70];
+
+/// `IFA_F_TEMPORARY`, `IFA_F_DEPRECATED`, `IFA_F_PERMANENT`.
+const TEMPORARY: u32 = 1;
+const DEPRECATED: u32 = 0x20;
+const PERMANENT: u32 = 0x80;
+
+/// The link between the nodes, with this node's address of each family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct External {
+    pub(super) index: u32,
+    pub(super) name: Box<str>,
+    pub(super) mtu: u32,
+    pub(super) addresses: [Option<IpAddr>; 2],
+}
+
+/// The link that is `given` (`--flannel-iface`: its name or an address of it), else the one with the node's own address.
+///
+/// # Errors
+/// There is none.
+pub(super) fn external(
+    links: &[Link],
+    addresses: &[LinkAddress],
+    given: Option<&str>,
+    node: &[IpAddr],
+) -> Result<External, String> {
+    let with = |ip: IpAddr| {
+        let found = addresses.iter().find(|of| of.address == ip)?;
+        links.iter().find(|link| link.index == found.link)
+    };
+    let link = match given {
+        Some(given) => {
+            let found = given.parse().map_or_else(|_| links.iter().find(|link| &*link.name == given), with);
+            found.ok_or_else(|| format!("--flannel-iface: there is no interface {given}"))?
+        }
+        None => node.iter().copied().find_map(with).ok_or_else(|| {
+            let shown: Vec<String> = node.iter().map(IpAddr::to_string).collect();
+            format!(
+                "no interface has an address of the node ([{}]); give --flannel-iface or --node-ip",
+                shown.join(" ")
+            )
+        })?,
+    };
+    let of = |wanted: usize| {
+        let named = given.and_then(|given| given.parse().ok());
+        let on_link = |ip: &IpAddr| addresses.iter().any(|of| of.link == link.index && of.address == *ip);
+        let own =
+            named.into_iter().chain(node.iter().copied()).find(|ip| family(*ip) == wanted && on_link(ip));
+        own.or_else(|| {
+            best(addresses.iter().filter(|of| of.link == link.index && family(of.address) == wanted))
+        })
+    };
+    Ok(External { index: link.index, name: link.name.clone(), mtu: link.mtu, addresses: [of(0), of(1)] })
+}
+
+/// The address that flannel prefers (`compareAddrs`): none that is deprecated; one beyond the link, permanent, not temporary.
+fn best<'a>(addresses: impl Iterator<Item = &'a LinkAddress>) -> Option<IpAddr> {
+    let is_of_link = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    let usable = addresses.filter(|of| of.flags & DEPRECATED == 0 && !of.address.is_loopback());
+    usable
+        .min_by_key(|of| (is_of_link(of.address), of.flags & PERMANENT == 0, of.flags & TEMPORARY != 0))
+        .map(|of| of.address)
+}
+
+/// A vxlan link as it is to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct LinkSpec {
+    pub(super) name: &'static str,
+    pub(super) parent: u32,
+    pub(super) local: IpAddr,
+    pub(super) mac: Mac,
+    pub(super) mtu: u32,
+}
+
+impl LinkSpec {
+    /// The link of the family; `None`: the node has no such address. A link that exists keeps its hardware address, which other
+    /// nodes know; else it gets the one that the Node remembers, else the derived one.
+    pub(super) fn new(
+        of: usize,
+        external: &External,
+        links: &[Link],
+        remembered: Option<Mac>,
+        derived: Mac,
+    ) -> Option<Self> {
+        let there = links.iter().find(|link| &*link.name == LINKS[of] && link.vxlan.is_some());
+        Some(Self {
+            name: LINKS[of],
+            parent: external.index,
+            local: external.addresses[of]?,
+            mac: there.and_then(|link| link.mac).or(remembered).unwrap_or(derived),
+            mtu: Backend::Vxlan.mtu(external.mtu, of),
+        })
+    }
+
+    /// The link is this one, whatever its MTU (`vxlanLinksIncompat`).
+    pub(super) fn is(&self, link: &Link) -> bool {
+        let vxlan =
+            Vxlan { id: VNI, parent: self.parent, local: Some(self.local), port: PORT, learns: false };
+        link.vxlan == Some(vxlan) && link.mac == Some(self.mac)
+    }
+}
+
+impl Backend {
+    /// The MTU of a family where the nodes' link has this one.
+    pub(super) fn mtu(self, external: u32, of: usize) -> u32 {
+        match self {
+            Self::Vxlan => external.saturating_sub(VXLAN_BYTES[of]),
+            Self::HostGw => external,
+        }
+    }
+}
+
+/// An entry of the kernel's. In this order they are added; they are removed in the other one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Entry {
+    /// `ip neigh`
+    Neighbour { link: u32, address: IpAddr, mac: Mac },
+    /// `bridge fdb`
+    Forward { link: u32, mac: Mac, host: IpAddr },
+    /// `ip route`
+    Route { range: Range, gateway: IpAddr, link: u32 },
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Neighbour { address, mac, .. } => write!(f, "neighbour {address} at {mac}"),
+            Self::Forward { mac, host, .. } => write!(f, "forwarding of {mac} to {host}"),
+            Self::Route { range, gateway, .. } => write!(f, "route to {range} via {gateway}"),
+        }
+    }
+}
+
+impl Entry {
+    /// The kernel has one entry with the same of these: adding one replaces the other.
+    fn replaces(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Neighbour { link, address, .. }, Self::Neighbour { link: of, address: to, .. }) => {
+                (link, address) == (of, to)
+            }
+            (Self::Forward { link, mac, .. }, Self::Forward { link: of, mac: to, .. }) => {
+                (link, mac) == (of, to)
+            }
+            // With IPv6 a gateway may not be behind another link by the route that is there.
+            (Self::Route { range, link, .. }, Self::Route { range: of, link: on, .. }) => {
+                range == of && (range.first().is_ipv4() || link == on)
+            }
+            (Self::Neighbour { .. } | Self::Forward { .. } | Self::Route { .. }, _) => false,
+        }
+    }
+
+    /// The entry is flannel's: on a vxlan link, or a route to pods of the cluster by way of another node.
+    pub(super) fn is_flannels(
+        &self,
+        networks: &[Option<Range>; 2],
+        vxlan: [Option<u32>; 2],
+        external: u32,
+    ) -> bool {
+        let on_vxlan = |link: &u32| vxlan.contains(&Some(*link));
+        match self {
+            Self::Neighbour { link, .. } | Self::Forward { link, .. } => on_vxlan(link),
+            Self::Route { range, link, .. } => {
+                let is_of_pods = networks[range.family()].is_some_and(|network| network.contains(range));
+                is_of_pods && (on_vxlan(link) || *link == external)
+            }
+        }
+    }
+}
+
+/// The entries for these nodes, sorted. A node whose range is outside the cluster's network, or this node's own, is left out.
+/// `links` are those that lead to the nodes, by family.
+pub(super) fn wanted(
+    backend: Backend,
+    peers: &[Way],
+    networks: &[Option<Range>; 2],
+    own: &[Option<Range>; 2],
+    links: [Option<u32>; 2],
+) -> Vec<Entry> {
+    let mut entries = Vec::new();
+    for Way { range, host, mac } in peers {
+        let of = range.family();
+        let overlaps = own[of].is_some_and(|own| own.contains(range) || range.contains(&own));
+        let is_inside = networks[of].is_some_and(|network| network.contains(range));
+        let Some(link) = links[of].filter(|_| is_inside && !overlaps) else { continue };
+        match (backend, mac) {
+            (Backend::Vxlan, Some(mac)) => {
+                let (gateway, mac) = (range.first(), *mac);
+                entries.push(Entry::Neighbour { link, address: gateway, mac });
+                entries.push(Entry::Forward { link, mac, host: *host });
+                entries.push(Entry::Route { range: *range, gateway, link });
+            }
+            // It says so when its link is there.
+            (Backend::Vxlan, None) => {}
+            (Backend::HostGw, _) => {
+                entries.push(Entry::Route { range: *range, gateway: *host, link });
+            }
+        }
+    }
+    entries.sort_unstable();
+    entries.dedup_by(|later, earlier| later.replaces(earlier));
+    entries
+}
+
+/// What is removed, and then what is added, in this order. `there` is what the kernel has of flannel's.
+pub(super) fn changes(wanted: &[Entry], mut there: Vec<Entry>) -> (Vec<Entry>, Vec<Entry>) {
+    there.sort_unstable();
+    let added: Vec<Entry> =
+        wanted.iter().filter(|entry| there.binary_search(entry).is_err()).copied().collect();
+    let is_left =
+        |old: &Entry| wanted.binary_search(old).is_err() && !added.iter().any(|new| new.replaces(old));
+    let removed = there.iter().rev().filter(|old| is_left(old)).copied().collect();
+    (removed, added)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn range(text: &str) -> Range {
+        Range::parse(text).unwrap()
+    }
+
+    fn link(index: u32, name: &str) -> Link {
+        Link { index, name: name.into(), mtu: 1500, mac: None, is_up: true, vxlan: None }
+    }
+
+    fn at(link: u32, address: &str, flags: u32) -> LinkAddress {
+        LinkAddress { link, address: ip(address), bits: 24, flags }
+    }
+
+    #[test]
+    fn the_link_between_the_nodes_is_the_given_one_or_that_of_the_nodes_address() {
+        let links = [link(1, "lo"), link(2, "eth0"), link(3, "eth1")];
+        let addresses = [
+            at(1, "127.0.0.1", PERMANENT),
+            at(2, "192.168.1.11", 0),
+            at(2, "fe80::2", PERMANENT),
+            at(2, "fd01::99", TEMPORARY),
+            at(2, "fd01::11", 0),
+            at(3, "169.254.3.3", PERMANENT),
+            at(3, "10.9.0.3", DEPRECATED),
+            at(3, "10.9.0.4", PERMANENT),
+        ];
+        let (v4, v6) = (Some(ip("192.168.1.11")), Some(ip("fd01::11")));
+        let node = [ip("192.168.1.11"), ip("fd01::11")];
+        for (given, of_node, name, found) in [
+            (None, &node[..], "eth0", [v4, v6]),
+            // The other family is found on the same link.
+            (None, &node[..1], "eth0", [v4, v6]),
+            (Some("eth0"), &[], "eth0", [v4, v6]),
+            (Some("eth1"), &node, "eth1", [Some(ip("10.9.0.4")), None]),
+            (Some("169.254.3.3"), &node, "eth1", [Some(ip("169.254.3.3")), None]),
+        ] {
+            let external = external(&links, &addresses, given, of_node).unwrap();
+            assert_eq!((&*external.name, external.addresses), (name, found), "{given:?} {of_node:?}");
+        }
+        for (given, of_node, named) in [
+            (Some("eth7"), &node[..], "no interface eth7"),
+            (None, &[ip("10.1.1.1")], "[10.1.1.1]"),
+            (None, &[], "--node-ip"),
+        ] {
+            let why = external(&links, &addresses, given, of_node).unwrap_err();
+            assert!(why.contains(named), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_link_keeps_its_hardware_address_and_is_another_one_when_its_ends_change() {
+        let of =
+            |mtu, v4: &str| External { index: 2, name: "eth0".into(), mtu, addresses: [Some(ip(v4)), None] };
+        let external = of(1500, "192.168.1.11");
+        let (derived, remembered, own) = (Mac([2; 6]), Mac([6; 6]), Mac([10; 6]));
+        let spec = |links: &[Link], remembered| LinkSpec::new(0, &external, links, remembered, derived);
+        assert_eq!(spec(&[], None).unwrap().mac, derived);
+        let made = spec(&[], Some(remembered)).unwrap();
+        assert_eq!((made.mac, made.mtu, made.name), (remembered, 1450, "flannel.1"));
+        let vxlan = Vxlan { id: 1, parent: 2, local: Some(ip("192.168.1.11")), port: 8472, learns: false };
+        let there = Link { mac: Some(own), vxlan: Some(vxlan), ..link(9, "flannel.1") };
+        let kept = spec(std::slice::from_ref(&there), Some(remembered)).unwrap();
+        assert!(kept.mac == own && kept.is(&there));
+        assert_eq!(LinkSpec::new(1, &external, &[], None, derived), None, "no address of this family");
+        for other in [
+            Vxlan { id: 2, ..vxlan },
+            Vxlan { parent: 3, ..vxlan },
+            Vxlan { local: None, ..vxlan },
+            Vxlan { port: 4789, ..vxlan },
+            Vxlan { learns: true, ..vxlan },
+        ] {
+            assert!(!kept.is(&Link { vxlan: Some(other), ..there.clone() }), "{other:?}");
+        }
+        let moved = LinkSpec::new(0, &of(1400, "192.168.1.12"), std::slice::from_ref(&there), None, derived);
+        assert!(moved.is_some_and(|moved| moved.mac == own && moved.mtu == 1350 && !moved.is(&there)));
+    }
+
+    fn way(cidr: &str, host: &str, mac: u8) -> Way {
+        Way { range: range(cidr), host: ip(host), mac: (mac > 0).then_some(Mac([mac; 6])) }
+    }
+
+    const NETWORKS: [&str; 2] = ["10.42.0.0/16", "fd00:42::/56"];
+
+    fn networks() -> [Option<Range>; 2] {
+        NETWORKS.map(Range::parse)
+    }
+
+    fn entries(backend: Backend, peers: &[Way]) -> Vec<Entry> {
+        let own = [Some(range("10.42.1.0/24")), Some(range("fd00:42:0:1::/64"))];
+        let links = match backend {
+            Backend::Vxlan => [Some(9), Some(10)],
+            Backend::HostGw => [Some(2); 2],
+        };
+        wanted(backend, peers, &networks(), &own, links)
+    }
+
+    #[test]
+    fn each_node_has_its_entries_as_flannel_makes_them() {
+        let peers = [way("10.42.2.0/24", "192.168.1.12", 2), way("fd00:42:0:2::/64", "fd01::12", 4)];
+        assert_eq!(
+            entries(Backend::Vxlan, &peers),
+            [
+                Entry::Neighbour { link: 9, address: ip("10.42.2.0"), mac: Mac([2; 6]) },
+                Entry::Neighbour { link: 10, address: ip("fd00:42:0:2::"), mac: Mac([4; 6]) },
+                Entry::Forward { link: 9, mac: Mac([2; 6]), host: ip("192.168.1.12") },
+                Entry::Forward { link: 10, mac: Mac([4; 6]), host: ip("fd01::12") },
+                Entry::Route { range: peers[0].range, gateway: ip("10.42.2.0"), link: 9 },
+                Entry::Route { range: peers[1].range, gateway: ip("fd00:42:0:2::"), link: 10 },
+            ]
+        );
+        assert_eq!(
+            entries(Backend::HostGw, &peers),
+            [
+                Entry::Route { range: peers[0].range, gateway: ip("192.168.1.12"), link: 2 },
+                Entry::Route { range: peers[1].range, gateway: ip("fd01::12"), link: 2 },
+            ]
+        );
+        // Outside the network, this node's own, all of the network, without a link yet; the second one of the same range.
+        for wrong in [
+            way("10.43.2.0/24", "192.168.1.12", 2),
+            way("10.42.1.0/24", "192.168.1.12", 2),
+            way("10.42.1.128/25", "192.168.1.12", 2),
+            way("10.42.0.0/16", "192.168.1.12", 2),
+            way("0.0.0.0/0", "192.168.1.12", 2),
+            way("10.42.2.0/24", "192.168.1.12", 0),
+        ] {
+            assert_eq!(entries(Backend::Vxlan, &[wrong]), [], "{wrong:?}");
+        }
+        let twice = [way("10.42.2.0/24", "192.168.1.12", 2), way("10.42.2.0/24", "192.168.1.13", 2)];
+        assert_eq!(entries(Backend::HostGw, &twice).len(), 1);
+        assert_eq!(entries(Backend::Vxlan, &twice).len(), 3);
+    }
+
+    #[test]
+    fn the_difference_is_made_and_nothing_else() {
+        let before = entries(
+            Backend::Vxlan,
+            &[way("10.42.2.0/24", "192.168.1.12", 2), way("10.42.3.0/24", "192.168.1.13", 3)],
+        );
+        let none = (Vec::new(), Vec::new());
+        assert_eq!(changes(&before, before.iter().rev().copied().collect()), none);
+        assert_eq!(changes(&before, Vec::new()), (Vec::new(), before.clone()));
+        // All go: the routes first.
+        let (gone, added) = changes(&[], before.clone());
+        assert!(added.is_empty() && gone.len() == 6 && matches!(gone[0], Entry::Route { .. }));
+        assert!(matches!(gone[5], Entry::Neighbour { .. }));
+        // One has another link: its neighbour is replaced, which a removal behind it would undo.
+        let other = entries(
+            Backend::Vxlan,
+            &[way("10.42.2.0/24", "192.168.1.12", 7), way("10.42.3.0/24", "192.168.1.13", 3)],
+        );
+        let (gone, added) = changes(&other, before.clone());
+        assert_eq!(gone, [Entry::Forward { link: 9, mac: Mac([2; 6]), host: ip("192.168.1.12") }]);
+        assert_eq!(added.len(), 2);
+        // One has another address.
+        let moved = entries(
+            Backend::Vxlan,
+            &[way("10.42.2.0/24", "192.168.1.22", 2), way("10.42.3.0/24", "192.168.1.13", 3)],
+        );
+        let (gone, added) = changes(&moved, before.clone());
+        assert!(gone.is_empty());
+        assert_eq!(added, [Entry::Forward { link: 9, mac: Mac([2; 6]), host: ip("192.168.1.22") }]);
+        // Another backend: the routes are replaced.
+        let routes = entries(
+            Backend::HostGw,
+            &[way("10.42.2.0/24", "192.168.1.12", 2), way("10.42.3.0/24", "192.168.1.13", 3)],
+        );
+        let (gone, added) = changes(&routes, before);
+        assert!(gone.len() == 4 && !gone.iter().any(|entry| matches!(entry, Entry::Route { .. })));
+        assert_eq!(added, routes);
+    }
+
+    #[test]
+    fn what_is_of_others_is_none_of_flannels() {
+        let route = |to: &str, link| Entry::Route { range: range(to), gateway: ip("10.0.0.1"), link };
+        for (entry, is_ours) in [
+            (route("10.42.2.0/24", 9), true),
+            (route("10.42.2.0/24", 2), true),
+            (route("10.42.2.0/24", 5), false),
+            (route("192.168.7.0/24", 2), false),
+            (route("0.0.0.0/0", 2), false),
+            (Entry::Forward { link: 9, mac: Mac([1; 6]), host: ip("10.0.0.1") }, true),
+            (Entry::Neighbour { link: 2, address: ip("10.0.0.1"), mac: Mac([1; 6]) }, false),
+        ] {
+            assert_eq!(entry.is_flannels(&networks(), [Some(9), None], 2), is_ours, "{entry:?}");
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! Bounds of flannel's network.
+
+use std::time::Duration;
+
+use super::ADDRESSES_PERIOD;
+
+/// Other nodes whose pods are reached. Full: a further node is skipped, with a message; its pods are not reached from here.
+pub const FLANNEL_PEERS_MAX: usize = 1000;
+/// Bytes of the way to a node's pods of one family.
+pub const FLANNEL_PEER_WAY_BYTES: usize = 48;
+/// Bytes of a node: its ways of both families, its key, its backend.
+pub const FLANNEL_PEER_BYTES: usize = 2 * FLANNEL_PEER_WAY_BYTES + 32;
+/// Links, and addresses of links, that are read. More: the rest does not exist here.
+pub const FLANNEL_LINKS_MAX: usize = 4096;
+/// Routes, neighbours, and entries of forwarding tables that are read of flannel's. More: the rest is compared at the next turn.
+pub const FLANNEL_ENTRIES_MAX: usize = 2 * FLANNEL_PEERS_MAX;
+/// How often what the kernel has is compared when nothing seems to change.
+pub const FLANNEL_RESYNC_PERIOD: Duration = Duration::from_mins(10);
+/// Wait after a change before it is acted on: changes come in groups.
+pub const FLANNEL_SETTLE: Duration = Duration::from_millis(200);
+/// Longest wait after a failure.
+pub const FLANNEL_RETRY_MAX: Duration = Duration::from_mins(1);
+/// Least time between two looks because of the machine's links and routes: pods that come and go change some, too.
+pub const FLANNEL_WATCH_PERIOD: Duration = ADDRESSES_PERIOD;
