@@ -58,6 +58,8 @@ const NEVER: &[&str] = &[
     "_ZN*_$LT$smolet..kube..*",
     "_ZN6smolet7cluster*",
     "_ZN6smolet7flannel*",
+    "_ZN6smolet14network_policy*",
+    "_ZN6smolet4node14network_policy*",
     "_ZN6smolet5admit8affinity*",
     "_ZN6smolet5admit8features*",
     "_ZN6smolet5admit6taints*",

@@ -90,6 +90,8 @@ pub mod mounts;
 pub mod net;
 pub mod netlink;
 #[cfg(feature = "tls")]
+pub mod network_policy;
+#[cfg(feature = "tls")]
 pub mod nftables;
 pub mod node;
 #[cfg(feature = "tls")]

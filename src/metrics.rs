@@ -88,6 +88,8 @@ pub struct NodeApiUse {
     pub balancer_connections: Gauge,
     /// Ports and endpoints of Services that are kept, and bytes of all that is kept for them.
     pub services: Rc<Cell<(usize, usize)>>,
+    /// Pods that are kept for network policies, and bytes of all that is kept for them.
+    pub network_policies: Rc<Cell<(usize, usize)>>,
 }
 
 /// Why an image was removed.

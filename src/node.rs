@@ -27,6 +27,8 @@ mod join;
 mod local_storage;
 mod logs;
 #[cfg(feature = "tls")]
+mod network_policy;
+#[cfg(feature = "tls")]
 mod node_api;
 #[cfg(not(feature = "tls"))]
 #[path = "node/no_node_api.rs"]
@@ -86,7 +88,7 @@ use crate::render::{CgroupDriver, ManifestObjects, NodeSettings};
 use crate::server::{Query, Server};
 use crate::source::{FileSource, HttpSource, ManifestRoom, NodeName, SourceUpdate};
 use crate::store::identity::Identity;
-use crate::sync::act::{ActContext, RuntimeManager};
+use crate::sync::act::{ActContext, NoPodNetwork, PodNetwork, RuntimeManager};
 use crate::sync::start_limiter::StartLimiter;
 use crate::systemd::Systemd;
 use crate::systemd::logind::{DelayLock, Logind, Preparation};
@@ -532,11 +534,15 @@ impl Parts<'_> {
             node: self.node.clone(),
             blocking: self.blocking.clone(),
         };
+        let network = match &self.joined {
+            Some(joined) => joined.network(clock.clone()),
+            None => Box::new(NoPodNetwork),
+        };
         let ctx = context(
             config,
             (runtime, handlers, &*runtime_name),
             (self.node, &addresses),
-            pods_cgroups,
+            (pods_cgroups, network),
             self.blocking,
             &clock,
             &ring,
@@ -617,7 +623,7 @@ fn context<R: Runtime + 'static>(
     config: &Config,
     (runtime, handlers, runtime_name): (R, Vec<RuntimeHandler>, &str),
     (node, addresses): (Rc<NodeSettings>, &NodeAddresses),
-    cgroups: PodsCgroups,
+    (cgroups, network): (PodsCgroups, Box<dyn PodNetwork>),
     blocking: Rc<Blocking>,
     clock: &SharedClock,
     ring: &Rc<Ring>,
@@ -648,6 +654,7 @@ fn context<R: Runtime + 'static>(
         images: puller,
         volumes: Box::new(jobs::DiskVolumes { node: node.clone(), blocking: blocking.clone() }),
         cgroups: Box::new(cgroups),
+        network,
         hooks: Rc::new(HookRunner::new(tools, addresses.clone())),
         notes: Box::new(notes),
         container_logs_dir: config.container_logs_dir.as_path().into(),

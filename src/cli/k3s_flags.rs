@@ -279,6 +279,8 @@ pub(super) fn translate(
     } else {
         out.run.retain(|arg| !arg.starts_with("--flannel-iface="));
     }
+    // k3s agent enforces them, unless the server says that it does not.
+    out.run.push("--network-policy".to_owned());
     for flag in ["resolv-conf", "protect-kernel-defaults"] {
         let taken = |arg: &String| {
             let rest = arg.strip_prefix("--")?.strip_prefix(flag)?;
@@ -361,12 +363,13 @@ mod tests {
     }
 
     /// What always comes last.
-    const USUAL: [&str; 5] = [
+    const USUAL: [&str; 6] = [
         "--images-dir=/var/lib/rancher/k3s/agent/images",
         "--manifests=/var/lib/rancher/k3s/agent/pod-manifests",
         "--containerd-certs-dir=/var/lib/rancher/k3s/agent/etc/containerd/certs.d",
         "--service-proxy",
         "--flannel",
+        "--network-policy",
     ];
 
     fn run(args: &[&str]) -> Vec<String> {
@@ -458,11 +461,12 @@ mod tests {
                 "--manifests=/data/agent/pod-manifests",
                 "--containerd-certs-dir=/data/agent/etc/containerd/certs.d",
                 "--service-proxy",
-                "--flannel"
+                "--flannel",
+                "--network-policy"
             ]
         );
         let found = translated(&[], &[server, "--no-flannel", "--flannel-iface=eth1"], &[]).unwrap();
-        assert_eq!(found.run, strings(&[&[server], &USUAL[..4]].concat()));
+        assert_eq!(found.run, strings(&[&[server], &USUAL[..4], &["--network-policy"]].concat()));
         for (args, named) in [
             (&["--nonsense"][..], "--nonsense: k3s agent has no such flag"),
             (&["stop"], "\"stop\": k3s agent has no arguments"),

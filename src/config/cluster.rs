@@ -247,6 +247,24 @@ pub(super) fn flannel(flags: &Flags) -> Result<Option<FlannelSettings>, ConfigEr
     }
 }
 
+/// The kubeconfig for network policies, if they are to be enforced; below `k3s` when a k3s server issues it.
+pub(super) fn network_policy(flags: &Flags, k3s: &Path) -> Result<Option<PathBuf>, ConfigError> {
+    let wrong = |flag: &str, why: &str| Err(ConfigError(format!("{flag}: {why}")));
+    match flags.network_policy_kubeconfig.as_deref() {
+        Some(_) if !flags.network_policy => wrong("--network-policy-kubeconfig", "needs --network-policy"),
+        _ if flags.network_policy && flags.kubeconfig.is_none() && flags.server.is_none() => {
+            wrong("--network-policy", "needs --kubeconfig or --server: policies are a cluster's")
+        }
+        Some(path) if !path.is_absolute() => wrong("--network-policy-kubeconfig", "must be an absolute path"),
+        Some(path) => Ok(Some(path.to_owned())),
+        None if flags.network_policy && flags.server.is_none() => wrong(
+            "--network-policy",
+            "needs --network-policy-kubeconfig beside --kubeconfig: a node's own credentials show no other node's pods",
+        ),
+        None => Ok(flags.network_policy.then(|| k3s.join("k3scontroller.kubeconfig"))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -287,6 +305,33 @@ mod tests {
             match (&shown, wanted) {
                 (Ok(found), Ok(wanted)) => assert_eq!(found, wanted),
                 (Err(why), Err(wanted)) => assert!(why.contains(wanted), "{why}"),
+                (found, wanted) => panic!("{found:?} and not {wanted:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn policies_need_a_cluster_and_credentials_for_all_of_it() {
+        let flags = |is_on: bool, kubeconfig: Option<&str>, server: bool, cluster: bool| Flags {
+            network_policy: is_on,
+            network_policy_kubeconfig: kubeconfig.map(PathBuf::from),
+            server: server.then(|| "https://h:6443".to_owned()),
+            kubeconfig: cluster.then(|| "/etc/k".into()),
+            ..Flags::default()
+        };
+        for (flags, wanted) in [
+            (flags(false, None, true, false), Ok(None)),
+            (flags(true, None, true, false), Ok(Some("/k3s/k3scontroller.kubeconfig"))),
+            (flags(true, Some("/p"), true, false), Ok(Some("/p"))),
+            (flags(true, Some("/p"), false, true), Ok(Some("/p"))),
+            (flags(true, None, false, true), Err("needs --network-policy-kubeconfig")),
+            (flags(true, Some("/p"), false, false), Err("needs --kubeconfig or --server")),
+            (flags(true, Some("p"), true, false), Err("absolute")),
+            (flags(false, Some("/p"), true, false), Err("needs --network-policy")),
+        ] {
+            match (network_policy(&flags, Path::new("/k3s")), wanted) {
+                (Ok(found), Ok(wanted)) => assert_eq!(found.as_deref(), wanted.map(Path::new)),
+                (Err(why), Err(wanted)) => assert!(why.0.contains(wanted), "{}", why.0),
                 (found, wanted) => panic!("{found:?} and not {wanted:?}"),
             }
         }

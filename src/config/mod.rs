@@ -197,6 +197,13 @@ pub struct Flags {
     /// Interface between the nodes [default: that of the node's address]
     #[arg(long, value_name = "NAME")]
     pub flannel_iface: Option<String>,
+    /// Enforce network policies of this node's pods with nftables; needs --server, or --network-policy-kubeconfig
+    #[arg(long)]
+    pub network_policy: bool,
+    /// Kubeconfig that may list and watch pods, namespaces and networkpolicies of all namespaces [default: with --server the one
+    /// that the server gives]
+    #[arg(long, value_name = "FILE")]
+    pub network_policy_kubeconfig: Option<PathBuf>,
     /// OCI runtime of the embedded runtime; with NAME= that of the `RuntimeClass` handler NAME, once for each [default: crun, else runc]
     #[arg(long, value_name = "[NAME=]PATH")]
     pub oci_runtime: Vec<String>,
@@ -328,6 +335,8 @@ pub struct Config {
     pub containerd_certs_dir: Option<PathBuf>,
     /// flannel's network; `None` = it is not brought up.
     pub flannel: Option<FlannelSettings>,
+    /// Kubeconfig for network policies; `None`: they are not enforced.
+    pub network_policy: Option<PathBuf>,
     /// The agent checks the kernel's settings instead of setting them (`protectKernelDefaults`).
     pub protect_kernel_defaults: bool,
     /// Root of the kernel's sysctls.
@@ -469,6 +478,7 @@ impl Config {
             service_proxy: cluster::service_proxy(flags)?,
             containerd_certs_dir: images::certs_dir(flags)?,
             flannel: cluster::flannel(flags)?,
+            network_policy: cluster::network_policy(flags, &root_of_k3s)?,
             protect_kernel_defaults: file.bool("protectKernelDefaults").unwrap_or(false),
             sysctl_root: path(&flags.sysctl_root, None, "/proc/sys"),
             make_iptables_util_chains: file.bool("makeIPTablesUtilChains").unwrap_or(true),

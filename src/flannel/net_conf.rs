@@ -77,7 +77,8 @@ impl NetConf {
             ("FlannelIPv6Masq", self.masquerades_v6.into()),
             ("FlannelExternalIP", self.by_external_address.into()),
         ] {
-            settings.insert(field.to_owned(), value);
+            // Ranges may be there.
+            settings.entry(field).or_insert(value);
         }
     }
 

@@ -32,6 +32,8 @@ pub(crate) struct Settings {
     pub(crate) disable_kube_proxy: bool,
     /// The pods' network.
     pub(crate) network: NetConf,
+    /// Network policies are another program's, or nobody's (`DisableNPC`).
+    pub(crate) disable_network_policy: bool,
 }
 
 /// Which of the server's settings count, because the configuration has no others.
@@ -93,6 +95,7 @@ impl Settings {
             disable_cloud_controller: is_set("DisableCCM"),
             disable_kube_proxy: is_set("DisableKubeProxy"),
             network: NetConf::of(&tree),
+            disable_network_policy: is_set("DisableNPC"),
         })
     }
 
@@ -136,12 +139,13 @@ impl Settings {
             disable_service_lb,
             disable_cloud_controller,
             disable_kube_proxy,
+            disable_network_policy,
             network,
         } = self;
         let mode = if *reaches_pods { "pod" } else { "agent" };
         let mut settings = json!({"ClusterDNSs": cluster_dns, "ClusterDomain": cluster_domain, "HTTPSPort": api_port,
             "EgressSelectorMode": mode, "DisableServiceLB": disable_service_lb, "DisableCCM": disable_cloud_controller,
-            "DisableKubeProxy": disable_kube_proxy});
+            "DisableKubeProxy": disable_kube_proxy, "DisableNPC": disable_network_policy});
         if let Some(settings) = settings.as_object_mut() {
             network.write(settings);
         }
@@ -188,13 +192,14 @@ mod tests {
     #[test]
     fn what_a_node_needs_is_read() {
         let whole = br#"{"ClusterDNSs":["10.43.0.10","fd00::a"],"ClusterDNS":"10.43.0.10","ClusterDomain":"cluster.local",
-            "HTTPSPort":6443,"SupervisorPort":9345,"EgressSelectorMode":"pod","DisableCCM":true,"DisableKubeProxy":true,"DisableServiceLB":true,"FlannelBackend":"vxlan","ClusterIPRange":{"IP":"10.42.0.0","Mask":"//8AAA=="}}"#;
+            "HTTPSPort":6443,"SupervisorPort":9345,"EgressSelectorMode":"pod","DisableCCM":true,"DisableKubeProxy":true,"DisableNPC":true,"DisableServiceLB":true,"FlannelBackend":"vxlan","ClusterIPRange":{"IP":"10.42.0.0","Mask":"//8AAA=="}}"#;
         let read = Settings::parse(whole).unwrap();
         assert_eq!(read.cluster_dns, ["10.43.0.10".into(), "fd00::a".into()]);
         assert_eq!((&*read.cluster_domain, read.api_port), ("cluster.local", Some(6443)));
         assert!(read.reaches_pods && read.disable_service_lb && read.disable_cloud_controller);
         assert!(read.disable_kube_proxy);
         assert_eq!(read.cluster_cidrs(), [Network::parse("10.42.0.0/16").unwrap()]);
+        assert!(read.disable_network_policy);
         assert_eq!(Settings::parse(&read.to_json()).as_ref(), Ok(&read));
         for (ranges, wanted) in [
             (

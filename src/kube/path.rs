@@ -16,6 +16,11 @@ impl Resource {
     pub const NODES: Self = Self::core("nodes");
     /// v1 Pod.
     pub const PODS: Self = Self::core("pods");
+    /// v1 Namespace.
+    pub const NAMESPACES: Self = Self::core("namespaces");
+    /// networking.k8s.io/v1 `NetworkPolicy`.
+    pub const NETWORK_POLICIES: Self =
+        Self { group: "/apis/networking.k8s.io/v1", plural: "networkpolicies" };
     /// v1 ConfigMap.
     pub const CONFIG_MAPS: Self = Self::core("configmaps");
     /// v1 Secret.

@@ -5,10 +5,11 @@ use std::time::Duration;
 use super::{
     Bound, ENDED_PODS_BYTES_MAX, ENDPOINTS_MAX, FLANNEL_PEER_BYTES, FLANNEL_PEERS_MAX,
     K3S_BALANCER_CONNECTIONS_MAX, K3S_BALANCER_PIECE_BYTES, K3S_SERVER_BYTES_MAX, K3S_SERVERS_MAX, KIB, MIB,
-    NODE_CONNECTION_BYTES, NODE_CONNECTIONS_MAX, NODE_DECISIONS_MAX, NODE_KNOWN_BYTES, NODE_SPLICE_BYTES,
-    NODE_USER_BYTES_MAX, NODE_USERS_MAX, OFFLINE_RECORDS_MAX, OFFLINE_TREES_BYTES_MAX, PODS_BYTES_MAX,
-    PODS_MAX, PODS_OPENED_BYTES_MAX, RESIZES_WAITING_BYTES_MAX, SERVICE_PORTS_MAX, SERVICES_BYTES_MAX,
-    TUNNEL_BYTES, TUNNEL_CONNECTIONS_MAX, TUNNEL_QUEUED_BYTES_MAX, TUNNELS_MAX,
+    NETWORK_POLICY_BYTES_MAX, NETWORK_POLICY_PODS_MAX, NODE_CONNECTION_BYTES, NODE_CONNECTIONS_MAX,
+    NODE_DECISIONS_MAX, NODE_KNOWN_BYTES, NODE_SPLICE_BYTES, NODE_USER_BYTES_MAX, NODE_USERS_MAX,
+    OFFLINE_RECORDS_MAX, OFFLINE_TREES_BYTES_MAX, PODS_BYTES_MAX, PODS_MAX, PODS_OPENED_BYTES_MAX,
+    RESIZES_WAITING_BYTES_MAX, SERVICE_PORTS_MAX, SERVICES_BYTES_MAX, TUNNEL_BYTES, TUNNEL_CONNECTIONS_MAX,
+    TUNNEL_QUEUED_BYTES_MAX, TUNNELS_MAX,
 };
 
 /// Bytes of one object as JSON. Longer: it is skipped with a message; the server itself takes 1.5 MiB.
@@ -141,7 +142,7 @@ pub const TOKEN_RETRY_MAX: Duration = Duration::from_secs(20);
 /// What a node of a cluster keeps beside what each keeps; `node::cluster` measures it in this order.
 pub static CLUSTER_BOUNDS: [Bound; CLUSTER_BOUNDED] = CLUSTER_BOUNDS_TABLE;
 /// Number of these structures.
-pub const CLUSTER_BOUNDED: usize = 16;
+pub const CLUSTER_BOUNDED: usize = 17;
 const CLUSTER_BOUNDS_TABLE: [Bound; CLUSTER_BOUNDED] = [
     // All known pods: terminating, terminated and rejected ones included; and the opened objects of large ones.
     Bound {
@@ -189,6 +190,12 @@ const CLUSTER_BOUNDS_TABLE: [Bound; CLUSTER_BOUNDED] = [
     },
     // While all Nodes are listed, those that are listed besides those that are known.
     Bound::of("flannel_peers", 2 * FLANNEL_PEERS_MAX, FLANNEL_PEER_BYTES),
+    // Pods of the cluster, beside those of this node.
+    Bound {
+        name: "network_policy_pods",
+        entries_max: NETWORK_POLICY_PODS_MAX + KUBE_PODS_MAX,
+        bytes_max: NETWORK_POLICY_BYTES_MAX,
+    },
 ];
 /// Sum of `bytes_max`.
 pub const KUBE_MEMORY_MAX: usize = {

@@ -32,6 +32,8 @@ pub enum Payload {
     SourcePort,
     /// Destination port.
     DestinationPort,
+    /// Type of an ICMP or `ICMPv6` message.
+    IcmpType,
 }
 
 /// A comparison.
@@ -118,6 +120,7 @@ impl<'a> Rule<'a> {
             Payload::Ipv6Destination => (1, 24, 16),
             Payload::SourcePort => (2, 0, 2),
             Payload::DestinationPort => (2, 2, 2),
+            Payload::IcmpType => (2, 0, 1),
         };
         let into = Value::Number(into.number());
         let place = [base, offset, length].map(Value::Number);

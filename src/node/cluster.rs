@@ -37,6 +37,7 @@ use smol::channel::Receiver;
 
 use super::agent::Event;
 use super::effects::{Effect, Effects, Forgotten, Tasks};
+use super::network_policy::PolicySwitch;
 use super::pods::{NodeRoom, Pods};
 use super::service_proxy::ProxySwitch;
 use crate::clock::SharedClock;
@@ -62,6 +63,7 @@ use crate::source::api_offline::Trees;
 use crate::source::api_status_versions::ApiStatusVersion;
 use crate::source::{self, SourceUpdate};
 use crate::store::offline::folder::{Folder, OfflineState};
+use crate::sync::act::{NoPodNetwork, PodNetwork};
 use crate::sync::worker::{Life, Why};
 use admission::Admission;
 use events::EventReports;
@@ -106,6 +108,18 @@ pub struct Joined {
     pub(crate) unset: Unset,
     /// The service proxy.
     pub(crate) services: Option<ProxySwitch>,
+    /// The enforcement of network policies.
+    pub(crate) policies: Option<PolicySwitch>,
+}
+
+impl Joined {
+    /// What new sandboxes wait for.
+    pub(super) fn network(&self, clock: SharedClock) -> Box<dyn PodNetwork> {
+        match &self.policies {
+            Some(policies) => Box::new(policies.gate(clock)),
+            None => Box::new(NoPodNetwork),
+        }
+    }
 }
 
 /// The label of a Node's zone.
@@ -127,6 +141,7 @@ pub(super) struct Cluster {
     flannel: Option<Flannel>,
     unset: Unset,
     services: Option<ProxySwitch>,
+    policies: Option<PolicySwitch>,
 }
 
 /// What all parts of it use.
@@ -250,6 +265,7 @@ impl Cluster {
             flannel: joined.flannel.map(|inputs| Flannel::new(inputs, now, seed)),
             unset: joined.unset,
             services: joined.services,
+            policies: joined.policies,
             of: Membership {
                 client: joined.client,
                 machine: Rc::new(joined.machine),
@@ -418,6 +434,9 @@ impl Cluster {
         if let Some(services) = &self.services {
             services.set_cluster(!settings.disable_kube_proxy, settings.cluster_cidrs());
         }
+        if let Some(policies) = &self.policies {
+            policies.set(!settings.disable_network_policy);
+        }
         out.push(Effect::K3sSettings(settings, self.unset));
     }
 
@@ -569,6 +588,7 @@ impl Cluster {
             (balanced, balanced * 2 * K3S_BALANCER_PIECE_BYTES),
             api.services.get(),
             (peers, peers * FLANNEL_PEER_BYTES),
+            api.network_policies.get(),
         ];
         let of = |(bound, (entries, bytes))| Usage::of(bound, entries, bytes);
         CLUSTER_BOUNDS.iter().zip(used).map(of).collect()

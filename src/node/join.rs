@@ -9,6 +9,7 @@ use smol::channel::{Receiver, Sender};
 use smol::lock::Semaphore;
 
 use super::cluster::{FlannelInputs, Joined};
+use super::network_policy::{NetworkPolicies, PolicySwitch};
 use super::node_api;
 use super::service_proxy::{ProxySwitch, ServiceProxy, Wanted};
 use crate::addresses::{NodeAddresses, watch_links};
@@ -152,11 +153,12 @@ pub(super) fn join(
     start.keep_certificates(k3s.is_some());
     let (pods, trees, shared, failed) = start.follow_pods();
     let node = start.follow_node();
-    let mut services = None;
+    let (mut services, mut policies) = (None, None);
     let flannel = start.follow_peers(k3s.as_ref());
     if let Some(listening) = listening {
         machine.port = listening.0.port();
         services = start.serve_services(&listening, k3s.as_ref());
+        policies = start.enforce_policies(&listening, k3s.as_ref());
         start.serve(listening, k3s);
     }
     let folder = Folder::new(&config.root_dir);
@@ -176,6 +178,7 @@ pub(super) fn join(
         settings,
         unset,
         services,
+        policies,
     })
 }
 
@@ -257,6 +260,37 @@ impl Start<'_> {
     fn client_of(&self, kubeconfig: &Path) -> kube::Client {
         let access = kube::Access::new(kubeconfig);
         kube::Client::new(access, self.executor, self.clock.clone(), self.seed, self.config.api_rates)
+    }
+
+    /// Enforces network policies if that is wanted, or ends what another run has left. A k3s server decides for its cluster.
+    fn enforce_policies(&self, (_, _, blocking, held): &NodeApi, k3s: Option<&K3s>) -> Option<PolicySwitch> {
+        let kubeconfig = self.config.network_policy.as_deref();
+        let is_on = match (kubeconfig, &self.config.k3s) {
+            (None, _) => Some(false),
+            (Some(_), None) => Some(true),
+            (Some(_), Some(_)) => {
+                let kept = k3s::Files::new(&self.config.root_dir).kept_settings();
+                kept.map(|settings| !settings.disable_network_policy)
+            }
+        };
+        let clock = self.clock.clone();
+        let given = k3s::Files::new(&self.config.root_dir).component_kubeconfig(Component::Controller);
+        let client = match k3s.filter(|_| kubeconfig == Some(&*given)) {
+            Some(k3s) => k3s.components.client(Component::Controller),
+            None => self.client_of(kubeconfig.unwrap_or(self.kubeconfig)),
+        };
+        let policies = NetworkPolicies {
+            client,
+            node: self.node.node_name.clone(),
+            blocking: blocking.clone(),
+            clock,
+            seed: self.seed,
+            held: held.network_policies.clone(),
+        };
+        let (switch, run) = policies.switched(is_on);
+        self.executor.spawn("network policies", run).detach();
+        // Whoever wants none gets none, whatever the server says.
+        kubeconfig.map(|_| switch)
     }
 
     /// Starts the renewal of the certificates that the cluster signs.

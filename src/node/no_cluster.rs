@@ -17,9 +17,16 @@ use crate::metrics::{NodeApiUse, Usage};
 use crate::model::{Mono, Now};
 use crate::render::NodeSettings;
 use crate::server::Query;
+use crate::sync::act::PodNetwork;
 
 /// There is no cluster to join.
 pub enum Joined {}
+
+impl Joined {
+    pub(super) fn network(&self, _: SharedClock) -> Box<dyn PodNetwork> {
+        match *self {}
+    }
+}
 
 /// There is no membership.
 pub(super) enum Cluster {}

@@ -50,6 +50,25 @@ pub use super::start::NoVolumes;
 /// Event recorder: gets the pod (and container), the event's type, its reason and its message.
 pub type Notes = Box<dyn Fn(About<'_>, EventKind, &'static str, &str)>;
 
+/// The wait for a new sandbox's network.
+pub type NetworkFuture<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+
+/// What the network of a pod needs beside its sandbox, before a container is in it: the rules of network policies.
+pub trait PodNetwork {
+    /// Ends when they are there, or when the pod has to start without them.
+    fn ready<'a>(&'a self, pod: &'a DesiredPod, ips: &'a [Box<str>]) -> NetworkFuture<'a>;
+}
+
+/// For nodes without network policies, and for tests.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoPodNetwork;
+
+impl PodNetwork for NoPodNetwork {
+    fn ready<'a>(&'a self, _: &'a DesiredPod, _: &'a [Box<str>]) -> NetworkFuture<'a> {
+        Box::pin(std::future::ready(()))
+    }
+}
+
 /// What all jobs of pods use, for the life of the process (fields of the kubelet's `kubeGenericRuntimeManager`).
 pub struct RuntimeManager<R> {
     /// The CRI runtime.
@@ -64,6 +83,8 @@ pub struct RuntimeManager<R> {
     pub volumes: Box<dyn VolumeMounts>,
     /// The pods' cgroups.
     pub cgroups: Box<dyn PodCgroups>,
+    /// Network policies.
+    pub network: Box<dyn PodNetwork>,
     /// Runs lifecycle hooks.
     pub hooks: Rc<dyn Hooks>,
     /// Receives each decision and error as an event, when it happens.
@@ -352,7 +373,10 @@ async fn make<R: Runtime>(
             PodSandbox { id, config: &config.cri, users: config.users, ips }
         }
         None => match make_sandbox(ctx, pod, observed, &config, &mut permit, outcome).await {
-            Some(sandbox) => sandbox,
+            Some(sandbox) => {
+                ctx.manager.network.ready(pod, &sandbox.ips).await;
+                sandbox
+            }
             None => return,
         },
     };

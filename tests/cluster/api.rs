@@ -197,8 +197,8 @@ fn what_a_node_of_a_cluster_holds_is_told_beside_its_limits() {
             "{}: {entries} {bytes}",
             bound.name
         );
-        // Of a pod that names no object and does not wait to be resized, of a server that refuses nothing and is none of k3s with flannel, and of a client that is known by its
-        // certificate.
+        // Of a pod that names no object and does not wait to be resized, of a server that refuses nothing and is none of k3s, of a node that
+        // serves no Services and enforces no policies, and of a client that is known by its certificate.
         let is_none = [
             "cluster_objects",
             "kept_changes",
@@ -210,7 +210,9 @@ fn what_a_node_of_a_cluster_holds_is_told_beside_its_limits() {
             "tunnels",
             "tunnel_connections",
             "load_balancer_connections",
+            "services",
             "flannel_peers",
+            "network_policy_pods",
         ]
         .contains(&bound.name);
         assert!(is_none || entries > 0 && bytes > 0, "{}", bound.name);

@@ -25,6 +25,7 @@ mod k3s_node;
 mod link;
 mod mirrors;
 mod network;
+mod network_policy;
 mod nfs;
 mod node;
 mod node_status;

@@ -12,6 +12,7 @@ mod image_faults;
 mod images;
 mod machine;
 mod monitor;
+mod network_policy;
 mod recovery;
 mod registry;
 mod sandbox;

@@ -68,6 +68,7 @@ impl World {
             handlers: Box::default(),
             images: ImagePuller::new(shared.clone(), PULLS_AT_ONCE),
             volumes: Box::new(NoVolumes),
+            network: Box::new(smolet::sync::act::NoPodNetwork),
             cgroups: Box::new(NoCgroups),
             hooks: Rc::new(HookRunner::new(tools, NodeAddresses::default())),
             notes: Box::new(note),

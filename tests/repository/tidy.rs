@@ -27,7 +27,7 @@ const LAYERS: [(&str, &str); 8] = [
     ("decisions about pods and the node", "admit allocation cluster config metrics probe process sync"),
     (
         "sources, checks, servers",
-        "addresses certificates cri_server doctor facts flannel hook k3s node_api server service_proxy source",
+        "addresses certificates cri_server doctor facts flannel hook k3s network_policy node_api server service_proxy source",
     ),
     ("the loop", "node"),
     ("the command line", "cli"),

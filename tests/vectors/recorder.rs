@@ -122,6 +122,7 @@ pub fn context(recorder: Rc<Recorder>, hooks: Rc<dyn Hooks>, dir: &std::path::Pa
         handlers: Box::default(),
         images: ImagePuller::new(clock, PULLS_AT_ONCE),
         volumes: Box::new(NoVolumes),
+        network: Box::new(smolet::sync::act::NoPodNetwork),
         cgroups: Box::new(NoCgroups),
         hooks,
         notes: Box::new(|_: About<'_>, _: EventKind, _: &'static str, _: &str| {}),

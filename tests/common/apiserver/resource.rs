@@ -44,7 +44,7 @@ const EVENT_FIELDS: &[&str] = &[
 ];
 
 /// In the order of groups; the plurals are unique.
-static RESOURCES: [Resource; 17] = [
+static RESOURCES: [Resource; 18] = [
     row("", "v1", "configmaps", "ConfigMap", true, false, &[]),
     row("", "v1", "events", "Event", true, false, EVENT_FIELDS),
     row("", "v1", "namespaces", "Namespace", false, true, &["status.phase"]),
@@ -68,6 +68,7 @@ static RESOURCES: [Resource; 17] = [
     ),
     row("coordination.k8s.io", "v1", "leases", "Lease", true, false, &[]),
     row("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice", true, false, &[]),
+    row("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy", true, false, &[]),
     row("node.k8s.io", "v1", "runtimeclasses", "RuntimeClass", false, false, &[]),
     row("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", false, false, &[]),
 ];

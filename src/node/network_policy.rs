@@ -1,0 +1,394 @@
+//! Network policies: what is watched for them, and the transactions that follow from it.
+//!
+//! ```text
+//!     policies ────────────────► Controller ─► transaction ─► kernel
+//!     namespaces, pods ─────────┘ while there is a policy        └─ refused: everything anew, after a wait
+//! ```
+//!
+//! The rules stay when the agent ends, and when the server cannot be reached. A new pod of this node is known here before the server
+//! shows its address, and its first container waits for its rules.
+
+use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
+use std::future::Future;
+use std::rc::Rc;
+
+use k8s_openapi::api::core::v1::{Container, ContainerPort};
+use smol::channel::{Receiver, Sender};
+use smol::future::or;
+
+use crate::blocking::Blocking;
+use crate::clock::SharedClock;
+use crate::decode::Node;
+use crate::kube::{Client, Collection, Follower, KubeError, RetryWait, follow};
+use crate::limits::{
+    KUBE_OBJECT_BYTES_MAX, NETWORK_POLICY_CHECK_PERIOD, NETWORK_POLICY_SETTLE, NETWORK_POLICY_START_WAIT,
+    NETWORK_POLICY_STARTS_MAX,
+};
+use crate::model::DesiredPod;
+use crate::netlink::{Netlink, Protocol};
+use crate::network_policy::{Controller, NewPod, Resource, TABLE, Transaction};
+use crate::nftables::{self, Family};
+use crate::sync::act::{NetworkFuture, PodNetwork};
+
+/// Without these connections within a bridge are not seen.
+const BRIDGE_SETTINGS: [&str; 2] =
+    ["/proc/sys/net/bridge/bridge-nf-call-iptables", "/proc/sys/net/bridge/bridge-nf-call-ip6tables"];
+
+/// Number of pods that are kept, and bytes of all records.
+pub(super) type Held = Rc<Cell<(usize, usize)>>;
+
+/// What the task needs.
+pub(super) struct NetworkPolicies {
+    pub(super) client: Client,
+    pub(super) node: Box<str>,
+    pub(super) blocking: Rc<Blocking>,
+    pub(super) clock: SharedClock,
+    pub(super) seed: u64,
+    pub(super) held: Held,
+}
+
+/// The controller, and the news that it has changed.
+#[derive(Clone)]
+struct Shared {
+    controller: Rc<RefCell<Controller>>,
+    changed: Sender<()>,
+}
+
+struct PolicyFollower {
+    of: Resource,
+    shared: Shared,
+    said: Option<String>,
+}
+
+impl Follower for PolicyFollower {
+    fn list_begins(&mut self) {
+        self.shared.controller.borrow_mut().list_begins(self.of);
+    }
+
+    fn apply(&mut self, object: Node) {
+        self.shared.controller.borrow_mut().apply(self.of, &object);
+    }
+
+    fn delete(&mut self, object: &Node) {
+        self.shared.controller.borrow_mut().delete(self.of, object);
+    }
+
+    fn skipped(&mut self) {
+        log::warn!(
+            "network policies: one of the {} has more than {KUBE_OBJECT_BYTES_MAX} bytes",
+            self.of.plural()
+        );
+    }
+
+    fn has_room(&self) -> bool {
+        self.shared.controller.borrow().has_room(self.of)
+    }
+
+    fn settled(&mut self) {
+        self.said = None;
+        self.shared.controller.borrow_mut().settled(self.of);
+        // Full: the change before has not been looked at.
+        let _ = self.shared.changed.try_send(());
+    }
+
+    fn lost(&mut self, why: &KubeError) {
+        let why = why.to_string();
+        if self.said.as_ref() != Some(&why) {
+            log::warn!(
+                "network policies: list or watch of {}: {why}; retrying, the rules stay",
+                self.of.plural()
+            );
+            self.said = Some(why);
+        }
+    }
+}
+
+/// A new pod, and what is dropped when its rules are there.
+type Start = (NewPod, Sender<Infallible>);
+
+/// What the rest of the agent has of the task.
+pub(crate) struct PolicySwitch {
+    switch: Sender<bool>,
+    starts: Sender<Start>,
+}
+
+impl PolicySwitch {
+    /// Switches policies on or off.
+    pub(super) fn set(&self, is_on: bool) {
+        // The last word counts; the task ends only with the process.
+        let _ = self.switch.force_send(is_on);
+    }
+
+    /// What new pods of the node wait for.
+    pub(super) fn gate(&self, clock: SharedClock) -> PolicyGate {
+        PolicyGate { starts: self.starts.clone(), clock }
+    }
+}
+
+/// Holds up new pods until their rules are there.
+pub(super) struct PolicyGate {
+    starts: Sender<Start>,
+    clock: SharedClock,
+}
+
+impl PodNetwork for PolicyGate {
+    fn ready<'a>(&'a self, pod: &'a DesiredPod, ips: &'a [Box<str>]) -> NetworkFuture<'a> {
+        Box::pin(async move {
+            let object = pod.pod.open();
+            let Some(spec) = object.spec.as_ref().filter(|spec| spec.host_network != Some(true)) else {
+                return;
+            };
+            let is_sidecar = |init: &&Container| init.restart_policy.as_deref() == Some("Always");
+            let sidecars = spec.init_containers.iter().flatten().filter(is_sidecar);
+            let ports =
+                spec.containers.iter().chain(sidecars).flat_map(|container| container.ports.iter().flatten());
+            let port = |port: &ContainerPort| {
+                let name = port.name.as_deref()?.into();
+                Some((
+                    name,
+                    port.protocol.as_deref().unwrap_or("TCP").into(),
+                    u16::try_from(port.container_port).ok()?,
+                ))
+            };
+            let labels = object.metadata.labels.iter().flatten();
+            let new = NewPod {
+                namespace: pod.key.namespace.as_ref().into(),
+                name: pod.key.name.as_ref().into(),
+                labels: labels.map(|(key, value)| (key.as_str().into(), value.as_str().into())).collect(),
+                ports: ports.filter_map(port).collect(),
+                ips: ips.to_vec(),
+            };
+            let (held, done) = smol::channel::bounded(1);
+            // Full, or there is no task: the rules follow when the server shows the address.
+            if self.starts.try_send((new, held)).is_err() {
+                return;
+            }
+            let is_over = async {
+                let _ = done.recv().await;
+                true
+            };
+            let is_late = async {
+                self.clock.sleep(NETWORK_POLICY_START_WAIT).await;
+                false
+            };
+            if !or(is_over, is_late).await {
+                log::warn!("pod {}: starts before the rules of network policies are there", pod.key);
+            }
+        })
+    }
+}
+
+/// What a wait ended with.
+enum News {
+    Changed,
+    Start(Start),
+    /// It is time to look at the table.
+    Due,
+}
+
+/// What the task hears.
+struct Inbox {
+    changes: Receiver<()>,
+    starts: Receiver<Start>,
+}
+
+impl Inbox {
+    async fn next(&self) -> News {
+        let changed = async {
+            match self.changes.recv().await {
+                Ok(()) => News::Changed,
+                Err(_) => std::future::pending().await,
+            }
+        };
+        or(changed, async {
+            match self.starts.recv().await {
+                Ok(start) => News::Start(start),
+                Err(_) => std::future::pending().await,
+            }
+        })
+        .await
+    }
+}
+
+impl NetworkPolicies {
+    /// The task, and what switches it. `is_on` is the state at the start, `None` if it is not known yet.
+    pub(super) fn switched(self, is_on: Option<bool>) -> (PolicySwitch, impl Future<Output = ()>) {
+        let (switch, switched) = smol::channel::bounded(1);
+        let (starts, started) = smol::channel::bounded(NETWORK_POLICY_STARTS_MAX);
+        (PolicySwitch { switch, starts }, self.run(is_on, switched, started))
+    }
+
+    async fn run(self, mut is_on: Option<bool>, switched: Receiver<bool>, starts: Receiver<Start>) {
+        loop {
+            let (changed, changes) = smol::channel::bounded(1);
+            let inbox = Inbox { changes, starts: starts.clone() };
+            if is_on == Some(false) {
+                self.end_table().await;
+            }
+            let enforce = async {
+                if is_on == Some(true) {
+                    self.enforce(changed, &inbox).await;
+                }
+                // New pods have nothing to wait for.
+                loop {
+                    inbox.next().await;
+                }
+            };
+            match or(async { switched.recv().await.ok() }, enforce).await {
+                Some(next) => is_on = Some(next),
+                // The agent ends, and rules stay; or it is to have none, and has none.
+                None => return,
+            }
+        }
+    }
+
+    /// Follows the policies for ever.
+    async fn enforce(&self, changed: Sender<()>, inbox: &Inbox) {
+        let controller = Rc::new(RefCell::new(Controller::new(&self.node)));
+        let shared = Shared { controller, changed };
+        or(self.follow(Resource::Policies, &shared), self.follow_policies(&shared, inbox)).await;
+    }
+
+    async fn follow(&self, of: Resource, shared: &Shared) {
+        let collection =
+            Collection { resource: of.path(), namespace: Box::default(), field_selector: Box::default() };
+        let mut follower = PolicyFollower { of, shared: shared.clone(), said: None };
+        Box::pin(follow::<()>(&self.client, &collection, &mut follower)).await;
+    }
+
+    async fn follow_policies(&self, shared: &Shared, inbox: &Inbox) {
+        loop {
+            let (is_known, is_needed) = {
+                let controller = shared.controller.borrow();
+                (controller.knows_policies(), controller.needs_pods())
+            };
+            if is_known && is_needed {
+                let (namespaces, pods) =
+                    (self.follow(Resource::Namespaces, shared), self.follow(Resource::Pods, shared));
+                or(or(namespaces, pods), self.keep_table(shared, inbox)).await;
+                shared.controller.borrow_mut().forget_pods();
+                self.held.set((0, 0));
+            } else {
+                if is_known {
+                    self.end_table().await;
+                }
+                while !matches!(inbox.next().await, News::Changed) {}
+            }
+        }
+    }
+
+    /// Applies all changes while there are policies.
+    async fn keep_table(&self, shared: &Shared, inbox: &Inbox) {
+        self.check_bridges().await;
+        let mut wait = RetryWait::new(self.seed);
+        let mut said = None;
+        loop {
+            let is_due = async {
+                self.clock.sleep(NETWORK_POLICY_CHECK_PERIOD).await;
+                News::Due
+            };
+            // New pods, whose senders are dropped when their rules are there.
+            let mut starts = Vec::new();
+            match or(inbox.next(), is_due).await {
+                News::Changed => self.clock.sleep(NETWORK_POLICY_SETTLE).await,
+                News::Start(start) => starts.push(start),
+                News::Due => {
+                    let is_whole = shared.controller.borrow().is_whole();
+                    if !is_whole || !self.table_is_gone().await {
+                        continue;
+                    }
+                    log::warn!("network policies: table inet {TABLE} is gone; it is made anew");
+                    shared.controller.borrow_mut().clear();
+                }
+            }
+            while let Ok(start) = inbox.starts.try_recv() {
+                starts.push(start);
+            }
+            for (pod, _) in &starts {
+                shared.controller.borrow_mut().announce(pod);
+            }
+            let transaction = {
+                let mut controller = shared.controller.borrow_mut();
+                if !controller.needs_pods() {
+                    return;
+                }
+                if !controller.is_whole() {
+                    continue;
+                }
+                let transaction = controller.transaction();
+                self.held.set(controller.held());
+                for problem in controller.take_problems() {
+                    log::warn!("{problem}");
+                }
+                transaction
+            };
+            match self.commit(transaction).await {
+                Ok(()) => {
+                    said = None;
+                    wait.succeeded();
+                }
+                Err(why) => {
+                    if said.as_ref() != Some(&why) {
+                        log::warn!("network policies: {why}; retrying, the rules before stay");
+                        said = Some(why);
+                    }
+                    drop(starts);
+                    shared.controller.borrow_mut().clear();
+                    self.clock.sleep(wait.failed()).await;
+                    let _ = shared.changed.try_send(());
+                }
+            }
+        }
+    }
+
+    /// Warns when connections within a bridge are not seen.
+    async fn check_bridges(&self) {
+        let is_on = |path: &&str| std::fs::read(path).is_ok_and(|text| text.trim_ascii() == b"1");
+        if !self.blocking.run(move || BRIDGE_SETTINGS.iter().all(is_on)).await {
+            log::warn!(
+                "network policies: connections between pods on one bridge of this node are not seen; run modprobe br_netfilter && \
+                 sysctl -w net.bridge.bridge-nf-call-iptables=1 net.bridge.bridge-nf-call-ip6tables=1"
+            );
+        }
+    }
+
+    async fn commit(&self, transaction: Transaction) -> Result<(), String> {
+        if transaction.is_empty() {
+            return Ok(());
+        }
+        let work = move || {
+            let needs = "the kernel needs nf_tables for inet with ct, fib and reject (modprobe nf_tables nft_ct nft_reject_inet)";
+            let mut netlink =
+                Netlink::open(Protocol::Netfilter).map_err(|error| format!("{error}; {needs}"))?;
+            nftables::run(&mut netlink, transaction.batch()).map_err(|failed| {
+                let message = failed.message.map(|number| format!("message {number}: ")).unwrap_or_default();
+                format!("nf_tables: {message}{}; {needs}", failed.error)
+            })
+        };
+        self.blocking.run(work).await
+    }
+
+    async fn table_is_gone(&self) -> bool {
+        let work = || {
+            let mut netlink = Netlink::open(Protocol::Netfilter)?;
+            nftables::table_exists(&mut netlink, Family::Inet, TABLE)
+        };
+        self.blocking.run(work).await.is_ok_and(|exists| !exists)
+    }
+
+    /// Removes the table, which may be of another run. A kernel without `nf_tables` has none.
+    async fn end_table(&self) {
+        let work = || {
+            let mut netlink = Netlink::open(Protocol::Netfilter)?;
+            if nftables::table_exists(&mut netlink, Family::Inet, TABLE)? {
+                nftables::run(&mut netlink, Transaction::end().batch()).map_err(|failed| failed.error)?;
+            }
+            Ok(())
+        };
+        let ended: std::io::Result<()> = self.blocking.run(work).await;
+        if let Err(error) = ended {
+            log::debug!("network policies: table inet {TABLE} cannot be removed: {error}");
+        }
+    }
+}
