@@ -16,7 +16,7 @@ use super::container::{Container, Containers};
 use super::records::ContainerPhase;
 use super::sandbox::Sandboxes;
 use super::watch::Change;
-use crate::limits::{ADOPT_RETRY_MAX, ADOPT_RETRY_MIN, WATCH_RETRY_PERIOD};
+use crate::limits::{ADOPT_RETRY_MAX, ADOPT_RETRY_MIN, CLEAN_UP_PAUSE, WATCH_RETRY_PERIOD};
 use crate::monitor::{self, EXIT_CODE_UNKNOWN, MonitorError};
 
 /// Follows them.
@@ -69,9 +69,21 @@ fn look_soon(containers: &Rc<Containers>, container: &Rc<Container>) {
     let context = containers.context.clone();
     let work = async move {
         look(&containers, &container).await;
-        containers.clean_up(&container).await;
+        clean_up(&containers, &container).await;
     };
     drop(context.to_the_end("end of a container", work));
+}
+
+/// Lets the OCI runtime forget a container that has ended. That is a program of its own: where no process can have outlived the first one
+/// it waits, so that a restart does not share the processors with it.
+pub(super) async fn clean_up(containers: &Rc<Containers>, container: &Rc<Container>) {
+    if container.phase() != ContainerPhase::Exited {
+        return;
+    }
+    if container.has_own_pids() {
+        containers.context.clock.sleep(CLEAN_UP_PAUSE).await;
+    }
+    containers.clean_up(container).await;
 }
 
 /// What the files of a container's monitor say.

@@ -386,19 +386,31 @@ impl Sandboxes {
         match made.await {
             Ok(()) => Ok(sandbox),
             Err(error) => {
-                if let Err(left) = self.remove(&sandbox).await {
-                    log::warn!("{named}: {left}; what was made of it is removed later");
-                    sandbox.record.borrow_mut().phase = SandboxPhase::NotReady;
-                }
+                self.give_up(&sandbox).await;
                 Err(failed(format!("{named}: {error}")))
             }
         }
     }
 
+    /// Removes one that cannot be made to the end.
+    async fn give_up(&self, sandbox: &Rc<Sandbox>) {
+        if let Err(left) = self.remove(sandbox).await {
+            log::warn!("sandbox {}: {left}; what was made of it is removed later", sandbox.id);
+            sandbox.record.borrow_mut().phase = SandboxPhase::NotReady;
+        }
+    }
+
     /// Says that it is complete: from now on it is listed.
+    ///
+    /// # Errors
+    /// The record cannot be written: it is removed, as the next start of the agent would do with it and its containers.
     pub(super) async fn set_ready(&self, sandbox: &Rc<Sandbox>) -> RuntimeResult<()> {
         sandbox.record.borrow_mut().phase = SandboxPhase::Ready;
-        self.write(sandbox).await?;
+        if let Err(error) = self.write(sandbox).await {
+            sandbox.record.borrow_mut().phase = SandboxPhase::Making;
+            self.give_up(sandbox).await;
+            return Err(error);
+        }
         for kind in [RuntimeEventKind::Created, RuntimeEventKind::Started] {
             self.context.events.publish(kind, sandbox.id.as_str(), &sandbox.pod_uid());
         }
