@@ -33,7 +33,6 @@ struct SpecPort {
     name: Box<str>,
     transport: Transport,
     number: u16,
-
     node_port: u16,
 }
 

@@ -346,6 +346,10 @@ fn numbers_are_those_of_the_limits() {
         ),
         ("docs/install.md", format!("{} MiB for all pods", limits::PODS_BYTES_MAX / limits::MIB)),
         ("docs/eviction.md", format!("every {} seconds", seconds(limits::EVICTION_PERIOD))),
+        (
+            "docs/services.md",
+            format!("counted with each of their ports, in {} MiB", limits::SERVICES_BYTES_MAX / limits::MIB),
+        ),
         ("docs/hand-over.md", format!("At most {} pods", limits::PODS_MAX)),
     ] {
         let text = read(page);
