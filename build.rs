@@ -17,8 +17,8 @@ fn link_small() -> Result<(), Box<dyn Error>> {
         return Ok(());
     }
     let out = env::var("OUT_DIR")?;
-    // A function is in the first of these that has its name.
-    let mut script = put_together() + &put_in_its_own_segment() + &put_apart();
+    // A function is in the first of these that has its name; the last of those that stand after `.text` comes right behind it.
+    let mut script = put_into_the_cold() + &put_together() + &put_in_its_own_segment() + &put_apart();
     if ["x86_64", "aarch64"].contains(&env::var("CARGO_CFG_TARGET_ARCH")?.as_str()) {
         // A panic of the release binary ends it at once (`panic = "abort"`), so nobody reads `.eh_frame`, a seventh of the
         // binary. std comes compiled with it, and the compiler has no option that leaves it out.
@@ -33,6 +33,15 @@ fn link_small() -> Result<(), Box<dyn Error>> {
     }
     Ok(())
 }
+
+/// What no process runs while nothing out of the ordinary happens, by the names of its functions. `cross/cold.py` has found it.
+const COLD: &str = include_str!("cross/cold.txt");
+
+/// What runs in a cluster only, beside [`NEVER`], likewise.
+const CLUSTER: &str = include_str!("cross/cluster.txt");
+
+/// What runs only where smolet is the container runtime, beside [`EMBEDDED`], likewise.
+const RUNTIME: &str = include_str!("cross/embedded.txt");
 
 /// What an agent alone never runs, by the names of its functions: TLS, clusters, commands, compression, what is read of a
 /// checkpoint. As traced (`qemu-x86_64 -d in_asm`) with the ten examples; one function that runs keeps 64 KiB resident, so where a
@@ -198,6 +207,12 @@ const COMMON: &[&str] = &[
     "_ZN6smolet4node8node_api7spec_of*",
     "_ZN6smolet6decode4json4read*",
     "_ZN6smolet6decode4json12last_of_each*",
+    "_ZN42_$LT$$RF$T$u20$as$u20$core..fmt..Debug$GT$*",
+    "_ZN6smolet11image_store6shared15Shared$LT$T$GT$6borrow*",
+    "_ZN6smolet4sync4kill16remove_container*",
+    "_ZN6smolet7monitor13wait_readable*",
+    "_ZN6smolet7runtime4host14cgroup_version*",
+    "_ZN6smolet7runtime5stats10is_unified*",
     // Here and not with their types: of those that are the same one is left, whoever's name it has.
     "_ZN4core3ptr*drop_in_place$LT$*",
 ];
@@ -386,29 +401,40 @@ const EMBEDDED: &[&str] = &[
     "*Response$u20$as$u20$prost..message..Message$GT$11encoded_len*",
 ];
 
+/// The sections of the functions with these names, each by itself: what belongs together lies together.
+fn sections_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    let sections = names.into_iter().map(|name| format!("*(.text.{name} .text.unlikely.{name})"));
+    sections.collect::<Vec<_>>().join(" ")
+}
+
 /// What never runs stands by itself: the kernel maps a program in pieces of 64 KiB round what is run of it, and between other
 /// code nearly all of this was resident, a fifth of the program.
 fn put_apart() -> String {
-    // Each by itself: what belongs together lies together.
-    let sections: Vec<String> =
-        NEVER.iter().map(|name| format!("*(.text.{name} .text.unlikely.{name})")).collect();
+    let sections = sections_of(NEVER.iter().copied().chain(names_in(CLUSTER)));
     format!(
-        "SECTIONS {{ .text.never : {{ *libring-*:*(.text .text.*) *libunwind*:*(.text .text.*) {} }} }} INSERT BEFORE .text;\n",
-        sections.join(" ")
+        "SECTIONS {{ .text.never : {{ *libring-*:*(.text .text.*) *libunwind*:*(.text .text.*) {sections} }} }} INSERT AFTER .text;\n"
     )
+}
+
+/// The lines of a list.
+fn names_in(list: &str) -> impl Iterator<Item = &str> {
+    list.lines().filter(|line| !line.starts_with('#') && !line.is_empty())
+}
+
+/// What is cold lies behind the embedded runtime, in its segment: between what an agent runs it was a quarter of what was resident.
+fn put_into_the_cold() -> String {
+    format!("SECTIONS {{ .text.cold : {{ {} }} }} INSERT AFTER .text;\n", sections_of(names_in(COLD)))
 }
 
 /// What every process runs lies together: a monitor runs 70 KB of functions, which kept 2.3 MB of the program resident where they lay
 /// between others.
 fn put_together() -> String {
-    let sections: Vec<String> =
-        COMMON.iter().map(|name| format!("*(.text.{name} .text.unlikely.{name})")).collect();
+    let sections = sections_of(COMMON.iter().copied());
     // But for what no agent runs alone: names of hosts, printf.
     let apart =
         "EXCLUDE_FILE(*vfprintf.o *intscan.o *res_msend.o *lookup_name.o *getaddrinfo.o *inet_pton.o)";
     format!(
-        "SECTIONS {{ .text.common : {{ *libc.a:*({apart} .text {apart} .text.*) *libzigc.a:*(.text .text.*) *compiler_*:*(.text .text.*) *rcrt1.o(.text .text.*) {} }} }} INSERT BEFORE .text;\n",
-        sections.join(" ")
+        "SECTIONS {{ .text.common : {{ *libc.a:*({apart} .text {apart} .text.*) *libzigc.a:*(.text .text.*) *compiler_*:*(.text .text.*) *rcrt1.o(.text .text.*) {sections} }} }} INSERT BEFORE .text;\n"
     )
 }
 
@@ -418,11 +444,9 @@ fn put_together() -> String {
 /// The load address that differs from the address makes both linkers begin a segment, and the hole before it keeps the kernel from
 /// mapping the two as one. It is the last of the executable ones, as what follows would have that load address too.
 fn put_in_its_own_segment() -> String {
-    let sections: Vec<String> =
-        EMBEDDED.iter().map(|name| format!("*(.text.{name} .text.unlikely.{name})")).collect();
+    let sections = sections_of(EMBEDDED.iter().copied().chain(names_in(RUNTIME)));
     format!(
-        "SECTIONS {{ .text.embedded ALIGN(0x10000) + 0x10000 : AT(ADDR(.text.embedded) + 0x10000000) {{ {} }} }} INSERT AFTER .text;\n",
-        sections.join(" ")
+        "SECTIONS {{ .text.embedded ALIGN(0x10000) + 0x10000 : AT(ADDR(.text.embedded) + 0x10000000) {{ {sections} }} }} INSERT AFTER .text;\n"
     )
 }
 

@@ -18,8 +18,8 @@ use super::record::{Arguments, Init, init_of, place};
 use super::{MonitorError, names, pid_of, wait_readable};
 use crate::filesystem::{read_bounded, read_start};
 use crate::limits::{
-    CGROUP_MOVE_PERIOD, CGROUP_MOVES_MAX, CONTAINER_CREATE_TIME, CONTAINER_DELETE_TIME, MONITOR_RECORD_BYTES_MAX, RUNTIME_LOG_BYTES_MAX,
-    RUNTIME_MESSAGE_BYTES_MAX,
+    CGROUP_MOVE_PERIOD, CGROUP_MOVES_MAX, CONTAINER_CREATE_TIME, CONTAINER_DELETE_TIME,
+    MONITOR_RECORD_BYTES_MAX, RUNTIME_LOG_BYTES_MAX, RUNTIME_MESSAGE_BYTES_MAX,
 };
 use crate::text::start_of;
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::container::{Container, Containers};
 use super::context::{failed, invalid, not_now};
 use super::records::ContainerPhase;
-use super::sandbox::{Sandbox, Sandboxes};
+use super::sandbox::Sandbox;
+use super::sandboxes::Sandboxes;
 use super::{Embedded, create, ends, metrics, namespaces, spec, stats, status, verbose};
 use crate::cri::{RuntimeEvent, RuntimeEventKind, RuntimeResult};
 use crate::filesystem::read_bounded;
@@ -435,7 +436,7 @@ impl Embedded {
             container_id: event.id.to_string(),
             container_event_type: kind.into(),
             created_at: self.context.now(),
-            pod_sandbox_status: sandbox.map(|sandbox| Sandboxes::status(&sandbox)),
+            pod_sandbox_status: sandbox.map(|sandbox| sandbox.status()),
             containers_statuses: of_sandbox
                 .iter()
                 .map(|of| status::status(of.id().as_str(), &of.record.borrow(), &logs))

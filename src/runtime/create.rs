@@ -11,7 +11,8 @@ use super::context::{failed, invalid, not_now};
 use super::images::FoundImage;
 use super::pause::PAUSE;
 use super::records::{self, ContainerPhase, ContainerRecord};
-use super::sandbox::{Sandbox, Sandboxes};
+use super::sandbox::Sandbox;
+use super::sandboxes::Sandboxes;
 use super::spec;
 use super::users::{self, Users};
 use super::volumes;
@@ -104,7 +105,8 @@ async fn make(
     let (asked, document) = (config.clone(), image.config.clone());
     // Nobody else writes its record before it is made.
     let begin = move || {
-        let made = make_dir(&kept).and_then(|()| make_dir(&run)).and_then(|()| records::write(&kept, &record));
+        let made =
+            make_dir(&kept).and_then(|()| make_dir(&run)).and_then(|()| records::write(&kept, &record));
         made.map_err(|error| failed(format!("its directory and its record: {error}")))?;
         spec::volume_paths(&asked, &document)
     };

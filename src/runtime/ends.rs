@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::container::{Container, Containers};
 use super::records::ContainerPhase;
-use super::sandbox::Sandboxes;
+use super::sandboxes::Sandboxes;
 use super::watch::Change;
 use crate::limits::{ADOPT_RETRY_MAX, ADOPT_RETRY_MIN, CLEAN_UP_PAUSE, WATCH_RETRY_PERIOD};
 use crate::monitor::{self, EXIT_CODE_UNKNOWN, MonitorError};
