@@ -47,8 +47,10 @@ pub(super) struct TestPod {
 
 impl TestPod {
     pub(super) fn object(&self) -> Node {
-        let labels: String = self.labels.iter().map(|(key, value)| format!("{key}: '{value}', ")).collect();
-        let ips: String = self.ips.iter().map(|ip| format!("{{ip: '{ip}'}}, ")).collect();
+        let labels: Vec<_> = self.labels.iter().map(|(key, value)| format!("{key}: '{value}', ")).collect();
+        let labels = labels.concat();
+        let ips: Vec<_> = self.ips.iter().map(|ip| format!("{{ip: '{ip}'}}, ")).collect();
+        let ips = ips.concat();
         let Self { namespace, name, uid, node, phase, more, .. } = self;
         read(&format!(
             "{{metadata: {{namespace: {namespace}, name: {name}, uid: uid-{uid}, labels: {{{labels}}}}}, \
@@ -297,7 +299,9 @@ fn a_new_pod_is_isolated_before_the_server_shows_its_address() {
     );
     // A list that does not have it yet.
     node.controller.list_begins(Resource::Pods);
-    pods.iter().for_each(|pod| node.controller.apply(Resource::Pods, &pod.object()));
+    for pod in &pods {
+        node.controller.apply(Resource::Pods, &pod.object());
+    }
     node.controller.settled(Resource::Pods);
     assert_eq!(node.flush(), []);
     let mut shown = pods[1].clone();

@@ -251,7 +251,7 @@ fn labels(random: &mut Random) -> Labels {
 }
 
 fn text(labels: &Labels) -> String {
-    labels.iter().map(|(key, value)| format!("{key}: {value}, ")).collect()
+    labels.iter().map(|(key, value)| format!("{key}: {value}, ")).collect::<Vec<_>>().concat()
 }
 
 /// One change.
