@@ -10,7 +10,6 @@
 //! collections were listed.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
@@ -29,7 +28,7 @@ use crate::kube::{Client, Collection, Follower, KubeError, Resource, RetryWait, 
 use crate::limits::{
     KUBE_OBJECT_BYTES_MAX, SERVICES_CHECK_PERIOD, SERVICES_CREDENTIALS_WAIT, SERVICES_WHOLE_PERIOD,
 };
-use crate::model::Network;
+use crate::model::{Network, SortedMap};
 use crate::service_proxy::{Cluster, HealthCheck, HealthChecks, Kernel, ServiceName, ServicePort, Settings};
 
 /// Number of service ports and endpoints, and the bytes of all that is kept for them.
@@ -288,7 +287,7 @@ impl ServiceProxy {
         let mut logged: Vec<ServiceName> = Vec::new();
         let is_healthy = Rc::new(Cell::new(false));
         let checks = HealthChecks::new(is_healthy.clone(), Rc::downgrade(&self.executor), self.clock.clone());
-        let mut health = Health { checks, executor: self.executor.clone(), of: BTreeMap::new() };
+        let mut health = Health { checks, executor: self.executor.clone(), of: SortedMap::new() };
         let mut whole_at = self.clock.now().mono + SERVICES_WHOLE_PERIOD;
         loop {
             match self.next(news, changes).await {
@@ -424,7 +423,7 @@ impl ServiceProxy {
 struct Health {
     checks: HealthChecks,
     executor: Rc<Executor>,
-    of: BTreeMap<ServiceName, (u16, Rc<HealthCheck>, Task<()>)>,
+    of: SortedMap<ServiceName, (u16, Rc<HealthCheck>, Task<()>)>,
 }
 
 impl Health {

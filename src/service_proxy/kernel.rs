@@ -6,7 +6,6 @@
 //!                           └── all rules, in one transaction ◄─────┘
 //! ```
 
-use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,6 +14,7 @@ use super::rules::{Rules, Settings};
 use super::skeleton::{AFFINITY, TABLE, family_of};
 use crate::conntrack;
 use crate::limits::AFFINITIES_DELETED_MAX;
+use crate::model::SortedSet;
 use crate::netlink::{BatchError, Netlink, Protocol};
 use crate::nftables::{self, Batch, Element, ElementData};
 
@@ -187,7 +187,7 @@ impl Kernel {
     }
 
     /// Clients that stayed with an endpoint that is gone do not come back to it when it does.
-    fn forget_affinities(&mut self, is_ipv6: bool, gone: &BTreeSet<u32>) -> io::Result<()> {
+    fn forget_affinities(&mut self, is_ipv6: bool, gone: &SortedSet<u32>) -> io::Result<()> {
         let family = family_of(is_ipv6);
         let address_bytes = if is_ipv6 { 16 } else { 4 };
         let mut stale = Vec::new();
@@ -245,12 +245,12 @@ struct Front {
     addresses: Vec<IpAddr>,
     port: u16,
     node_port: u16,
-    serves: BTreeSet<SocketAddr>,
+    serves: SortedSet<SocketAddr>,
 }
 
 impl Front {
     fn of(port: &ServicePort) -> Option<Self> {
-        let serves: BTreeSet<SocketAddr> = port.serving.iter().copied().collect();
+        let serves: SortedSet<SocketAddr> = port.serving.iter().copied().collect();
         let addresses = [port.cluster_ip].into_iter();
         let addresses = addresses.chain(port.external_ips.iter().chain(&port.load_balancer_ips).copied());
         (!serves.is_empty()).then(|| Self {

@@ -3,7 +3,6 @@
 //! A change is first made here and then by the kernel. When the kernel refuses it, or somebody else has changed the tables, they are
 //! written whole again from what is here, in one transaction.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::net::IpAddr;
 
@@ -11,7 +10,7 @@ use super::encode::{Encoder, Program, Role, Target, chain_of};
 use super::entries::{Change, Entries, Entry, Place};
 use super::model::{ServiceName, ServicePort, Transport};
 use super::skeleton::{IPV4, IPV6, Kind, TABLE};
-use crate::model::Network;
+use crate::model::{Network, SortedMap, SortedSet};
 use crate::nftables::{Batch, Element, ElementData, Verdict};
 
 /// The two families' batches.
@@ -20,7 +19,7 @@ pub(super) struct Batches {
     pub ipv4: Batch,
     pub ipv6: Batch,
     /// Marks of endpoints that clients stayed with, and that are gone.
-    pub gone: BTreeSet<u32>,
+    pub gone: SortedSet<u32>,
 }
 
 /// What does not depend on services.
@@ -61,7 +60,7 @@ impl Numbers {
 
 /// Who has an entry that others may want too, by the hash of its key.
 #[derive(Debug, Default)]
-struct Owners(BTreeMap<u64, Owner>);
+struct Owners(SortedMap<u64, Owner>);
 
 /// A service by its number, or how many of them there are.
 #[derive(Clone, Copy, Debug)]
@@ -114,12 +113,12 @@ impl Owners {
 #[derive(Debug, Default)]
 pub(super) struct Rules {
     settings: Settings,
-    services: BTreeMap<ServiceName, Held>,
+    services: SortedMap<ServiceName, Held>,
     services_numbers: Numbers,
     ports_numbers: Numbers,
     owners: Owners,
     /// Services that want an address and port that another one has.
-    contested: BTreeSet<ServiceName>,
+    contested: SortedSet<ServiceName>,
 }
 
 impl Rules {
@@ -159,7 +158,7 @@ impl Rules {
 
     /// The services have these ports now; without ports a service is gone. What the kernel has to do: nothing, if nothing changed.
     pub(super) fn change(&mut self, changed: Vec<(ServiceName, Vec<ServicePort>)>) -> Batches {
-        let mut names: BTreeMap<ServiceName, Vec<ServicePort>> = changed.into_iter().collect();
+        let mut names: SortedMap<ServiceName, Vec<ServicePort>> = changed.into_iter().collect();
         let mut steps = Steps::default();
         // First all that goes: another service may want it.
         let mut next = Vec::with_capacity(names.len());
@@ -326,7 +325,7 @@ impl Steps {
 }
 
 /// Marks of the endpoints in chains that clients stay with.
-fn marks_of(entries: &[Own]) -> BTreeSet<u32> {
+fn marks_of(entries: &[Own]) -> SortedSet<u32> {
     let chains = entries.iter().filter(|entry| entry.1 == Place::Chain);
     let programs = chains.filter_map(|(is_ipv6, _, _, value)| Program::read(value, *is_ipv6));
     let endpoints = programs.flat_map(|(program, _)| match program {
