@@ -57,6 +57,8 @@ impl Net {
             "net.bridge.bridge-nf-call-ip6tables=1",
             "net.ipv4.icmp_ratelimit=0",
             "net.ipv6.icmp.ratelimit=0",
+            // Links have an address that can be used at once.
+            "net.ipv6.conf.default.accept_dad=0",
         ] {
             in_node(&format!("sysctl -qw {setting}"));
         }
@@ -72,6 +74,7 @@ impl Net {
         for (name, _, last, is_far) in PODS {
             let pod = net.name(name);
             run(&format!("ip netns add {pod}"));
+            run(&format!("ip netns exec {pod} sysctl -qw net.ipv6.conf.default.accept_dad=0"));
             in_node(&format!("ip link add v{name} type veth peer name eth0 netns {pod}"));
             let (v4, v6) = if is_far { ("10.42.1", "fd00:43:") } else { ("10.42.0", "fd00:42:") };
             if is_far {
