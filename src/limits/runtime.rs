@@ -77,9 +77,6 @@ pub const ADOPT_RETRY_MIN: Duration = Duration::from_secs(1);
 pub const ADOPT_RETRY_MAX: Duration = Duration::from_mins(1);
 /// How often all containers are looked at while inotify fails.
 pub const WATCH_RETRY_PERIOD: Duration = Duration::from_secs(10);
-/// How long the OCI runtime keeps what it has of a container whose processes have all ended: a container that takes its place starts
-/// first. Later: it is told to forget it.
-pub const CLEAN_UP_PAUSE: Duration = Duration::from_secs(1);
 /// How long a first process is waited for that was killed without the OCI runtime. Later: it counts as running, and is tried again.
 pub const FORCED_END_TIME: Duration = Duration::from_secs(1);
 /// Bytes of the runtime-spec of a pod's first process. More: its cgroup is not known.

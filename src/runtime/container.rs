@@ -167,13 +167,6 @@ impl Container {
         &self.of.pod
     }
 
-    /// It has a PID namespace of its own, whose processes the kernel ends with the first one.
-    pub(super) fn has_own_pids(&self) -> bool {
-        let context = self.record.borrow().config().linux.and_then(|linux| linux.security_context);
-        let options = context.and_then(|context| context.namespace_options);
-        options.is_some_and(|options| options.pid == i32::from(cri::NamespaceMode::Container))
-    }
-
     /// Says that somebody will look for its end. `true`: somebody else has said so.
     pub(super) fn expect_look(&self) -> bool {
         self.is_look_expected.replace(true)

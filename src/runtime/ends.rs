@@ -16,7 +16,7 @@ use super::container::{Container, Containers};
 use super::records::ContainerPhase;
 use super::sandboxes::Sandboxes;
 use super::watch::Change;
-use crate::limits::{ADOPT_RETRY_MAX, ADOPT_RETRY_MIN, CLEAN_UP_PAUSE, WATCH_RETRY_PERIOD};
+use crate::limits::{ADOPT_RETRY_MAX, ADOPT_RETRY_MIN, WATCH_RETRY_PERIOD};
 use crate::monitor::{self, EXIT_CODE_UNKNOWN, MonitorError};
 
 /// Follows them.
@@ -74,16 +74,11 @@ fn look_soon(containers: &Rc<Containers>, container: &Rc<Container>) {
     drop(context.to_the_end("end of a container", work));
 }
 
-/// Lets the OCI runtime forget a container that has ended. That is a program of its own: where no process can have outlived the first one
-/// it waits, so that a restart does not share the processors with it.
+/// Lets the OCI runtime forget a container that has ended, at once: as long as its cgroup is there, its quota bounds its pod's.
 pub(super) async fn clean_up(containers: &Rc<Containers>, container: &Rc<Container>) {
-    if container.phase() != ContainerPhase::Exited {
-        return;
+    if container.phase() == ContainerPhase::Exited {
+        containers.clean_up(container).await;
     }
-    if container.has_own_pids() {
-        containers.context.clock.sleep(CLEAN_UP_PAUSE).await;
-    }
-    containers.clean_up(container).await;
 }
 
 /// What the files of a container's monitor say.
