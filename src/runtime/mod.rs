@@ -36,7 +36,6 @@ mod process;
 mod records;
 mod recovery;
 mod sandbox;
-mod sandboxes;
 mod service;
 mod settings;
 mod spec;
@@ -63,8 +62,7 @@ use crate::render::CgroupDriver;
 use container::Containers;
 use context::{Context, full, invalid};
 use exec::Execs;
-use sandbox::Sandbox;
-use sandboxes::Sandboxes;
+use sandbox::{Sandbox, Sandboxes};
 
 pub use conditions::readiness;
 pub use host::cgroup_version;
@@ -197,7 +195,7 @@ impl Embedded {
         let sandbox = self.sandboxes.existing(&request.pod_sandbox_id)?;
         let info = if request.verbose { self.sandboxes.info(&sandbox).await } else { verbose::Info::new() };
         Ok(cri::PodSandboxStatusResponse {
-            status: Some(sandbox.status()),
+            status: Some(Sandboxes::status(&sandbox)),
             timestamp: self.context.now(),
             info,
             ..cri::PodSandboxStatusResponse::default()

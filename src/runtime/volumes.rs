@@ -7,27 +7,33 @@ use std::time::Instant;
 
 use super::container::{Container, Containers};
 use super::context::failed;
+use super::images::FoundImage;
+use super::spec;
 use super::users::{self, Owner, Users};
 use crate::cri::RuntimeResult;
 use crate::limits::REMOVAL_PIECE;
 use crate::model::ContainerId;
 use crate::oci::Volume;
+use crate::proto::runtime::v1 as cri;
 use crate::tree;
 
 fn dir_of(containers: &Containers, id: &ContainerId) -> PathBuf {
     containers.dir(id).join("volumes")
 }
 
-/// Makes those of these paths in the container; the root file system is there.
+/// Makes them; the root file system is there.
 ///
 /// # Errors
-/// The file system's.
+/// The image's configuration is refused; the file system's.
 pub(super) async fn make(
     containers: &Containers,
     container: &Container,
     users: Option<&Users>,
-    paths: Vec<String>,
+    config: &cri::ContainerConfig,
+    image: &FoundImage,
 ) -> RuntimeResult<Vec<Volume>> {
+    let (asked, document) = (config.clone(), image.config.clone());
+    let paths = containers.context.blocking(move || spec::volume_paths(&asked, &document)).await?;
     let mut volumes = Vec::with_capacity(paths.len());
     for (index, path) in paths.into_iter().enumerate() {
         let dir = dir_of(containers, container.id()).join(index.to_string());
