@@ -5,7 +5,8 @@ use std::net::IpAddr;
 
 use serde_json::{Value, json};
 
-use super::Range;
+use super::family;
+use crate::model::Network;
 
 /// The configuration's name: k3s', whose effect it has, without the plugin `flannel`.
 pub(crate) const CONFLIST: &str = "10-flannel.conflist";
@@ -14,7 +15,7 @@ pub(crate) const BANDWIDTH: &str = "bandwidth";
 
 /// The CNI configuration: the bridge that the plugin `flannel` makes of k3s' one, host ports, and limits of bandwidth where that
 /// plugin is there. `cbr0` is k3s' name, under which addresses in use are kept.
-pub(crate) fn conflist(networks: &[Range], own: &[Range], mtu: u32, has_bandwidth: bool) -> String {
+pub(crate) fn conflist(networks: &[Network], own: &[Network], mtu: u32, has_bandwidth: bool) -> String {
     let ranges: Vec<Value> = own.iter().map(|range| json!([{"subnet": range.to_string()}])).collect();
     let routes: Vec<Value> = networks.iter().map(|range| json!({"dst": range.to_string()})).collect();
     let mut plugins = vec![
@@ -33,11 +34,11 @@ pub(crate) fn conflist(networks: &[Range], own: &[Range], mtu: u32, has_bandwidt
 }
 
 /// `/run/flannel/subnet.env` (`WriteSubnetFile`), for a CNI configuration of k3s that a runtime has.
-pub(crate) fn subnet_env(networks: &[Range], own: &[Range], mtu: u32) -> String {
+pub(crate) fn subnet_env(networks: &[Network], own: &[Network], mtu: u32) -> String {
     let mut text = String::new();
     for (network, own) in networks.iter().zip(own) {
-        let prefix = if own.family() == 0 { "FLANNEL_" } else { "FLANNEL_IPV6_" };
-        let (gateway, bits) = (second(own.first()), own.bits());
+        let prefix = if family(own.address) == 0 { "FLANNEL_" } else { "FLANNEL_IPV6_" };
+        let (gateway, bits) = (second(own.address), own.prefix);
         let _ = write!(text, "{prefix}NETWORK={network}\n{prefix}SUBNET={gateway}/{bits}\n");
     }
     let _ = write!(text, "FLANNEL_MTU={mtu}\nFLANNEL_IPMASQ=true\n");
@@ -56,8 +57,8 @@ fn second(first: IpAddr) -> IpAddr {
 mod tests {
     use super::*;
 
-    fn ranges(texts: &[&str]) -> Vec<Range> {
-        texts.iter().map(|text| Range::parse(text).unwrap()).collect()
+    fn ranges(texts: &[&str]) -> Vec<Network> {
+        texts.iter().map(|text| Network::parse(text).unwrap()).collect()
     }
 
     #[test]

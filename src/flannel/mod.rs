@@ -7,7 +7,7 @@
 //! ```
 //!
 //! On the wire and in the Nodes' annotations it is flannel's own: `smolet` and `k3s agent` are nodes of one network. `files`, `net_conf`,
-//! `node`, `range`, `plan`, `rtnetlink` and `rules` are PURE; `peers` takes what the watch of Nodes says; `network` does the I/O. What the state
+//! `node`, `plan`, `rtnetlink` and `rules` are PURE; `peers` takes what the watch of Nodes says; `network` does the I/O. What the state
 //! of it is on a node, `node::cluster::flannel` keeps.
 
 mod files;
@@ -16,7 +16,6 @@ mod network;
 mod node;
 mod peers;
 mod plan;
-mod range;
 mod rtnetlink;
 mod rules;
 
@@ -25,5 +24,9 @@ pub(crate) use net_conf::{Backend, NetConf};
 pub(crate) use network::{BroughtUp, Wanted, bring_up};
 pub(crate) use node::{Annotations, Mac, Peer, Way, annotations, macs};
 pub(crate) use peers::{PeerFollower, Peers};
-pub(crate) use range::{Range, family};
 pub(crate) use rules::RuleSpec;
+
+/// The place of an address's family in an array: IPv4 first.
+pub(crate) fn family(address: std::net::IpAddr) -> usize {
+    usize::from(address.is_ipv6())
+}

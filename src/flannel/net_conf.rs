@@ -5,8 +5,9 @@ use std::net::IpAddr;
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::{Map, Value};
 
-use super::Range;
+use super::family;
 use crate::decode::Node;
+use crate::model::Network;
 
 /// How packets reach pods of other nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,7 +39,7 @@ pub(crate) struct NetConf {
     /// `FlannelBackend`.
     backend: Box<str>,
     /// `ClusterIPRanges`, of older servers `ClusterIPRange`: the first of each family.
-    pub(crate) networks: [Option<Range>; 2],
+    pub(crate) networks: [Option<Network>; 2],
     /// Packets of IPv6 pods to addresses outside are masqueraded (`FlannelIPv6Masq`).
     pub(crate) masquerades_v6: bool,
     /// Nodes reach each other by their external addresses (`FlannelExternalIP`).
@@ -52,7 +53,7 @@ impl NetConf {
         let listed = settings.field("ClusterIPRanges").map(Node::items).unwrap_or_default();
         let mut networks = [None; 2];
         for range in listed.iter().chain(settings.field("ClusterIPRange")).filter_map(range) {
-            networks[range.family()].get_or_insert(range);
+            networks[family(range.address)].get_or_insert(range);
         }
         let backend = settings.field("FlannelBackend").and_then(Node::text).unwrap_or_default();
         Self {
@@ -107,16 +108,16 @@ impl NetConf {
 }
 
 /// A range: Go's `net.IPNet`, whose mask is in base64, or a text.
-fn range(value: &Node) -> Option<Range> {
+fn range(value: &Node) -> Option<Network> {
     if let Some(text) = value.text() {
-        return Range::parse(text);
+        return Network::parse(text);
     }
     let address: IpAddr = value.field("IP")?.text()?.parse().ok()?;
     let mask = BASE64_STANDARD.decode(value.field("Mask")?.text()?).ok()?;
     // An IPv4 range may have IPv6's form.
     let mask = if address.is_ipv4() { mask.get(mask.len().checked_sub(4)?..)? } else { &mask };
     let bits: u32 = mask.iter().map(|byte| byte.leading_ones()).sum();
-    Range::new(address, u8::try_from(bits).ok()?)
+    Network::new(address, u8::try_from(bits).ok()?)
 }
 
 #[cfg(test)]
@@ -137,14 +138,14 @@ mod tests {
         let conf = of(&json!({"FlannelBackend": "vxlan", "ClusterIPRanges": [v4, v6], "ClusterIPRange": v4,
             "FlannelIPv6Masq": true, "FlannelExternalIP": true}));
         assert_eq!(conf.backend(), Ok(Some(Backend::Vxlan)));
-        assert_eq!(conf.networks, [Range::parse("10.42.0.0/16"), Range::parse("2001:cafe:42::/56")]);
+        assert_eq!(conf.networks, [Network::parse("10.42.0.0/16"), Network::parse("2001:cafe:42::/56")]);
         assert!(conf.masquerades_v6 && conf.by_external_address);
         let mut kept = Map::new();
         conf.write(&mut kept);
         assert_eq!(of(&kept.into()), conf);
         let older = of(&json!({"FlannelBackend": "host-gw", "ClusterIPRange": v4}));
         assert_eq!(older.backend(), Ok(Some(Backend::HostGw)));
-        assert_eq!(older.networks, [Range::parse("10.42.0.0/16"), None]);
+        assert_eq!(older.networks, [Network::parse("10.42.0.0/16"), None]);
     }
 
     #[test]

@@ -10,8 +10,9 @@ use std::path::Path;
 use super::plan::{self, Entry, External, LINKS, LinkSpec};
 use super::rtnetlink::{self as messages, Link, LinkAddress};
 use super::rules::{self, FORWARD, POSTROUTING, RuleSpec, TABLES};
-use super::{Backend, Mac, Range, Way, family};
+use super::{Backend, Mac, Way, family};
 use crate::limits::{FLANNEL_ENTRIES_MAX, FLANNEL_LINKS_MAX};
+use crate::model::Network;
 use crate::netlink::{Message, Netlink, Protocol};
 use crate::nftables;
 
@@ -25,9 +26,9 @@ const NOT_SUPPORTED: i32 = 95;
 pub(crate) struct Wanted {
     pub(crate) backend: Backend,
     /// The cluster's ranges, by family.
-    pub(crate) networks: [Option<Range>; 2],
+    pub(crate) networks: [Option<Network>; 2],
     /// Those of this node's pods.
-    pub(crate) own: [Option<Range>; 2],
+    pub(crate) own: [Option<Network>; 2],
     /// `--flannel-iface`.
     pub(crate) interface: Option<Box<str>>,
     /// The node's addresses, the primary one first.
@@ -131,7 +132,7 @@ fn ensure_rules(rules: &[Option<RuleSpec>; 2], made: &[Option<RuleSpec>; 2]) -> 
     let mut changes = 0;
     for (spec, made) in rules.iter().zip(made) {
         let Some(spec) = spec else { continue };
-        let (family, table) = TABLES[spec.network.family()];
+        let (family, table) = TABLES[family(spec.network.address)];
         if made.as_ref() == Some(spec) {
             let chains = nftables::chains(&mut netlink, family, table).map_err(missing)?;
             if [FORWARD, POSTROUTING].iter().all(|chain| chains.iter().any(|there| **there == **chain)) {
@@ -145,11 +146,11 @@ fn ensure_rules(rules: &[Option<RuleSpec>; 2], made: &[Option<RuleSpec>; 2]) -> 
 }
 
 /// The node's own ranges of the families that are used.
-fn used_families(wanted: &Wanted) -> Result<[Option<Range>; 2], String> {
+fn used_families(wanted: &Wanted) -> Result<[Option<Network>; 2], String> {
     let mut used = [None; 2];
     for (used, (network, own)) in used.iter_mut().zip(wanted.networks.into_iter().zip(wanted.own)) {
         let (Some(network), Some(own)) = (network, own) else { continue };
-        if !network.contains(&own) {
+        if !network.covers(&own) {
             return Err(format!(
                 "the Node's podCIDR {own} is outside the cluster's {network}; remove the Node, so that it gets another one, or \
                  set the servers' --cluster-cidr right"
@@ -252,16 +253,16 @@ impl Kernel {
         &mut self,
         spec: &LinkSpec,
         link: u32,
-        own: Range,
-        network: Option<Range>,
+        own: Network,
+        network: Option<Network>,
         addresses: &[LinkAddress],
     ) -> Result<(), String> {
-        let (name, bits) = (spec.name, if own.family() == 0 { 32 } else { 128 });
+        let (name, bits) = (spec.name, if family(own.address) == 0 { 32 } else { 128 });
         let mut is_there = false;
-        for of in addresses.iter().filter(|of| of.link == link && family(of.address) == own.family()) {
-            let is_of_pods = Range::new(of.address, bits)
-                .is_some_and(|address| network.is_some_and(|network| network.contains(&address)));
-            if of.address == own.first() && of.bits == bits {
+        for of in addresses.iter().filter(|of| of.link == link && family(of.address) == family(own.address)) {
+            let is_of_pods = Network::new(of.address, bits)
+                .is_some_and(|address| network.is_some_and(|network| network.covers(&address)));
+            if of.address == own.address && of.bits == bits {
                 is_there = true;
             } else if is_of_pods {
                 self.remove(
@@ -273,8 +274,8 @@ impl Kernel {
         if is_there {
             return Ok(());
         }
-        let what = format!("address {} of link {name}", own.first());
-        self.change(&messages::new_address(link, own.first()), &what)
+        let what = format!("address {} of link {name}", own.address);
+        self.change(&messages::new_address(link, own.address), &what)
     }
 
     /// Adds and removes entries of the other nodes; returns how many there are, and what was refused of them: the others are tried all
@@ -284,7 +285,7 @@ impl Kernel {
         wanted: &Wanted,
         peers: &[Way],
         external: &External,
-        used: [Option<Range>; 2],
+        used: [Option<Network>; 2],
         vxlan: [Option<u32>; 2],
     ) -> Result<(usize, Option<String>), String> {
         let links = match wanted.backend {

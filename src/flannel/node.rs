@@ -11,10 +11,11 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use super::{Backend, Range, family};
+use super::{Backend, family};
 use crate::cluster::k3s_node::FLANNEL;
 use crate::decode::{Node, json};
 use crate::limits::FLANNEL_PEER_WAY_BYTES;
+use crate::model::Network;
 use crate::model::SortedMap;
 
 /// The VNI of k3s' networks, flannel's default.
@@ -62,7 +63,7 @@ impl fmt::Display for Mac {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Way {
     /// The pods' addresses.
-    pub(crate) range: Range,
+    pub(crate) range: Network,
     /// The node's address.
     pub(crate) host: IpAddr,
     /// That of its vxlan link.
@@ -93,8 +94,8 @@ impl Peer {
         let several = spec.field("podCIDRs").map(Node::items).unwrap_or_default();
         let one = spec.field("podCIDR").filter(|_| several.is_empty());
         let mut ways: [Option<Way>; 2] = [None; 2];
-        for range in several.iter().chain(one).filter_map(Node::text).filter_map(Range::parse) {
-            let of = range.family();
+        for range in several.iter().chain(one).filter_map(Node::text).filter_map(Network::parse) {
+            let of = family(range.address);
             let host: Option<IpAddr> = text(PUBLIC[of]).and_then(|ip| ip.parse().ok());
             // One of the other family, or none that a packet could be sent to, is nobody's.
             let Some(host) = host.filter(|host| family(*host) == of && is_host(*host)) else { continue };
@@ -183,7 +184,7 @@ mod tests {
     fn nodes_are_read_as_flannel_writes_them() {
         let cidrs = json!({"podCIDR": "10.42.2.0/24", "podCIDRs": ["10.42.2.0/24"]});
         let way = Way {
-            range: Range::parse("10.42.2.0/24").unwrap(),
+            range: Network::parse("10.42.2.0/24").unwrap(),
             host: "192.168.1.12".parse().unwrap(),
             mac: Some(Mac([0x5a, 0x3f, 1, 0x9c, 0, 0xfe])),
         };

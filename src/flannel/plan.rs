@@ -12,7 +12,8 @@ use std::net::IpAddr;
 
 use super::node::VNI;
 use super::rtnetlink::{Link, LinkAddress, Vxlan};
-use super::{Backend, Mac, Range, Way, family};
+use super::{Backend, Mac, Way, family};
+use crate::model::Network;
 
 /// The vxlan links, by family.
 pub(super) const LINKS: [&str; 2] = ["flannel.1", "flannel-v6.1"];
@@ -142,7 +143,7 @@ pub(super) enum Entry {
     /// `bridge fdb`
     Forward { link: u32, mac: Mac, host: IpAddr },
     /// `ip route`
-    Route { range: Range, gateway: IpAddr, link: u32 },
+    Route { range: Network, gateway: IpAddr, link: u32 },
 }
 
 impl fmt::Display for Entry {
@@ -167,7 +168,7 @@ impl Entry {
             }
             // With IPv6 a gateway may not be behind another link by the route that is there.
             (Self::Route { range, link, .. }, Self::Route { range: of, link: on, .. }) => {
-                range == of && (range.first().is_ipv4() || link == on)
+                range == of && (range.address.is_ipv4() || link == on)
             }
             (Self::Neighbour { .. } | Self::Forward { .. } | Self::Route { .. }, _) => false,
         }
@@ -176,7 +177,7 @@ impl Entry {
     /// The entry is flannel's: on a vxlan link, or a route to pods of the cluster by way of another node.
     pub(super) fn is_flannels(
         &self,
-        networks: &[Option<Range>; 2],
+        networks: &[Option<Network>; 2],
         vxlan: [Option<u32>; 2],
         external: u32,
     ) -> bool {
@@ -184,7 +185,7 @@ impl Entry {
         match self {
             Self::Neighbour { link, .. } | Self::Forward { link, .. } => on_vxlan(link),
             Self::Route { range, link, .. } => {
-                let is_of_pods = networks[range.family()].is_some_and(|network| network.contains(range));
+                let is_of_pods = networks[family(range.address)].is_some_and(|network| network.covers(range));
                 is_of_pods && (on_vxlan(link) || *link == external)
             }
         }
@@ -196,19 +197,19 @@ impl Entry {
 pub(super) fn wanted(
     backend: Backend,
     peers: &[Way],
-    networks: &[Option<Range>; 2],
-    own: &[Option<Range>; 2],
+    networks: &[Option<Network>; 2],
+    own: &[Option<Network>; 2],
     links: [Option<u32>; 2],
 ) -> Vec<Entry> {
     let mut entries = Vec::new();
     for Way { range, host, mac } in peers {
-        let of = range.family();
-        let overlaps = own[of].is_some_and(|own| own.contains(range) || range.contains(&own));
-        let is_inside = networks[of].is_some_and(|network| network.contains(range));
+        let of = family(range.address);
+        let overlaps = own[of].is_some_and(|own| own.covers(range) || range.covers(&own));
+        let is_inside = networks[of].is_some_and(|network| network.covers(range));
         let Some(link) = links[of].filter(|_| is_inside && !overlaps) else { continue };
         match (backend, mac) {
             (Backend::Vxlan, Some(mac)) => {
-                let (gateway, mac) = (range.first(), *mac);
+                let (gateway, mac) = (range.address, *mac);
                 entries.push(Entry::Neighbour { link, address: gateway, mac });
                 entries.push(Entry::Forward { link, mac, host: *host });
                 entries.push(Entry::Route { range: *range, gateway, link });
@@ -244,8 +245,8 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn range(text: &str) -> Range {
-        Range::parse(text).unwrap()
+    fn range(text: &str) -> Network {
+        Network::parse(text).unwrap()
     }
 
     fn link(index: u32, name: &str) -> Link {
@@ -326,8 +327,8 @@ mod tests {
 
     const NETWORKS: [&str; 2] = ["10.42.0.0/16", "fd00:42::/56"];
 
-    fn networks() -> [Option<Range>; 2] {
-        NETWORKS.map(Range::parse)
+    fn networks() -> [Option<Network>; 2] {
+        NETWORKS.map(Network::parse)
     }
 
     fn entries(backend: Backend, peers: &[Way]) -> Vec<Entry> {

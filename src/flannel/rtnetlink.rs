@@ -4,7 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::node::VNI;
 use super::plan::{Entry, LinkSpec, PORT};
-use super::{Mac, Range};
+use super::{Mac, family};
+use crate::model::Network;
 use crate::netlink::{CREATE, DUMP, EXCLUSIVE, Message, REPLACE, attribute};
 
 /// `RTM_NEW…`; a deletion is the next number, a question the one after it.
@@ -203,13 +204,13 @@ fn entry_message(change: u16, flags: u16, entry: &Entry, of_route: u32) -> Messa
             message
         }
         Entry::Route { range, gateway, link } => {
-            let mut header = route_header(FAMILIES[range.family()], range.bits(), of_route);
+            let mut header = route_header(FAMILIES[family(range.address)], range.prefix, of_route);
             if change == DELETE {
                 // Whoever made it.
                 header[5] = 0;
             }
             let mut message = Message::new(ROUTE + change, flags, &header);
-            message.attribute(ROUTE_TO, &bytes(range.first())).attribute(ROUTE_GATEWAY, &bytes(*gateway));
+            message.attribute(ROUTE_TO, &bytes(range.address)).attribute(ROUTE_GATEWAY, &bytes(*gateway));
             message.attribute(ROUTE_LINK, &link.to_ne_bytes());
             message
         }
@@ -288,7 +289,7 @@ pub(super) fn read_route(answer: &[u8]) -> Option<Entry> {
     if table.unwrap_or_else(|| u32::from(header[4])) != u32::from(MAIN) || header[7] != UNICAST {
         return None;
     }
-    let range = Range::new(address(attribute(rest, ROUTE_TO)?)?, header[1])?;
+    let range = Network::new(address(attribute(rest, ROUTE_TO)?)?, header[1])?;
     Some(Entry::Route {
         range,
         gateway: address(attribute(rest, ROUTE_GATEWAY)?)?,

@@ -12,7 +12,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::Range;
+use super::family;
+use crate::model::Network;
 use crate::nftables::{Batch, Compare, Family, Hook, Payload, Register, Rule, Verdict};
 
 /// Tables by family.
@@ -41,16 +42,16 @@ const MULTICAST: [(IpAddr, u8); 2] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RuleSpec {
     /// The cluster's pods.
-    pub(crate) network: Range,
+    pub(crate) network: Network,
     /// This node's pods.
-    pub(crate) own: Range,
+    pub(crate) own: Network,
     /// Packets to others are masqueraded.
     pub(crate) masquerades: bool,
 }
 
 /// The rules, which take the place of those in the table.
 pub(super) fn batch(spec: &RuleSpec) -> Batch {
-    let of = spec.network.family();
+    let of = family(spec.network.address);
     let (family, table) = TABLES[of];
     let [source, destination] = ENDS[of];
     let mut batch = Batch::new(family, table);
@@ -74,7 +75,7 @@ pub(super) fn batch(spec: &RuleSpec) -> Batch {
         batch.add_rule(POSTROUTING, &both(is_from, from, true, to).verdict(Verdict::Return));
     }
     let (multicast, bits) = MULTICAST[of];
-    if let Some(multicast) = Range::new(multicast, bits) {
+    if let Some(multicast) = Network::new(multicast, bits) {
         batch.add_rule(POSTROUTING, &both(true, cluster, false, multicast).masquerade());
     }
     batch.add_rule(POSTROUTING, &both(false, cluster, true, cluster).masquerade());
@@ -82,18 +83,6 @@ pub(super) fn batch(spec: &RuleSpec) -> Batch {
 }
 
 /// Goes on if that end of the packet is in the range, or if it is not.
-fn within(rule: Rule<'_>, end: Payload, is_in: bool, range: Range) -> Rule<'_> {
-    let mut mask = [0_u8; 16];
-    for (byte, bits) in mask.iter_mut().zip((0..range.bits()).step_by(8)) {
-        *byte = u8::MAX.checked_shl(8 - u32::from(range.bits() - bits).min(8)).unwrap_or(0);
-    }
-    let octets: Vec<u8> = match range.first() {
-        IpAddr::V4(ip) => ip.octets().into(),
-        IpAddr::V6(ip) => ip.octets().into(),
-    };
-    let mask = &mask[..octets.len()];
-    let compare = if is_in { Compare::Equal } else { Compare::NotEqual };
-    rule.payload(end, REGISTER)
-        .masked(REGISTER, mask, &vec![0; octets.len()])
-        .compare(REGISTER, compare, &octets)
+fn within(rule: Rule<'_>, end: Payload, is_in: bool, range: Network) -> Rule<'_> {
+    rule.within(end, &range, if is_in { Compare::Equal } else { Compare::NotEqual }, REGISTER)
 }

@@ -106,8 +106,7 @@ impl Settings {
 
     /// Ranges of the cluster's pods.
     pub(crate) fn cluster_cidrs(&self) -> Vec<Network> {
-        let ranges = self.network.networks.iter().flatten();
-        ranges.map(|range| Network { address: range.first(), prefix: range.bits() }).collect()
+        self.network.networks.iter().flatten().copied().collect()
     }
 
     /// Puts them in the place of what the configuration leaves open. True when that changes something.

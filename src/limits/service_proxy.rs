@@ -28,6 +28,9 @@ pub const AFFINITIES_DELETED_MAX: usize = 16_384;
 /// Endpoints of a service whose clients stay with theirs (`sessionAffinity: ClientIP`), each of which is a rule. More: the further ones serve
 /// nobody on this node.
 pub const AFFINITY_ENDPOINTS_MAX: usize = 1000;
+/// Networks in a Service's `loadBalancerSourceRanges`. One with more is left out, and named in the log. The addresses of its load
+/// balancer that are added to them are the same number at most.
+pub const SOURCE_RANGES_MAX: usize = 2048;
 /// Ranges of the cluster's pods (`--cluster-cidr`), one of each family. More: refused.
 pub const CLUSTER_CIDRS_MAX: usize = 2;
 /// Wait before the services are asked for again, while a k3s server has given no credentials for it.

@@ -26,7 +26,7 @@ pub use debugger::Debugger;
 pub use desired::{ContainerKind, ContainerSpec, DesiredPod};
 pub use hash::container_hash;
 pub use ids::{ContainerId, PodKey, PodUid, SandboxId};
-pub use network::Network;
+pub use network::{Network, Transport};
 pub use nfs::NfsExport;
 pub use object::{Object, ObjectKey, ObjectKind, Objects, Side};
 pub use observed::{

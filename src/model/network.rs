@@ -17,6 +17,42 @@ pub(crate) fn parse_ip(text: &str) -> Option<IpAddr> {
     parts.next().is_none().then(|| IpAddr::from(octets))
 }
 
+/// The address in the order of the network.
+pub(crate) fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().into(),
+        IpAddr::V6(address) => address.octets().into(),
+    }
+}
+
+/// `protocol` of a port, by the number in IP headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Transport {
+    /// TCP, the default.
+    Tcp = 6,
+    /// UDP.
+    Udp = 17,
+    /// SCTP.
+    Sctp = 132,
+}
+
+impl Transport {
+    /// The one of the API's name, which is TCP by default; `None`: the API does not know it.
+    pub(crate) fn read(name: Option<&str>) -> Option<Self> {
+        match name {
+            None | Some("TCP") => Some(Self::Tcp),
+            Some("UDP") => Some(Self::Udp),
+            Some("SCTP") => Some(Self::Sctp),
+            Some(_) => None,
+        }
+    }
+
+    /// The protocol's number in IP headers.
+    pub(crate) fn number(self) -> u8 {
+        self as u8
+    }
+}
+
 /// A range of addresses; the bits after the prefix are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Network {
@@ -55,6 +91,21 @@ impl Network {
     pub fn contains(&self, address: IpAddr) -> bool {
         address.is_ipv6() == self.address.is_ipv6() && Self::new(address, self.prefix) == Some(*self)
     }
+
+    /// All addresses of the other range are in it.
+    pub fn covers(&self, other: &Self) -> bool {
+        self.prefix <= other.prefix && self.contains(other.address)
+    }
+
+    /// The bytes of its mask, as many as an address has.
+    pub fn mask(&self) -> Vec<u8> {
+        let bytes: u8 = if self.address.is_ipv4() { 4 } else { 16 };
+        let byte = |index: u8| {
+            let bits = self.prefix.saturating_sub(index * 8).min(8);
+            u8::MAX.checked_shl(u32::from(8 - bits)).unwrap_or(0)
+        };
+        (0..bytes).map(byte).collect()
+    }
 }
 
 impl fmt::Display for Network {
@@ -82,12 +133,57 @@ mod tests {
             ("10.1.2.3/+8", None),
             ("10.1.2.3/", None),
             ("10.1.2.3", None),
+            ("10.1.2.0/24/1", None),
+            ("x/1", None),
             ("10.1.2/8", None),
             ("/8", None),
             ("", None),
         ] {
             let parsed = Network::parse(text).map(|range| range.to_string());
             assert_eq!(parsed.as_deref(), wanted, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn ranges_cover_those_within_them() {
+        for (outer, inner, is_covered) in [
+            ("10.42.0.0/16", "10.42.1.0/24", true),
+            ("10.42.0.0/16", "10.42.0.0/16", true),
+            ("10.42.1.0/24", "10.42.0.0/16", false),
+            ("10.42.0.0/16", "10.43.1.0/24", false),
+            ("0.0.0.0/0", "10.43.1.0/24", true),
+            ("0.0.0.0/0", "fd00::/64", false),
+            ("fd00:42::/56", "fd00:42:0:1::/64", true),
+        ] {
+            let [outer, inner] = [outer, inner].map(|text| Network::parse(text).unwrap());
+            assert_eq!(outer.covers(&inner), is_covered, "{outer} {inner}");
+        }
+    }
+
+    #[test]
+    fn a_mask_has_the_bits_of_the_prefix() {
+        for (range, mask) in [
+            ("10.0.0.0/0", [0, 0, 0, 0]),
+            ("10.0.0.0/8", [255, 0, 0, 0]),
+            ("10.0.0.0/13", [255, 248, 0, 0]),
+            ("10.0.0.1/32", [255; 4]),
+        ] {
+            assert_eq!(Network::parse(range).unwrap().mask(), mask, "{range}");
+        }
+        let long = Network::parse("fd00::/65").unwrap().mask();
+        assert_eq!(long, [vec![255; 8], vec![128], vec![0; 7]].concat());
+    }
+
+    #[test]
+    fn protocols_have_the_numbers_of_ip() {
+        for (name, number) in [
+            (None, Some(6)),
+            (Some("TCP"), Some(6)),
+            (Some("UDP"), Some(17)),
+            (Some("SCTP"), Some(132)),
+            (Some("tcp"), None),
+        ] {
+            assert_eq!(Transport::read(name).map(Transport::number), number, "{name:?}");
         }
     }
 
@@ -101,6 +197,10 @@ mod tests {
             ("::/0", "192.0.2.1", false),
             ("fd00::/64", "fd00::ffff", true),
             ("fd00::/64", "fd00:0:0:1::", false),
+            ("10.1.2.3/31", "10.1.2.2", true),
+            ("10.1.2.3/32", "10.1.2.2", false),
+            ("fd00:1::/33", "fd00:1:7fff::1", true),
+            ("fd00:1::/33", "fd00:1:8000::1", false),
         ] {
             let range = Network::parse(range).unwrap();
             assert_eq!(range.contains(address.parse().unwrap()), is_in, "{range} {address}");

@@ -1,7 +1,9 @@
 //! Transactions as messages to the kernel. PURE.
 
-use super::policy::{Direction, Network, octets};
+use super::policy::Direction;
 use super::rules::{Chain, Element, Family, Kind, Match, Op, Rule, Set, Side, Verdict};
+use crate::model::Network;
+use crate::model::network::octets;
 use crate::nftables::{
     self, Batch, Compare, Data, ElementData, Hook, Payload, Register, Rule as Expressions, Type,
 };
@@ -162,10 +164,7 @@ fn is_in_network(rule: Expressions<'_>, side: Side, network: Network) -> Express
     if network.prefix == 0 {
         return rule;
     }
-    let (mask, address) = (network.mask(), octets(network.address));
-    let masked: Vec<u8> = mask.iter().zip(address).map(|(mask, byte)| mask & byte).collect();
-    let rule = rule.payload(payload(side, family), FIRST);
-    rule.masked(FIRST, &mask, &vec![0; mask.len()]).compare(FIRST, Compare::Equal, &masked)
+    rule.within(payload(side, family), &network, Compare::Equal, FIRST)
 }
 
 fn add_rule(Rule { chain, matches, verdict, comment }: &Rule, batch: &mut Batch) {
@@ -182,8 +181,8 @@ fn add_rule(Rule { chain, matches, verdict, comment }: &Rule, batch: &mut Batch)
                 of_family(rule, family).payload(payload(side, family), FIRST).is_in(FIRST, &set_name(set))
             }
             Match::Network(side, network) => is_in_network(rule, side, network),
-            Match::Protocol(protocol) => {
-                rule.transport(FIRST).compare(FIRST, Compare::Equal, &[protocol as u8])
+            Match::Transport(protocol) => {
+                rule.transport(FIRST).compare(FIRST, Compare::Equal, &[protocol.number()])
             }
             Match::Ports(first, last) => {
                 let rule = rule.payload(Payload::DestinationPort, FIRST);

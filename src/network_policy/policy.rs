@@ -10,13 +10,12 @@
 //! | peer without a field | no peer |
 //! | peer without `namespaceSelector` | pods of the policy's namespace |
 
-use std::net::IpAddr;
-
 use super::records::NamespaceId;
 use super::selector::{Held, Selector};
 use super::words::{WordId, Words};
 use crate::decode::Node;
 use crate::limits::NETWORK_POLICY_TERMS_MAX;
+use crate::model::{Network, Transport};
 
 /// Seen from the isolated pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,38 +72,12 @@ pub(super) enum Scope {
     Matching(Selector),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Network {
-    pub(crate) address: IpAddr,
-    pub(crate) prefix: u8,
-}
-
-/// By the number of the IP header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Protocol {
-    Tcp = 6,
-    Udp = 17,
-    Sctp = 132,
-}
-
-impl Protocol {
-    /// Kubernetes' name; `None`: another.
-    pub(super) fn read(text: Option<&str>) -> Option<Self> {
-        match text {
-            None | Some("TCP") => Some(Self::Tcp),
-            Some("UDP") => Some(Self::Udp),
-            Some("SCTP") => Some(Self::Sctp),
-            Some(_) => None,
-        }
-    }
-}
-
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Port {
-    All(Protocol),
-    Numbers(Protocol, u16, u16),
+    All(Transport),
+    Numbers(Transport, u16, u16),
     /// Resolved against the pod that a connection goes to.
-    Named(Protocol, WordId),
+    Named(Transport, WordId),
 }
 
 /// What was read of a policy.
@@ -260,7 +233,7 @@ impl Reader<'_> {
         let mut read = Vec::new();
         for (index, port) in ports.iter().enumerate() {
             let at = |why: &str| format!("ports[{index}].{why}");
-            let protocol = Protocol::read(port.field("protocol").and_then(Node::text))
+            let protocol = Transport::read(port.field("protocol").and_then(Node::text))
                 .ok_or_else(|| at("protocol is none of TCP, UDP, SCTP"))?;
             let number = |node: &Node| match node {
                 Node::Int(number) => u16::try_from(*number).ok().filter(|number| *number > 0),
@@ -278,40 +251,6 @@ impl Reader<'_> {
             });
         }
         Ok(read.into())
-    }
-}
-
-impl Network {
-    /// `ADDRESS/PREFIX`; bits behind the prefix do not count.
-    pub(super) fn parse(text: &str) -> Option<Self> {
-        let (address, prefix) = text.split_once('/')?;
-        let (address, prefix) = (address.parse().ok()?, prefix.parse().ok()?);
-        let bits = if matches!(address, IpAddr::V4(_)) { 32 } else { 128 };
-        (prefix <= bits).then_some(Self { address, prefix })
-    }
-
-    /// The bytes of its mask.
-    pub(crate) fn mask(self) -> Vec<u8> {
-        let bytes = if self.address.is_ipv4() { 4 } else { 16 };
-        let byte = |index: u8| {
-            let bits = self.prefix.saturating_sub(index * 8).min(8);
-            if bits == 0 { 0 } else { u8::MAX << (8 - bits) }
-        };
-        (0..bytes).map(byte).collect()
-    }
-
-    pub(super) fn contains(self, address: IpAddr) -> bool {
-        let bytes = octets(self.address).into_iter().zip(octets(address));
-        self.address.is_ipv4() == address.is_ipv4()
-            && bytes.zip(self.mask()).all(|((own, other), mask)| own & mask == other & mask)
-    }
-}
-
-/// The address in the order of the network.
-pub(crate) fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(address) => address.octets().into(),
-        IpAddr::V6(address) => address.octets().into(),
     }
 }
 
@@ -397,27 +336,5 @@ mod tests {
         let (spec, why) = of(NETWORK_POLICY_TERMS_MAX);
         assert!(why.unwrap().contains("more than 1024 rules"));
         assert_eq!(spec.ingress, Some(Box::default()));
-    }
-
-    #[test]
-    fn networks_contain_their_addresses() {
-        for (network, address, is_within) in [
-            ("10.1.0.0/16", "10.1.255.255", true),
-            ("10.1.0.0/16", "10.2.0.0", false),
-            ("10.1.2.3/31", "10.1.2.2", true),
-            ("10.1.2.3/32", "10.1.2.2", false),
-            ("0.0.0.0/0", "255.1.1.1", true),
-            ("0.0.0.0/0", "fd00::1", false),
-            ("fd00:1::/33", "fd00:1:7fff::1", true),
-            ("fd00:1::/33", "fd00:1:8000::1", false),
-            ("::/0", "fd00::1", true),
-            ("::/128", "::1", false),
-        ] {
-            let parsed = Network::parse(network).unwrap();
-            assert_eq!(parsed.contains(address.parse().unwrap()), is_within, "{network} {address}");
-        }
-        for wrong in ["10.0.0.0", "10.0.0.0/", "10.0.0/8", "fd00::/129", "a/8"] {
-            assert_eq!(Network::parse(wrong), None, "{wrong}");
-        }
     }
 }

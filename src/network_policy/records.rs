@@ -2,11 +2,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::policy::Protocol;
 use super::selector::{self, Label};
 use super::words::{WordId, Words};
 use crate::decode::Node;
 use crate::limits::{NETWORK_POLICY_NAMESPACES_MAX, NETWORK_POLICY_POD_BYTES, NETWORK_POLICY_POD_PORTS_MAX};
+use crate::model::Transport;
 
 /// A namespace, by its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -183,7 +183,7 @@ impl Addresses {
 pub(super) struct PodPort {
     pub(super) name: WordId,
     pub(super) number: u16,
-    pub(super) protocol: Protocol,
+    pub(super) protocol: Transport,
 }
 
 /// A pod with an address of its own that has not ended. Its addresses, its ports and its node never change: a pod with others is
@@ -306,7 +306,7 @@ impl<'a> Read<'a> {
         for container in list("containers").iter().chain(list("initContainers").iter().filter(is_sidecar)) {
             for port in container.field("ports").map(Node::items).unwrap_or_default() {
                 let name = port.field("name").and_then(Node::text).filter(|name| !name.is_empty());
-                let protocol = Protocol::read(port.field("protocol").and_then(Node::text));
+                let protocol = Transport::read(port.field("protocol").and_then(Node::text));
                 let number = match port.field("containerPort") {
                     Some(Node::Int(number)) => u16::try_from(*number).ok(),
                     _ => None,

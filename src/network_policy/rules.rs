@@ -2,8 +2,9 @@
 
 use std::net::IpAddr;
 
-use super::policy::{Direction, GroupKey, Network, Peer, Port, Protocol, Spec};
+use super::policy::{Direction, GroupKey, Peer, Port, Spec};
 use super::words::WordId;
+use crate::model::{Network, Transport};
 
 /// IPv4 or IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -95,10 +96,10 @@ pub(crate) enum Match {
     /// The address is in a set of [`Kind::Peers`].
     Peer(Side, Set),
     Network(Side, Network),
-    Protocol(Protocol),
-    /// Destination ports, from and to; behind `Protocol`.
+    Transport(Transport),
+    /// Destination ports, from and to; behind `Transport`.
     Ports(u16, u16),
-    /// Destination and its port are in a set of [`Kind::Port`]; behind `Protocol`.
+    /// Destination and its port are in a set of [`Kind::Port`]; behind `Transport`.
     NamedPort(Set),
     /// A pod with itself: a set of [`Kind::Own`].
     Own(Set),
@@ -216,7 +217,7 @@ pub(super) fn policy(
     direction: Direction,
     spec: &Spec,
     group: impl Fn(&GroupKey) -> u32,
-    port: impl Fn(Protocol, WordId) -> u32,
+    port: impl Fn(Transport, WordId) -> u32,
     ops: &mut Vec<Op>,
 ) {
     let (peer_side, _) = sides(direction);
@@ -269,15 +270,15 @@ pub(super) fn policy(
     ops.append(&mut rules);
 }
 
-fn port_matches(port: &Port, named: &impl Fn(Protocol, WordId) -> u32) -> Vec<Vec<Match>> {
+fn port_matches(port: &Port, named: &impl Fn(Transport, WordId) -> u32) -> Vec<Vec<Match>> {
     match port {
-        Port::All(protocol) => vec![vec![Match::Protocol(*protocol)]],
+        Port::All(protocol) => vec![vec![Match::Transport(*protocol)]],
         Port::Numbers(protocol, first, last) => {
-            vec![vec![Match::Protocol(*protocol), Match::Ports(*first, *last)]]
+            vec![vec![Match::Transport(*protocol), Match::Ports(*first, *last)]]
         }
         Port::Named(protocol, name) => {
             let kind = Kind::Port(named(*protocol, *name));
-            let of = |family| vec![Match::Protocol(*protocol), Match::NamedPort((kind, family))];
+            let of = |family| vec![Match::Transport(*protocol), Match::NamedPort((kind, family))];
             Family::BOTH.map(of).into()
         }
     }

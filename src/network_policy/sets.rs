@@ -5,11 +5,12 @@
 use std::net::IpAddr;
 
 use super::draft::Draft;
-use super::policy::{DIRECTIONS, GroupKey, Peer, Port, Protocol, Scope, Spec};
+use super::policy::{DIRECTIONS, GroupKey, Peer, Port, Scope, Spec};
 use super::records::{Namespaces, Pod, Pods};
 use super::rules::{Element, Family, Kind, Op};
 use super::words::WordId;
 use crate::limits::NETWORK_POLICY_MEMBERS_MAX;
+use crate::model::Transport;
 
 /// The pods that a peer selects.
 #[derive(Debug)]
@@ -26,7 +27,7 @@ struct Group {
 #[derive(Debug)]
 struct NamedPort {
     number: u32,
-    protocol: Protocol,
+    protocol: Transport,
     name: WordId,
     /// Ports of policies with chains.
     users: u32,
@@ -34,7 +35,7 @@ struct NamedPort {
 }
 
 impl NamedPort {
-    fn is(&self, protocol: Protocol, name: WordId) -> bool {
+    fn is(&self, protocol: Transport, name: WordId) -> bool {
         (self.protocol, self.name) == (protocol, name)
     }
 }
@@ -79,7 +80,7 @@ pub(super) struct Sets {
 /// A selector of a peer, or a named port.
 enum Term<'a> {
     Pods(&'a GroupKey),
-    Port(Protocol, WordId),
+    Port(Transport, WordId),
 }
 
 fn terms(spec: &Spec) -> impl Iterator<Item = Term<'_>> {
@@ -169,7 +170,7 @@ impl Sets {
     }
 
     /// The number of the set of pods with this port.
-    pub(super) fn port(&self, protocol: Protocol, name: WordId) -> u32 {
+    pub(super) fn port(&self, protocol: Transport, name: WordId) -> u32 {
         self.ports.iter().find(|port| port.is(protocol, name)).map_or(0, |port| port.number)
     }
 

@@ -4,6 +4,8 @@
 //! that reads it.
 
 use super::{Verdict, name};
+use crate::model::Network;
+use crate::model::network::octets;
 use crate::netlink::Message;
 
 /// A register of 32 bits, 0 to 15.
@@ -172,6 +174,14 @@ impl<'a> Rule<'a> {
         let length = Value::Number(u32::try_from(mask.len()).unwrap_or(0));
         let values = [(1, number), (2, number), (3, length), (4, Value::Data(mask)), (5, Value::Data(other))];
         self.expression("bitwise", &values)
+    }
+
+    /// Goes on if that address of the packet is in the range, or if it is not; the register is used.
+    pub fn within(self, what: Payload, range: &Network, how: Compare, register: Register) -> Self {
+        let (mask, address) = (range.mask(), octets(range.address));
+        self.payload(what, register)
+            .masked(register, &mask, &vec![0; mask.len()])
+            .compare(register, how, &address)
     }
 
     /// Goes on if the comparison holds.

@@ -329,8 +329,10 @@ impl ServiceProxy {
                 names.extend(kernel.contested());
                 names
                     .into_iter()
-                    .map(|name| (cluster.ports(&name), name))
-                    .map(|(ports, name)| (name, ports))
+                    .map(|name| {
+                        let ports = cluster.ports(&name);
+                        (name, ports)
+                    })
                     .collect::<Vec<_>>()
             };
             health.set(&changed, &shared.cluster.borrow());

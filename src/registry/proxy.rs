@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 
+use crate::model::Network;
 use crate::net::Address;
 
 /// A proxy. Its `Debug` output hides the credentials.
@@ -73,8 +74,9 @@ fn matches(pattern: &str, host: &str, ip: Option<IpAddr>, port: u16) -> bool {
         return true;
     }
     if let Some((network, bits)) = pattern.split_once('/') {
-        let (Ok(network), Ok(bits)) = (network.parse::<IpAddr>(), bits.parse::<u32>()) else { return false };
-        return ip.is_some_and(|ip| is_in(ip, network, bits));
+        let (Ok(address), Ok(prefix)) = (network.parse(), bits.parse()) else { return false };
+        let network = Network::new(address, prefix);
+        return ip.is_some_and(|ip| network.is_some_and(|network| network.contains(ip)));
     }
     let (name, of_port) = match pattern.rsplit_once(':') {
         Some((name, port)) if !name.contains(':') || name.ends_with(']') => (name, Some(port)),
@@ -91,20 +93,6 @@ fn matches(pattern: &str, host: &str, ip: Option<IpAddr>, port: u16) -> bool {
     match name.strip_prefix('.') {
         Some(_) => host.ends_with(name),
         None => host == name || host.strip_suffix(name).is_some_and(|before| before.ends_with('.')),
-    }
-}
-
-fn is_in(ip: IpAddr, network: IpAddr, bits: u32) -> bool {
-    match (ip, network) {
-        (IpAddr::V4(ip), IpAddr::V4(network)) if bits <= 32 => {
-            let differs = ip.to_bits() ^ network.to_bits();
-            differs.checked_shr(32 - bits).unwrap_or(0) == 0
-        }
-        (IpAddr::V6(ip), IpAddr::V6(network)) if bits <= 128 => {
-            let differs = ip.to_bits() ^ network.to_bits();
-            differs.checked_shr(128 - bits).unwrap_or(0) == 0
-        }
-        _ => false,
     }
 }
 

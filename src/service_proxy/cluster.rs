@@ -14,12 +14,11 @@ use std::ops::Bound;
 
 use crate::decode::Node;
 use crate::limits::{
-    ALLOCATION_BYTES, ENDPOINTS_MAX, SERVICE_PORTS_EACH_MAX, SERVICE_PORTS_MAX, SERVICES_BYTES_MAX,
-    SERVICES_LEFT_OUT_NAMED_MAX,
+    ALLOCATION_BYTES, ENDPOINTS_MAX, SERVICE_PORTS_MAX, SERVICES_BYTES_MAX, SERVICES_LEFT_OUT_NAMED_MAX,
 };
-use crate::sorted::{SortedMap, SortedSet};
+use crate::model::{SortedMap, SortedSet, Transport};
 
-use super::model::{ServiceName, ServicePort, Transport};
+use super::model::{ServiceName, ServicePort};
 use super::service::{Service, held};
 use super::slice::{self, Slice};
 use super::topology::{self, Endpoint};
@@ -352,7 +351,7 @@ impl Cluster {
             return;
         }
         let (before, was_there, is_there) = (entry.used(), entry.service.is_some(), service.is_some());
-        let is_too_large = service.as_ref().is_some_and(|of| of.ports() > SERVICE_PORTS_EACH_MAX);
+        let is_too_large = service.as_ref().is_some_and(Service::is_too_large);
         entry.service = service;
         let mut used = self.used.with(before, entry.used());
         let is_left_out = is_there && (is_too_large || !used.fits());

@@ -15,8 +15,9 @@ use std::net::IpAddr;
 
 use super::entries::{Entry, Place};
 use super::model::{Backend, ServicePort};
-use crate::limits::AFFINITY_ENDPOINTS_MAX;
+use crate::limits::{AFFINITY_ENDPOINTS_MAX, SOURCE_RANGES_MAX};
 use crate::model::Network;
+use crate::model::network::octets;
 
 /// The roles of a port's chains. Their numbers are in the entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,7 +109,7 @@ impl Program {
                 bytes.extend(u16::try_from(endpoints.len()).unwrap_or(u16::MAX).to_ne_bytes());
                 for endpoint in endpoints {
                     bytes.extend(endpoint.mark.to_ne_bytes());
-                    bytes.extend(address(endpoint.address));
+                    bytes.extend(octets(endpoint.address));
                     bytes.extend(endpoint.port.to_ne_bytes());
                 }
                 bytes
@@ -117,10 +118,11 @@ impl Program {
                 vec![1, u8::from(*is_local), u8::from(*has_endpoints)]
             }
             Self::Sources(sources) => {
-                let mut bytes = vec![2, u8::try_from(sources.len()).unwrap_or(u8::MAX)];
+                let mut bytes = vec![2];
+                bytes.extend(u16::try_from(sources.len()).unwrap_or(u16::MAX).to_ne_bytes());
                 for source in sources {
                     bytes.push(source.prefix);
-                    bytes.extend(address(source.address));
+                    bytes.extend(octets(source.address));
                 }
                 bytes
             }
@@ -142,9 +144,9 @@ impl Program {
                 (Self::External { is_local: *is_local != 0, has_endpoints: *has_endpoints != 0 }, rest)
             }
             2 => {
-                let (count, mut rest) = rest.split_first()?;
-                let mut sources = Vec::with_capacity(usize::from(*count));
-                for _ in 0..*count {
+                let (count, mut rest) = rest.split_first_chunk()?;
+                let mut sources = Vec::with_capacity(usize::from(u16::from_ne_bytes(*count)));
+                for _ in 0..u16::from_ne_bytes(*count) {
                     let (prefix, after) = rest.split_first()?;
                     let (address, after) = read_address(after, is_ipv6)?;
                     rest = after;
@@ -208,13 +210,6 @@ pub(super) fn group(role: Role, number: u32) -> u32 {
     number * 2 + u32::from(role == Role::Local)
 }
 
-pub(super) fn address(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
-    }
-}
-
 /// A port in a key: padded to 4 bytes.
 fn port(number: u16) -> [u8; 4] {
     let [high, low] = number.to_be_bytes();
@@ -239,7 +234,7 @@ impl Encoder {
         let is_ipv6 = service.cluster_ip.is_ipv6();
         let mut add = |place, key: Vec<u8>, value: Vec<u8>| self.0.push((is_ipv6, place, key, value));
         let transport = [service.transport.number(), 0, 0, 0];
-        let front = |ip: IpAddr| [&address(ip)[..], &transport, &port(service.port)].concat();
+        let front = |ip: IpAddr| [&octets(ip)[..], &transport, &port(service.port)].concat();
         let comment = match &*service.port_name {
             "" => service.service.to_string(),
             name => format!("{}:{name}", service.service),
@@ -250,13 +245,13 @@ impl Encoder {
         let mut pick = |role, backends: &[Backend]| {
             let group = group(role, number);
             for backend in backends.iter().filter(|backend| backend.is_local) {
-                let ip = address(backend.address);
+                let ip = octets(backend.address);
                 let key = [&ip[..], &ip, &transport, &port(backend.port)].concat();
                 add(Place::HairpinConnections, key, Vec::new());
             }
             let program = if service.affinity_seconds > 0 {
                 let endpoint = |of: &Backend| {
-                    let backend = [&address(of.address)[..], &port(of.port)].concat();
+                    let backend = [&octets(of.address)[..], &port(of.port)].concat();
                     let mark = mark_of(&[comment.as_bytes(), &transport, &backend]);
                     Endpoint { mark, address: of.address, port: of.port }
                 };
@@ -264,7 +259,7 @@ impl Encoder {
                 Program::Stay { seconds: service.affinity_seconds, endpoints }
             } else {
                 for (index, backend) in (0_u32..).zip(backends) {
-                    let end = [&address(backend.address)[..], &port(backend.port)].concat();
+                    let end = [&octets(backend.address)[..], &port(backend.port)].concat();
                     add(Place::Endpoints, [group.to_ne_bytes(), index.to_ne_bytes()].concat(), end);
                 }
                 Program::Pick { count: u32::try_from(backends.len()).unwrap_or(u32::MAX) }
@@ -283,7 +278,7 @@ impl Encoder {
         let is_served = |is_local: bool| if is_local { has_local } else { has_cluster };
         let nobody = if service.has_endpoints { Target::Drop } else { Target::Reject };
 
-        add(Place::ClusterIps, address(service.cluster_ip), Vec::new());
+        add(Place::ClusterIps, octets(service.cluster_ip), Vec::new());
         let internal = service.is_internal_local;
         if is_served(internal) {
             let target = Target::Chain(policy(internal), number);
@@ -331,9 +326,8 @@ impl Encoder {
             if sources.iter().any(|range| node_addresses.iter().any(|ip| range.contains(*ip))) {
                 let whole = if is_ipv6 { 128 } else { 32 };
                 let own = |ip: &IpAddr| Network { address: *ip, prefix: whole };
-                sources.extend(service.load_balancer_ips.iter().map(own));
+                sources.extend(service.load_balancer_ips.iter().take(SOURCE_RANGES_MAX).map(own));
             }
-            sources.truncate(usize::from(u8::MAX));
             let (key, value) = chain(Role::Firewall, &Program::Sources(sources));
             add(Place::Chain, key, value);
             for ip in &service.load_balancer_ips {

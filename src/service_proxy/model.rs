@@ -4,39 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use crate::decode::Node;
-use crate::model::Network;
-
-/// `protocol` of a port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Transport {
-    /// TCP, the default.
-    Tcp,
-    /// UDP.
-    Udp,
-    /// SCTP.
-    Sctp,
-}
-
-impl Transport {
-    /// The protocol's number in IP headers.
-    pub fn number(self) -> u8 {
-        match self {
-            Self::Tcp => 6,
-            Self::Udp => 17,
-            Self::Sctp => 132,
-        }
-    }
-
-    /// `protocol` of a port, which is TCP by default; `None` for a protocol that the API does not know.
-    pub(super) fn of_port(port: &Node) -> Option<Self> {
-        match port.field("protocol").and_then(Node::text).unwrap_or("TCP") {
-            "TCP" => Some(Self::Tcp),
-            "UDP" => Some(Self::Udp),
-            "SCTP" => Some(Self::Sctp),
-            _ => None,
-        }
-    }
-}
+use crate::model::{Network, Transport};
 
 /// The namespace and name of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -133,16 +101,7 @@ pub(super) fn port_number(of: &Node, field: &str) -> Option<u16> {
     u16::try_from(*number).ok().filter(|number| *number != 0)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn protocols_have_the_numbers_of_ip() {
-        for (protocol, number) in [("TCP", Some(6)), ("UDP", Some(17)), ("SCTP", Some(132)), ("tcp", None)] {
-            let port = Node::Map(vec![("protocol".into(), Node::Text(protocol.into()))]);
-            assert_eq!(Transport::of_port(&port).map(Transport::number), number, "{protocol}");
-        }
-        assert_eq!(Transport::of_port(&Node::Map(Vec::new())), Some(Transport::Tcp));
-    }
+/// `protocol` of a port; `None` for one that the API does not know.
+pub(super) fn transport(of: &Node) -> Option<Transport> {
+    Transport::read(of.field("protocol").and_then(Node::text))
 }

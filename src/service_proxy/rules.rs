@@ -8,9 +8,9 @@ use std::net::IpAddr;
 
 use super::encode::{Encoder, Program, Role, Target, chain_of};
 use super::entries::{Change, Entries, Entry, Place};
-use super::model::{ServiceName, ServicePort, Transport};
+use super::model::{ServiceName, ServicePort};
 use super::skeleton::{IPV4, IPV6, Kind, TABLE};
-use crate::model::{Network, SortedMap, SortedSet};
+use crate::model::{Network, SortedMap, SortedSet, Transport};
 use crate::nftables::{Batch, Element, ElementData, Verdict};
 
 /// The two families' batches.

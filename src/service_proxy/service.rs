@@ -3,11 +3,11 @@
 use std::net::IpAddr;
 
 use crate::decode::Node;
-use crate::limits::{AFFINITY_SECONDS_DEFAULT, ALLOCATION_BYTES};
-use crate::model::Network;
+use crate::limits::{AFFINITY_SECONDS_DEFAULT, ALLOCATION_BYTES, SERVICE_PORTS_EACH_MAX, SOURCE_RANGES_MAX};
 use crate::model::network::parse_ip;
+use crate::model::{Network, Transport};
 
-use super::model::{ServiceName, ServicePort, Transport, label, port_number};
+use super::model::{ServiceName, ServicePort, label, port_number, transport};
 
 /// Another proxy serves the Service (`LabelServiceProxyName`).
 const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
@@ -84,6 +84,11 @@ impl Service {
     /// How many ports it has.
     pub(super) fn ports(&self) -> usize {
         self.ports.len()
+    }
+
+    /// More than any node takes of one.
+    pub(super) fn is_too_large(&self) -> bool {
+        self.ports.len() > SERVICE_PORTS_EACH_MAX || self.source_ranges.len() > SOURCE_RANGES_MAX
     }
 
     /// Heap that it holds.
@@ -165,7 +170,7 @@ fn ports(spec: &Node) -> Box<[SpecPort]> {
     let read = |port: &Node| {
         Some(SpecPort {
             name: port.field("name").and_then(Node::text).unwrap_or_default().into(),
-            transport: Transport::of_port(port)?,
+            transport: transport(port)?,
             number: port_number(port, "port")?,
             node_port: port_number(port, "nodePort").unwrap_or_default(),
         })

@@ -8,9 +8,10 @@
 //!     postrouting         ─ 100 ─► masquerading              marked packets, and those of a pod to itself
 //! ```
 
-use super::encode::{Endpoint, Program, Role, address, group};
+use super::encode::{Endpoint, Program, Role, group};
 use super::entries::Place;
 use crate::model::Network;
+use crate::model::network::octets;
 use crate::nftables::{Batch, Compare, Data, Family, Hook, Payload, Register, Rule, Set, Type, Verdict};
 
 /// Name of the table in both families.
@@ -92,19 +93,6 @@ impl Kind {
             .payload(Payload::DestinationPort, Register(self.wide + 1))
     }
 
-    /// Goes on if the address is in the range.
-    fn within<'a>(rule: Rule<'a>, what: Payload, range: &Network, how: Compare) -> Rule<'a> {
-        let address = super::encode::address(range.address);
-        let mut mask = vec![0; address.len()];
-        for (index, byte) in mask.iter_mut().enumerate() {
-            let bits = usize::from(range.prefix).saturating_sub(index * 8).min(8);
-            *byte = u8::try_from((0xff00_u32 >> bits) & 0xff).unwrap_or(0);
-        }
-        let zeros = vec![0; address.len()];
-        let masked: Vec<u8> = address.iter().zip(&mask).map(|(byte, mask)| byte & mask).collect();
-        rule.payload(what, FIRST).masked(FIRST, &mask, &zeros).compare(FIRST, how, &masked)
-    }
-
     /// Goes on unless the destination is the loopback's: node ports are not there, as in kube-proxy's nftables mode.
     fn no_loopback(self, rule: Rule<'_>) -> Rule<'_> {
         let range = if self.is_ipv6 {
@@ -112,7 +100,7 @@ impl Kind {
         } else {
             Network { address: std::net::Ipv4Addr::new(127, 0, 0, 0).into(), prefix: 8 }
         };
-        Self::within(rule, self.destination, &range, Compare::NotEqual)
+        rule.within(self.destination, &range, Compare::NotEqual, FIRST)
     }
 
     /// The key `protocol . port`, in the first registers.
@@ -177,7 +165,7 @@ impl Kind {
             // From outside to a cluster IP by this node: the answer has to come back the same way.
             let outside = cidrs.iter().fold(
                 Rule::new().payload(self.destination, FIRST).is_in(FIRST, "cluster-ips"),
-                |rule, range| Self::within(rule, self.source, range, Compare::NotEqual),
+                |rule, range| rule.within(self.source, range, Compare::NotEqual, FIRST),
             );
             let rule =
                 masquerade_later(outside).comment("masquerade cluster IP traffic from outside the cluster");
@@ -236,7 +224,7 @@ impl Kind {
             Program::External { is_local: true, has_endpoints } => {
                 let cluster = Role::Cluster.chain(number);
                 for range in self.of_family(cluster_cidrs) {
-                    let rule = Self::within(Rule::new(), self.source, range, Compare::Equal);
+                    let rule = Rule::new().within(self.source, range, Compare::Equal, FIRST);
                     batch.add_rule(
                         chain,
                         &rule.verdict(Verdict::Goto(&cluster)).comment("pods of the cluster"),
@@ -252,7 +240,7 @@ impl Kind {
             }
             Program::Sources(sources) => {
                 for source in sources.iter().filter(|source| source.address.is_ipv6() == self.is_ipv6) {
-                    let rule = Self::within(Rule::new(), self.source, source, Compare::Equal);
+                    let rule = Rule::new().within(self.source, source, Compare::Equal, FIRST);
                     batch.add_rule(chain, &rule.verdict(Verdict::Return));
                 }
                 batch.add_rule(chain, &Rule::new().verdict(Verdict::Drop).comment(comment));
@@ -294,7 +282,7 @@ impl Kind {
             }
             let rule = rule
                 .update(AFFINITY, FIRST, milliseconds)
-                .immediate(&address(endpoint.address), end)
+                .immediate(&octets(endpoint.address), end)
                 .immediate(&endpoint.port.to_be_bytes(), port);
             batch.add_rule(chain, &rule.dnat(self.family, end, port));
         };

@@ -4,9 +4,10 @@ use std::net::IpAddr;
 
 use crate::decode::Node;
 use crate::limits::{SERVICE_PORTS_EACH_MAX, SLICE_ZONE_SETS_MAX};
+use crate::model::Transport;
 use crate::model::network::parse_ip;
 
-use super::model::{Transport, label, port_number};
+use super::model::{label, port_number, transport};
 use super::service::held;
 use super::topology::{Endpoint, Hint};
 
@@ -149,11 +150,7 @@ impl Port {
     /// `None`: it has no name, or no number, which would mean all ports.
     fn read(port: &Node) -> Option<Self> {
         let name = port.field("name").and_then(Node::text)?;
-        Some(Self {
-            name: name.into(),
-            transport: Transport::of_port(port)?,
-            number: port_number(port, "port")?,
-        })
+        Some(Self { name: name.into(), transport: transport(port)?, number: port_number(port, "port")? })
     }
 }
 

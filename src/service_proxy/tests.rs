@@ -5,12 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde_json::{Value, json};
 
-use super::{Backend, Cluster, ServiceName, ServicePort, Transport};
+use super::{Backend, Cluster, ServiceName, ServicePort};
 use crate::decode::{Node, json as reader};
 use crate::limits::{
-    ENDPOINTS_MAX, SERVICE_PORTS_EACH_MAX, SERVICE_PORTS_MAX, SERVICES_BYTES_MAX, SERVICES_LEFT_OUT_NAMED_MAX,
+    ENDPOINTS_MAX, SERVICE_PORTS_EACH_MAX, SERVICE_PORTS_MAX, SERVICES_BYTES_MAX,
+    SERVICES_LEFT_OUT_NAMED_MAX, SOURCE_RANGES_MAX,
 };
-use crate::model::Network;
+use crate::model::{Network, Transport};
 
 const NODE: &str = "node-1";
 
@@ -1052,13 +1053,22 @@ fn services_that_do_not_fit_are_left_out_and_named() {
     cluster.delete_service(&of("b", 1));
     assert!(!cluster.services_have_room());
     assert_eq!(cluster.take_left_out(), [named("d")]);
+    let ranges = |count: usize| {
+        let spec = json!({"type": "LoadBalancer", "clusterIP": "10.43.0.9", "ports": [{"port": 80}],
+            "loadBalancerSourceRanges": vec!["10.0.0.0/8"; count]});
+        tree(&service("r", spec))
+    };
+    cluster.apply_service(&ranges(SOURCE_RANGES_MAX));
+    assert_eq!((cluster.ports(&named("r")).len(), cluster.take_left_out().len()), (1, 0));
+    cluster.apply_service(&ranges(SOURCE_RANGES_MAX + 1));
+    assert_eq!((cluster.ports(&named("r")).len(), cluster.take_left_out()), (0, vec![named("r")]));
+    assert_eq!(changed(&mut cluster), ["default/c", "default/a0", "default/b", "default/r"]);
     // The names that are kept are bounded, and nothing else is kept.
-    assert_eq!(changed(&mut cluster), ["default/c", "default/a0", "default/b"]);
     let bytes = cluster.bytes();
     for n in 0..2 * SERVICES_LEFT_OUT_NAMED_MAX {
         cluster.apply_service(&of(&format!("e{n}"), SERVICE_PORTS_EACH_MAX + 1));
     }
-    assert_eq!(cluster.take_left_out().len(), SERVICES_LEFT_OUT_NAMED_MAX - 1);
+    assert_eq!(cluster.take_left_out().len(), SERVICES_LEFT_OUT_NAMED_MAX - 2);
     assert_eq!((cluster.bytes(), changed(&mut cluster)), (bytes, Vec::new()));
 }
 

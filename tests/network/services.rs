@@ -1,11 +1,12 @@
 //! Services on a real kernel: a node with two pods, a host outside; connections of real sockets.
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write as _};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::time::Duration;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
-use smolet::model::Network;
-use smolet::service_proxy::{Backend, Kernel, ServiceName, ServicePort, Settings, TABLE, Transport};
+use smolet::model::{Network, Transport};
+use smolet::service_proxy::{Backend, Kernel, ServiceName, ServicePort, Settings, TABLE};
 
 use super::space::Space;
 
@@ -330,6 +331,46 @@ fn services_of_ipv6_have_a_table_of_their_own_while_there_are_any() {
     world.restart();
     world.change(vec![port("web", &[3])]);
     assert!(!world.node.run("nft", "list tables").contains("ip6"));
+}
+
+#[test]
+fn a_family_that_the_kernel_refuses_keeps_the_other_from_nothing() {
+    let mut world = World::new();
+    let six = |number: u8| ServicePort {
+        cluster_ip: "fd43::10".parse().unwrap(),
+        cluster: vec![Backend {
+            address: format!("fd42:{number}::2").parse().unwrap(),
+            ..backend(number, 8080)
+        }],
+        ..port("web", &[3])
+    };
+    world.change(vec![port("web", &[3]), six(3)]);
+    assert_eq!(world.client.ask_often(at("[fd43::10]:80")), ["one"]);
+    // A table that belongs to another process, as long as that is there.
+    world.node.run("nft", &format!("delete table ip {TABLE}"));
+    let mut owner = world.node.within(|| {
+        Command::new("nft").arg("-i").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
+    });
+    let mut commands = owner.stdin.take().unwrap();
+    writeln!(commands, "add table ip {TABLE} {{ flags owner; }}").unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !world.node.run("nft", "list tables").contains(&format!("ip {TABLE}")) {
+        assert!(Instant::now() < deadline, "the table is there");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let why = world
+        .kernel
+        .as_mut()
+        .unwrap()
+        .change(vec![(service("web"), vec![port("web", &[4]), six(4)])])
+        .unwrap_err();
+    assert!(why.contains("nf_tables refused") && !why.contains("; "), "{why}");
+    assert_eq!(world.client.ask_often(at("[fd43::10]:80")), ["two"]);
+    // The next attempt has nothing new to say, and writes what is missing.
+    drop(commands);
+    owner.wait().unwrap();
+    world.change(Vec::new());
+    assert_eq!(world.client.ask_often(at("10.43.0.10:80")), ["two"]);
 }
 
 /// A promise: with 10,000 endpoints 3 MiB and 200 ms of processor time for all rules, one element for a change of one.

@@ -123,10 +123,10 @@ impl Node {
         let number = self.number;
         Wanted {
             backend,
-            networks: NETWORKS.map(Range::parse),
+            networks: NETWORKS.map(Network::parse),
             own: [
-                Range::parse(&format!("10.42.{number}.0/24")),
-                Range::parse(&format!("fd00:42:0:{number}::/64")),
+                Network::parse(&format!("10.42.{number}.0/24")),
+                Network::parse(&format!("fd00:42:0:{number}::/64")),
             ],
             interface: None,
             addresses: vec![self.host(0), self.host(1)],
@@ -316,7 +316,7 @@ fn host_gw_takes_the_place_of_vxlan_and_gives_it_back() {
     // A node that is not on the link is named, and does not keep the others from being reached.
     let mut far = wanted[0].clone();
     let away = Way {
-        range: Range::parse("10.42.0.0/24").unwrap(),
+        range: Network::parse("10.42.0.0/24").unwrap(),
         host: "198.51.100.3".parse().unwrap(),
         mac: None,
     };
@@ -375,8 +375,8 @@ fn a_range_that_does_not_fit_is_refused_by_its_name() {
     node.space.sh(
         "ip link add eth0 type veth peer name far; ip link set eth0 up; ip addr add 192.168.7.1/24 dev eth0",
     );
-    let good = Wanted { networks: [Range::parse(NETWORKS[0]), None], ..node.wanted(Backend::Vxlan) };
-    let outside = [Range::parse("10.43.1.0/24"), None];
+    let good = Wanted { networks: [Network::parse(NETWORKS[0]), None], ..node.wanted(Backend::Vxlan) };
+    let outside = [Network::parse("10.43.1.0/24"), None];
     for (wanted, named) in [
         (
             Wanted { own: outside, ..good.clone() },
@@ -399,7 +399,7 @@ fn a_thousand_nodes_are_brought_up_and_one_change_is_one() {
         "ip link add eth0 type veth peer name far; ip link set eth0 up; ip addr add 192.168.7.1/16 dev eth0",
     );
     let ways = |of: u32| Way {
-        range: Range::new((0x0a2a_0000 + (of << 4)).to_be_bytes().into(), 28).unwrap(),
+        range: Network::new((0x0a2a_0000 + (of << 4)).to_be_bytes().into(), 28).unwrap(),
         host: (0xc0a8_0000 + of).to_be_bytes().into(),
         mac: Some(Mac::derived(of.into())),
     };

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use crate::network_policy::policy::{Direction, Protocol};
+use crate::model::Transport;
+use crate::network_policy::policy::Direction;
 use crate::network_policy::rules::{self, Chain, Element, Family, Kind, Match, Op, Rule, Set, Side, Verdict};
 
 /// The first packet of a connection.
@@ -11,7 +12,7 @@ use crate::network_policy::rules::{self, Chain, Element, Family, Kind, Match, Op
 pub(crate) struct Packet {
     pub(crate) from: IpAddr,
     pub(crate) to: IpAddr,
-    pub(crate) protocol: Protocol,
+    pub(crate) protocol: Transport,
     pub(crate) port: u16,
 }
 
@@ -101,7 +102,7 @@ impl Kernel {
                         Match::Established
                         | Match::Icmp(..)
                         | Match::Network(..)
-                        | Match::Protocol(_)
+                        | Match::Transport(_)
                         | Match::Ports(..) => false,
                     };
                     let is_in = |rule: &Rule| rule.matches.iter().any(has);
@@ -179,7 +180,7 @@ impl Kernel {
             Match::Established | Match::Icmp(..) => false,
             Match::Peer(side, set) => self.sets[set].contains_key(&Element::Address(address(*side, packet))),
             Match::Network(side, network) => network.contains(address(*side, packet)),
-            Match::Protocol(protocol) => *protocol == packet.protocol,
+            Match::Transport(protocol) => *protocol == packet.protocol,
             Match::Ports(first, last) => (*first..=*last).contains(&packet.port),
             Match::NamedPort(set) => {
                 self.sets[set].contains_key(&Element::AddressPort(packet.to, packet.port))

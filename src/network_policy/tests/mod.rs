@@ -7,11 +7,11 @@ mod upstream;
 use std::net::IpAddr;
 
 use super::encode;
-use super::policy::Protocol;
 use super::rules::{Kind, Op};
 use super::{Controller, NewPod, Resource, Transaction};
 use crate::decode::{Node, yaml};
 use crate::limits::{NETWORK_POLICY_LABELS_MAX, NETWORK_POLICY_POD_BYTES, NETWORK_POLICY_PODS_MAX};
+use crate::model::Transport;
 use kernel::{Kernel, Packet};
 
 pub(super) fn read(text: &str) -> Node {
@@ -138,7 +138,7 @@ impl Cluster {
     }
 
     /// Whether a new connection is let through by both nodes.
-    pub(super) fn allows(&self, from: &TestPod, to: &TestPod, protocol: Protocol, port: u16) -> bool {
+    pub(super) fn allows(&self, from: &TestPod, to: &TestPod, protocol: Transport, port: u16) -> bool {
         let packet = Packet { from: from.ip(), to: to.ip(), protocol, port };
         self.nodes.iter().all(|node| node.kernel.forwards(&packet))
     }
@@ -285,7 +285,7 @@ fn a_new_pod_is_isolated_before_the_server_shows_its_address() {
     let packet = |port| Packet {
         from: pods[0].ip(),
         to: "10.42.0.50".parse().unwrap(),
-        protocol: Protocol::Udp,
+        protocol: Transport::Udp,
         port,
     };
     node.controller.announce(&new("10.42.0.49"));
@@ -427,7 +427,7 @@ fn policies_beyond_the_limit_deny_their_namespace() {
         "{problems:?}"
     );
     node.flush();
-    let denied = Packet { from: pods[0].ip(), to: pods[7].ip(), protocol: Protocol::Tcp, port: 80 };
+    let denied = Packet { from: pods[0].ip(), to: pods[7].ip(), protocol: Transport::Tcp, port: 80 };
     assert!(!node.kernel.forwards(&denied), "all of namespace z");
     node.controller.apply(Resource::Policies, &policy("y", "late", allow));
     node.flush();

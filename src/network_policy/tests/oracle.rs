@@ -1,8 +1,8 @@
 //! Random clusters that change step by step: after each step the tables of both nodes allow what the policies say, read literally.
 
 use super::{Cluster, TestPod, namespace, pods, policy};
+use crate::model::Transport;
 use crate::network_policy::Resource;
-use crate::network_policy::policy::Protocol;
 
 /// xorshift64.
 struct Random(u64);
@@ -76,9 +76,9 @@ enum Peer {
 
 #[derive(Clone, Debug)]
 enum Port {
-    All(Protocol),
-    Range(Protocol, u16, u16),
-    Named(Protocol, &'static str),
+    All(Transport),
+    Range(Transport, u16, u16),
+    Named(Transport, &'static str),
 }
 
 #[derive(Clone, Debug)]
@@ -96,17 +96,17 @@ struct Policy {
     egress: Option<Vec<Rule>>,
 }
 
-fn protocol_name(protocol: Protocol) -> &'static str {
+fn protocol_name(protocol: Transport) -> &'static str {
     match protocol {
-        Protocol::Tcp => "TCP",
-        Protocol::Udp => "UDP",
-        Protocol::Sctp => "SCTP",
+        Transport::Tcp => "TCP",
+        Transport::Udp => "UDP",
+        Transport::Sctp => "SCTP",
     }
 }
 
 impl Policy {
     fn random(random: &mut Random) -> Self {
-        let protocols = [Protocol::Tcp, Protocol::Udp];
+        let protocols = [Transport::Tcp, Transport::Udp];
         let rule = |random: &mut Random| Rule {
             peers: (0..random.below(3))
                 .map(|_| match random.below(3) {
@@ -210,13 +210,13 @@ impl World {
         }
     }
 
-    fn allows(&self, from: &TestPod, to: &TestPod, protocol: Protocol, port: u16) -> bool {
+    fn allows(&self, from: &TestPod, to: &TestPod, protocol: Transport, port: u16) -> bool {
         let is_port = |wanted: &Port| match wanted {
             Port::All(of) => *of == protocol,
             Port::Range(of, first, last) => *of == protocol && (*first..=*last).contains(&port),
             Port::Named(of, name) => {
                 *of == protocol
-                    && [("serve-80", Protocol::Tcp, 80), ("serve-81", Protocol::Udp, 81)]
+                    && [("serve-80", Transport::Tcp, 80), ("serve-81", Transport::Udp, 81)]
                         .contains(&(*name, protocol, port))
             }
         };
@@ -342,7 +342,7 @@ fn random_changes_lead_to_what_the_policies_say() {
                     continue;
                 }
                 for (protocol, port) in
-                    [(Protocol::Tcp, 80), (Protocol::Tcp, 81), (Protocol::Udp, 81), (Protocol::Udp, 99)]
+                    [(Transport::Tcp, 80), (Transport::Tcp, 81), (Transport::Udp, 81), (Transport::Udp, 99)]
                 {
                     let wanted = world.allows(from, to, protocol, port);
                     *if wanted { &mut allowed } else { &mut denied } += 1;

@@ -2,8 +2,8 @@
 //! connections is not allowed. Pods x/a to z/c are on two nodes.
 
 use super::{Cluster, TestPod, listed, namespace, pods, policy};
+use crate::model::Transport;
 use crate::network_policy::Resource;
-use crate::network_policy::policy::Protocol;
 
 /// Name, policies as `NAMESPACE SPEC`, `PROTOCOL PORT`, and exceptions from "all is allowed" in their order: `FROM > TO` is denied,
 /// `FROM + TO` is allowed.
@@ -354,7 +354,7 @@ fn is_wanted(exceptions: &[&str], from: &TestPod, to: &TestPod) -> bool {
 
 fn assert_allowed(cluster: &Cluster, pods: &[TestPod], (name, _, of, exceptions): &Case) {
     let (protocol, port) = of.split_once(' ').unwrap();
-    let (protocol, port) = (Protocol::read(Some(protocol)).unwrap(), port.parse().unwrap());
+    let (protocol, port) = (Transport::read(Some(protocol)).unwrap(), port.parse().unwrap());
     for from in pods {
         for to in pods.iter().filter(|to| *to != from) {
             let wanted = is_wanted(exceptions, from, to);
@@ -427,16 +427,16 @@ fn a_pod_reaches_itself_and_the_node_as_egress_allows() {
     cluster.flush();
     let own = &pods[1];
     assert_eq!(own.node, "n1");
-    assert!(cluster.allows(own, own, Protocol::Tcp, 80), "through a Service");
+    assert!(cluster.allows(own, own, Transport::Tcp, 80), "through a Service");
     let node = &cluster.nodes[0].kernel;
     for (to, protocol, port, is_taken) in [
-        ("192.0.2.1", Protocol::Udp, 53, true),
-        ("192.0.2.1", Protocol::Tcp, 53, false),
-        ("192.0.3.1", Protocol::Udp, 53, false),
+        ("192.0.2.1", Transport::Udp, 53, true),
+        ("192.0.2.1", Transport::Tcp, 53, false),
+        ("192.0.3.1", Transport::Udp, 53, false),
     ] {
         let packet = super::Packet { from: own.ip(), to: to.parse().unwrap(), protocol, port };
         assert_eq!(node.takes(&packet), is_taken, "{packet:?}");
     }
-    let other = super::Packet { from: pods[3].ip(), to: pods[0].ip(), protocol: Protocol::Tcp, port: 22 };
+    let other = super::Packet { from: pods[3].ip(), to: pods[0].ip(), protocol: Transport::Tcp, port: 22 };
     assert!(node.takes(&other), "no policy isolates it");
 }

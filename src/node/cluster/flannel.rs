@@ -14,11 +14,11 @@ use super::{ClusterEventKind, Membership, Task};
 use crate::cri::Runtime;
 use crate::filesystem::replace_unsynced;
 use crate::flannel::{
-    self, Annotations, BANDWIDTH, BroughtUp, CONFLIST, Mac, NetConf, Peers, Range, RuleSpec, Wanted,
+    self, Annotations, BANDWIDTH, BroughtUp, CONFLIST, Mac, NetConf, Peers, RuleSpec, Wanted, family,
 };
 use crate::kube::seed;
 use crate::limits::{FLANNEL_RESYNC_PERIOD, FLANNEL_RETRY_MAX, FLANNEL_SETTLE};
-use crate::model::{Mono, Now};
+use crate::model::{Mono, Network, Now};
 use crate::node::effects::Effects;
 use crate::node::pods::Pods;
 
@@ -138,7 +138,10 @@ impl Flannel {
         Some(Wanted {
             backend,
             networks: conf.networks,
-            own: by_family(self.pod_cidrs.iter().filter_map(|cidr| Range::parse(cidr)), Range::family),
+            own: by_family(
+                self.pod_cidrs.iter().filter_map(|cidr| Network::parse(cidr)),
+                |range: &Network| family(range.address),
+            ),
             interface: self.inputs.interface.clone(),
             addresses: of.machine.addresses.iter().filter_map(|ip| ip.parse().ok()).collect(),
             remembered: flannel::macs(&self.there),
@@ -254,8 +257,8 @@ fn write_files(
     subnet_file: &Path,
 ) -> Result<(), String> {
     let specs = || up.rules.iter().flatten();
-    let networks: Vec<Range> = specs().map(|spec: &RuleSpec| spec.network).collect();
-    let own: Vec<Range> = specs().map(|spec| spec.own).collect();
+    let networks: Vec<Network> = specs().map(|spec: &RuleSpec| spec.network).collect();
+    let own: Vec<Network> = specs().map(|spec| spec.own).collect();
     let text = flannel::subnet_env(&networks, &own, up.mtu);
     let written = write_subnet(subnet_file, &text);
     written.map_err(|error| format!("{}: {error}", subnet_file.display()))?;
