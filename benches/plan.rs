@@ -23,7 +23,15 @@ fn main() {
 
 fn bench_plan(bencher: Bencher<'_, '_>, observed: &ObservedPod, pod: &DesiredPod) {
     let (probes, backoff) = (Probes::default(), full_table());
-    let input = PlanInput { pod, observed, probes: &probes, backoff: &backoff, now: NOW, restart_all: false };
+    let input = PlanInput {
+        pod,
+        observed,
+        probes: &probes,
+        backoff: &backoff,
+        now: NOW,
+        restart_all: false,
+        resizing: false,
+    };
     bencher.bench_local(|| plan(black_box(&input)));
 }
 

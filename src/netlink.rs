@@ -56,7 +56,8 @@ pub enum Protocol {
 pub struct Message(Vec<u8>);
 
 impl Message {
-    /// A message of this type, with `flags` besides `NLM_F_REQUEST`, and the family's own header.
+    /// A message of this type, with `flags` besides `NLM_F_REQUEST`, and the family's own header. With attributes behind it,
+    /// [`Message::end`] of 0 is called again.
     pub fn new(kind: u16, flags: u16, header: &[u8]) -> Self {
         let mut message = Self::default();
         message.begin(kind, flags, header);

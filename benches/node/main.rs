@@ -354,6 +354,7 @@ fn plan_us() -> f64 {
         backoff: &backoff,
         now: common::NOW,
         restart_all: false,
+        resizing: false,
     };
     const PLANS: u32 = 10_000;
     let mut times = Times::default();

@@ -8,7 +8,7 @@
 //! | it is allocated | removed | set anew | `ResizeStarted` |
 //! | the runtime or the cgroup refuses it | | reason `Error` | `ResizeError`: once for each message |
 //! | a running container differs from what is allocated | | set, if it is not | |
-//! | none does any more | | removed | `ResizeCompleted` |
+//! | none does any more, and the cgroup has it too | | removed | `ResizeCompleted` |
 //!
 //! Init containers that end by themselves are not waited for.
 
@@ -36,6 +36,8 @@ pub struct Resizing {
     actuated: Vec<(ContainerId, Sizes)>,
     pending: Option<PodCondition>,
     in_progress: Option<PodCondition>,
+    /// No resize has succeeded since it is in progress.
+    unsettled: bool,
     /// Counts allocations and actuations of all pods: the checkpoint has this one when it has that number.
     pub number: u64,
 }
@@ -137,7 +139,9 @@ impl Resizing {
         for condition in status.conditions.iter().flatten() {
             match &*condition.type_ {
                 PENDING => resizing.pending = Some(condition.clone()),
-                IN_PROGRESS => resizing.in_progress = Some(condition.clone()),
+                IN_PROGRESS => {
+                    (resizing.in_progress, resizing.unsettled) = (Some(condition.clone()), true);
+                }
                 _ => {}
             }
         }
@@ -254,10 +258,21 @@ impl Resizing {
             status.is_some_and(|status| difference(container, status).is_some())
         };
         let is_over = !self.is_in_progress()
+            && !self.unsettled
             && self.actuated.is_empty()
             && !resizable(pod.allocated).any(differs)
             && !pod.in_flight;
         if is_over { Retry::Forget } else { Retry::Leave }
+    }
+
+    /// A resize has begun, and none has succeeded since.
+    pub fn is_unsettled(&self) -> bool {
+        self.unsettled
+    }
+
+    /// Containers and cgroup have taken what is allocated.
+    pub fn settle(&mut self) {
+        self.unsettled = false;
     }
 
     /// It is not pending any more.
@@ -269,7 +284,7 @@ impl Resizing {
     pub fn allocate(&mut self, desired: &DesiredPod, now: Wall) -> ResizeEvent {
         self.pending = None;
         let of = generation(&desired.pod);
-        self.in_progress = Some(condition(IN_PROGRESS, None, "", "", of, now));
+        (self.in_progress, self.unsettled) = (Some(condition(IN_PROGRESS, None, "", "", of, now)), true);
         ResizeEvent {
             kind: EventKind::Normal,
             reason: "ResizeStarted",
@@ -299,7 +314,7 @@ impl Resizing {
         let of = old.as_ref().map_or_else(|| generation(&allocated.pod), |old| old.observed_generation);
         let fresh = condition(IN_PROGRESS, old.as_ref(), "Error", message, of, now);
         let is_known = old.is_some_and(|old| old.reason == fresh.reason && old.message == fresh.message);
-        self.in_progress = Some(fresh);
+        (self.in_progress, self.unsettled) = (Some(fresh), true);
         (!is_known).then(|| ResizeEvent {
             kind: EventKind::Warning,
             reason: "ResizeError",
@@ -314,7 +329,8 @@ impl Resizing {
         let differs = |container: &Container| {
             observed.container(&container.name).is_some_and(|status| difference(container, status).is_some())
         };
-        let in_progress = sidecars.chain(allocated.containers()).any(differs);
+        let runs = || observed.containers.iter().any(|status| status.state == ContainerState::Running);
+        let in_progress = sidecars.chain(allocated.containers()).any(differs) || self.unsettled && runs();
         match (&self.in_progress, in_progress) {
             (Some(_), true) | (None, false) => Progress::Unchanged,
             (None, true) => {
@@ -414,7 +430,7 @@ mod tests {
     }
 
     /// The conditions and the events after these steps, one each second from 0:
-    /// `allocate`, `defer WHY`, `infeasible`, `withdraw`, `fail WHY`, `look CONTAINERS`; `#N` is the next generation.
+    /// `allocate`, `defer WHY`, `infeasible`, `withdraw`, `fail WHY`, `done`, `look CONTAINERS`; `#N` is the next generation.
     fn after(steps: &str) -> (String, String) {
         let (mut resizing, mut generation, mut events) = (Resizing::default(), 1, Vec::new());
         for (second, step) in steps.split(", ").enumerate() {
@@ -430,6 +446,10 @@ mod tests {
                     None
                 }
                 "fail" => resizing.fail(&pod, argument, now),
+                "done" => {
+                    resizing.settle();
+                    None
+                }
                 "look" => match resizing.look(&pod, &observed(argument), now) {
                     Progress::Unchanged | Progress::Begun => None,
                     Progress::Completed(event) => Some(event),
@@ -464,7 +484,7 @@ mod tests {
             ("allocate, fail a, #2, allocate", "InProgress  #2 @3", "Started Error Started"),
             // The next resize waits while one is in progress.
             ("allocate, #2, defer a", "Pending Deferred #2 @2 a, InProgress  #1 @0", "Started Deferred"),
-            ("allocate, #2, defer a, look c=100", "Pending Deferred #2 @2 a", "Started Deferred Completed"),
+            ("allocate, #2, defer a, done, look c=100", "Pending Deferred #2 @2 a", "Started Deferred Completed"),
             // Refused: of the generation that was allocated, once for each message.
             ("allocate, fail a", "InProgress Error #1 @1 a", "Started Error"),
             ("allocate, fail a, fail a", "InProgress Error #1 @1 a", "Started Error"),
@@ -472,10 +492,16 @@ mod tests {
             ("allocate, #2, fail a", "InProgress Error #1 @2 a", "Started Error"),
             ("fail a", "InProgress Error #1 @0 a", "Error"),
             ("allocate, fail a, look c=50", "InProgress Error #1 @1 a", "Started Error"),
-            ("allocate, fail a, look c=100", "", "Started Error Completed"),
+            // The containers have it, the pod's cgroup may not.
+            ("allocate, fail a, look c=100", "InProgress Error #1 @1 a", "Started Error"),
+            ("allocate, fail a, done, look c=100", "", "Started Error Completed"),
             // Looked at.
             ("allocate, look c=50", "InProgress  #1 @0", "Started"),
-            ("allocate, look c=100", "", "Started Completed"),
+            ("allocate, look c=100", "InProgress  #1 @0", "Started"),
+            ("allocate, done, look c=100", "", "Started Completed"),
+            ("allocate, done, look c=50", "InProgress  #1 @0", "Started"),
+            // Nothing runs with anything.
+            ("allocate, look", "", "Started Completed"),
             ("look c=50", "InProgress  #1 @0", ""),
             ("look c=100", "", ""),
             ("look s=2 c=100", "InProgress  #1 @0", ""),
@@ -655,7 +681,12 @@ mod tests {
         let (restored, allocated) = Resizing::restored(&kept, &status);
         assert_eq!(restored.actuated(&"id".into()), Some(sizes));
         assert_eq!((restored.is_pending(), restored.is_in_progress()), (true, false));
+        assert!(!restored.is_unsettled());
         assert_eq!(allocated, [("c".into(), cpu(100))]);
+        // Whether the pod's cgroup was reached is not known.
+        let status =
+            serde_json::from_value(json!({"conditions": [{"type": IN_PROGRESS, "status": "True"}]})).unwrap();
+        assert!(Resizing::restored(&kept, &status).0.is_unsettled());
     }
 
     #[test]

@@ -43,6 +43,7 @@ impl Cri for Embedded {
         list_containers list_containers_cri ListContainersRequest ListContainersResponse,
         container_status container_status_cri ContainerStatusRequest ContainerStatusResponse,
         update_container_resources update_container_resources_cri UpdateContainerResourcesRequest UpdateContainerResourcesResponse,
+        update_pod_sandbox_resources update_pod_sandbox_resources_cri UpdatePodSandboxResourcesRequest UpdatePodSandboxResourcesResponse,
         reopen_container_log reopen_container_log_cri ReopenContainerLogRequest ReopenContainerLogResponse,
         exec_sync exec_sync_cri ExecSyncRequest ExecSyncResponse,
         container_stats container_stats_cri ContainerStatsRequest ContainerStatsResponse,
@@ -58,16 +59,6 @@ impl Cri for Embedded {
         remove_image RemoveImageRequest RemoveImageResponse,
         list_images ListImagesRequest ListImagesResponse,
         pull_image PullImageRequest PullImageResponse,
-    }
-
-    /// Nothing is to be done: the limits are those of the pod's cgroup, which the kubelet sets itself.
-    async fn update_pod_sandbox_resources(
-        &self,
-        request: cri::UpdatePodSandboxResourcesRequest,
-    ) -> RuntimeResult<cri::UpdatePodSandboxResourcesResponse> {
-        let request = cri::PodSandboxStatusRequest { pod_sandbox_id: request.pod_sandbox_id, verbose: false };
-        self.pod_sandbox_status_cri(request).await?;
-        Ok(cri::UpdatePodSandboxResourcesResponse {})
     }
 
     async fn image_fs_info(

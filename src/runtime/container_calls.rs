@@ -163,6 +163,26 @@ impl Embedded {
         Ok(cri::UpdateContainerResourcesResponse {})
     }
 
+    /// `UpdatePodSandboxResources`. The limits are those of the pod's cgroup, which the kubelet sets itself; the cgroups of ended
+    /// containers are removed before it does, because the kernel holds the pod's limits above theirs.
+    ///
+    /// # Errors
+    /// It does not exist.
+    pub async fn update_pod_sandbox_resources_cri(
+        &self,
+        request: cri::UpdatePodSandboxResourcesRequest,
+    ) -> RuntimeResult<cri::UpdatePodSandboxResourcesResponse> {
+        let sandbox = self.sandboxes.existing(&request.pod_sandbox_id)?;
+        let (containers, ended) = (self.containers.clone(), self.containers.of_sandbox(sandbox.id()));
+        let clean_up = async move {
+            for container in ended {
+                containers.clean_up(&container).await;
+            }
+        };
+        self.context.to_the_end("resources of a sandbox", clean_up).await;
+        Ok(cri::UpdatePodSandboxResourcesResponse {})
+    }
+
     /// `ReopenContainerLog`.
     ///
     /// # Errors

@@ -119,6 +119,20 @@ impl Runtime for Embedded {
         self.update_container_resources_cri(request).await.map(drop)
     }
 
+    async fn update_pod_sandbox_resources(
+        &self,
+        id: &SandboxId,
+        resources: cri::LinuxContainerResources,
+        overhead: cri::LinuxContainerResources,
+    ) -> RuntimeResult<()> {
+        let request = cri::UpdatePodSandboxResourcesRequest {
+            pod_sandbox_id: id.to_string(),
+            overhead: Some(overhead),
+            resources: Some(resources),
+        };
+        self.update_pod_sandbox_resources_cri(request).await.map(drop)
+    }
+
     async fn list_containers(
         &self,
         pod: Option<&PodUid>,

@@ -9,12 +9,12 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use super::model::{ServiceName, ServicePort, Transport};
+use super::model::{ServiceName, ServicePort};
 use super::rules::{Rules, Settings};
 use super::skeleton::{AFFINITY, TABLE, family_of};
 use crate::conntrack;
 use crate::limits::AFFINITIES_DELETED_MAX;
-use crate::model::SortedSet;
+use crate::model::{SortedSet, Transport};
 use crate::netlink::{BatchError, Netlink, Protocol};
 use crate::nftables::{self, Batch, Element, ElementData};
 
@@ -85,14 +85,22 @@ impl Kernel {
     pub fn change(&mut self, changed: Vec<(ServiceName, Vec<ServicePort>)>) -> Result<(), String> {
         let served: Vec<ServicePort> = changed.iter().flat_map(|(_, ports)| ports).cloned().collect();
         let batches = self.rules.change(changed);
-        for (is_ipv6, batch) in [(false, batches.ipv4), (true, batches.ipv6)] {
+        let changes = [(false, batches.ipv4), (true, batches.ipv6)];
+        // A family that fails keeps the other one from nothing: these batches are all that is said of the change.
+        let applied = changes.map(|(is_ipv6, batch)| {
             self.apply(is_ipv6, batch)?;
-            if !batches.gone.is_empty() && self.states[usize::from(is_ipv6)] == State::Current {
-                self.forget_affinities(is_ipv6, &batches.gone)
-                    .map_err(|error| format!("forgetting the endpoints of clients: {error}"))?;
+            if batches.gone.is_empty() || self.states[usize::from(is_ipv6)] != State::Current {
+                return Ok(());
             }
+            self.forget_affinities(is_ipv6, &batches.gone)
+                .map_err(|error| format!("forgetting the endpoints of clients: {error}"))
+        });
+        let forgotten = self.forget_stale(&served);
+        let failures = applied.into_iter().chain([forgotten]).filter_map(Result::err);
+        let failures: Vec<String> = failures.collect();
+        if !failures.is_empty() {
+            return Err(failures.join("; "));
         }
-        self.forget_stale(&served)?;
         self.generation = self.read_generation()?;
         Ok(())
     }

@@ -17,6 +17,7 @@ use super::act::ActContext;
 use super::outcome::{Actuated, Failure, Outcome, SyncAction, SyncError};
 use super::resize::{Resize, Resizes};
 use crate::cri::{ContainerStats, Runtime, RuntimeError};
+use crate::limits::CGROUP_SHRINK_PAUSES;
 use crate::model::{ContainerId, ContainerKind, DesiredPod, Resource, SandboxId, Sizes};
 use crate::render::cgroup_settings::{PodLimits, PodPart};
 use crate::render::resources::{PodCgroup, container_resources, pod_cgroup, sandbox_resources, set_sizes};
@@ -76,7 +77,7 @@ async fn carry_out<R: Runtime>(
     let mut now: Vec<(&Resize, Sizes)> = Vec::new();
     for resource in [Resource::Memory, Resource::Cpu] {
         let containers = resizes.of(resource);
-        if containers.is_empty() && !resizes.restarts {
+        if containers.is_empty() && !resizes.cgroup {
             continue;
         }
         let (grow, shrink) = steps(resource, &wanted, &there);
@@ -101,10 +102,26 @@ async fn carry_out<R: Runtime>(
             outcome.actuated.push(Actuated { id: resize.id.clone(), sizes: to });
         }
         for part in shrink {
-            ctx.manager.cgroups.set(pod, part).await?;
+            shrink_cgroup(ctx, pod, part).await?;
         }
     }
     Ok(())
+}
+
+/// Lowers a part of the pod's cgroup behind its containers. The kernel counts the CPU quota of a container's cgroup of version 1 until
+/// a grace period of RCU after its removal: one that was refused is tried again, for half a second.
+async fn shrink_cgroup<R: Runtime>(
+    ctx: &ActContext<R>,
+    pod: &DesiredPod,
+    part: PodPart,
+) -> Result<(), String> {
+    for pause in CGROUP_SHRINK_PAUSES {
+        if ctx.manager.cgroups.set(pod, part).await.is_ok() {
+            return Ok(());
+        }
+        ctx.manager.clock.sleep(pause).await;
+    }
+    ctx.manager.cgroups.set(pod, part).await
 }
 
 /// Which parts of the pod's cgroup are set before the containers, and which after them: the pod's limits are never below
@@ -187,7 +204,7 @@ async fn check_memory<R: Runtime>(
     there: &PodLimits,
     resizes: &Resizes,
 ) -> Result<(), String> {
-    if resizes.memory.is_empty() && !resizes.restarts {
+    if resizes.memory.is_empty() && !resizes.cgroup {
         return Ok(());
     }
     let limit = wanted.memory_limit_bytes.filter(|limit| *limit > 0);

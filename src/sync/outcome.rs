@@ -177,10 +177,10 @@ impl Outcome {
         starts.map(|result| (&result.target, result.failure.as_ref()))
     }
 
-    /// Why running containers did not get the CPU and memory allocated to them.
-    pub fn resize_failure(&self) -> Option<&Failure> {
-        let mut resizes = self.results.iter().filter(|result| result.action == SyncAction::ResizePodInPlace);
-        resizes.next().and_then(|result| result.failure.as_ref())
+    /// The result of the resize, if there was one: why containers or cgroup did not get the CPU and memory allocated to them.
+    pub fn resize(&self) -> Option<Option<&Failure>> {
+        let result = self.results.iter().find(|result| result.action == SyncAction::ResizePodInPlace)?;
+        Some(result.failure.as_ref())
     }
 
     /// An action, most likely a pull, failed because the disk is full: the text of `ENOSPC`, which runtimes pass through, in Go's

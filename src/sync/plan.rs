@@ -48,6 +48,8 @@ pub struct PlanInput<'a> {
     pub now: Now,
     /// The pod is being restarted in place ([`super::rules::should_all_containers_restart`]).
     pub restart_all: bool,
+    /// A resize of the pod has begun, and none has succeeded since: its cgroup may have other limits than it is allocated.
+    pub resizing: bool,
 }
 
 /// The planned actions, in order.
@@ -237,7 +239,9 @@ pub fn plan(input: &PlanInput<'_>) -> Plan {
         }
         PodAction::Keep { .. } | PodAction::End { .. } | PodAction::RestartAll { .. } => false,
     };
-    if !matches!(action, PodAction::Keep { .. }) {
+    if matches!(action, PodAction::Keep { .. }) {
+        resizes.cgroup |= input.resizing;
+    } else {
         resizes = Resizes::default();
     }
     let mut plan = Plan { action, prunes: prunes(input, recreates), resizes, wake_at: None };

@@ -22,8 +22,11 @@ pub struct Resizes {
     pub memory: Vec<Resize>,
     /// Containers whose CPU changes, in this order.
     pub cpu: Vec<Resize>,
-    /// A container restarts with other resources: the pod's cgroup must be updated too.
-    pub restarts: bool,
+    /// The pod's cgroup is compared with what is allocated, and updated: a container restarts with other resources, or a resize
+    /// has not succeeded yet.
+    ///
+    /// Differs from the kubelet, which does not look at the cgroup again once its containers have what is allocated.
+    pub cgroup: bool,
 }
 
 /// One container to resize in place.
@@ -44,7 +47,7 @@ pub struct Resize {
 impl Resizes {
     /// True when nothing is to be resized.
     pub fn is_empty(&self) -> bool {
-        self.memory.is_empty() && self.cpu.is_empty() && !self.restarts
+        self.memory.is_empty() && self.cpu.is_empty() && !self.cgroup
     }
 
     /// The containers whose memory or CPU changes.
@@ -67,7 +70,7 @@ impl Resizes {
         let changes = |resource: Resource| from.of(resource) != to.of(resource);
         let restarts = |resource: Resource| changes(resource) && restarts_for(container, resource);
         if restarts(Resource::Memory) || restarts(Resource::Cpu) {
-            self.restarts = true;
+            self.cgroup = true;
             return true;
         }
         for resource in [Resource::Memory, Resource::Cpu].into_iter().filter(|resource| changes(*resource)) {
@@ -179,7 +182,7 @@ mod tests {
             let [memory, cpu] = [&resizes.memory, &resizes.cpu].map(|list| !list.is_empty());
             let found = [word(memory, "memory"), word(cpu, "cpu"), word(restarts, "restart")].join(" ");
             assert_eq!(found, expected, "{requests} {limits} {policies}");
-            assert_eq!((resizes.restarts, resizes.is_empty()), (restarts, expected == "- - -"));
+            assert_eq!((resizes.cgroup, resizes.is_empty()), (restarts, expected == "- - -"));
         }
     }
 

@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use smolet::proto::runtime::v1 as cri;
 
-use super::machine::{Machine, list_sandboxes, pod, remove_sandbox, run_sandbox, status_of};
+use super::machine::{Machine, list_sandboxes, output, pod, remove_sandbox, run_sandbox, status_of};
 
 /// A plugin that appends what it is told to a file, and answers with what it was given.
 fn plugin(machine: &Machine, name: &str, body: &str) {
@@ -113,6 +113,32 @@ fn plugins_of_version_1_1_collect_garbage_at_the_start() {
         let valid = format!(r#""cni.dev/valid-attachments":[{{"containerID":"{id}","ifname":"eth0"}}]"#);
         assert!(last.starts_with("only GC") && last.contains(&valid), "{last}");
         remove_sandbox(&runtime, &id).await;
+    });
+    machine.assert_clean();
+}
+
+/// What remains of an ADD that was killed before it set the bridge's address, and of the DEL behind it.
+#[test]
+fn a_bridge_without_a_hardware_address_gets_one() {
+    let machine = Machine::new();
+    let (bridge, port) = (&*machine.settings.bridge, format!("{}p", machine.settings.bridge));
+    let address = || std::fs::read_to_string(format!("/sys/class/net/{bridge}/address")).unwrap();
+    for arguments in [
+        format!("link add {bridge} type bridge"),
+        format!("link add {port} type veth peer name {port}1"),
+        format!("link set {port} master {bridge}"),
+        format!("link delete {port}"),
+    ] {
+        output(std::process::Command::new("ip").args(arguments.split(' ')));
+    }
+    assert_eq!(address(), "00:00:00:00:00:00\n");
+    machine.run(async {
+        let runtime = machine.open().await;
+        let sandbox = run_sandbox(&runtime, machine.pod("first")).await;
+        let given = address();
+        // One of its own, which the port that is the first one does not take away.
+        remove_sandbox(&runtime, &sandbox).await;
+        assert_eq!((address(), given.len()), (given, 18));
     });
     machine.assert_clean();
 }

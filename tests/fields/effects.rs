@@ -325,6 +325,7 @@ fn plans(pod: &DesiredPod) -> String {
                     backoff: &Backoff::new(Mono(0), CRASH_BACKOFF_MAX),
                     now: NOW,
                     restart_all: should_all_containers_restart(pod, &observed),
+                    resizing: false,
                 };
                 let _ = writeln!(all, "{} {exit_code:?} {state:?}: {:#?}", container.name, plan(&input));
             }

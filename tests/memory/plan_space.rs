@@ -178,6 +178,7 @@ fn walk(shape: &[(&str, ContainerKind)], containers: &Value) -> usize {
                     backoff: &backoff,
                     now: NOW,
                     restart_all: false,
+                    resizing: false,
                 };
                 let made = plan(&input);
                 let context = || format!("{policy} {case:?} {chosen:?}\n{made:#?}");
@@ -367,6 +368,7 @@ impl Life {
             backoff: &self.backoff,
             now: self.now,
             restart_all: false,
+            resizing: false,
         };
         let made = plan(&input);
         check(&input, &made, &|| format!("{made:#?}\n{}", self.story()));

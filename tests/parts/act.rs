@@ -104,6 +104,7 @@ impl World {
             backoff: &self.backoff.borrow(),
             now: self.clock.now(),
             restart_all: false,
+            resizing: false,
         });
         let outcome = self.run(act(&self.ctx, pod, &observed, &made));
         for attempt in &outcome.attempts {
@@ -297,6 +298,7 @@ fn a_stuck_pull_holds_up_no_pod_whose_image_is_there() {
                 backoff: &backoff,
                 now,
                 restart_all: false,
+                resizing: false,
             });
             act(&ctx, &pod, &observed, &made).await
         }
@@ -394,6 +396,7 @@ fn a_changed_image_restarts_one_container_in_place() {
         backoff: &world.backoff.borrow(),
         now: world.clock.now(),
         restart_all: false,
+        resizing: false,
     });
     assert!(matches!(idle.action, PodAction::Keep { .. }) && idle.is_idle());
 }

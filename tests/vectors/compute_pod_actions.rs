@@ -28,6 +28,7 @@ pub fn plan_of(case: &Case, restart_all: bool) -> (DesiredPod, Plan) {
         backoff: &Backoff::new(now.mono, CRASH_BACKOFF_MAX),
         now,
         restart_all,
+        resizing: false,
     });
     (pod, plan)
 }

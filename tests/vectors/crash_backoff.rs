@@ -96,6 +96,7 @@ fn sync(
         backoff,
         now: clock,
         restart_all: false,
+        resizing: false,
     });
     let start = &plan.starts()[0];
     assert_eq!((start.kind, start.index, plan.starts().len()), (ContainerKind::App, 0, 1));

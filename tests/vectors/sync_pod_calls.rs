@@ -66,6 +66,7 @@ fn run(input: &Value, dir: &Path) -> Value {
         backoff: &backoff,
         now,
         restart_all: false,
+        resizing: false,
     });
     let ctx = context(recorder.clone(), Rc::new(NoHooks), dir);
     let outcome = recorder.run(act(&ctx, &pod, &observed, &plan));

@@ -47,6 +47,11 @@ impl Record {
         found
     }
 
+    /// [`PlanInput::resizing`](crate::sync::plan::PlanInput::resizing).
+    pub(in crate::node) fn is_resizing(&self) -> bool {
+        self.resizing.as_ref().is_some_and(|resizing| resizing.is_unsettled())
+    }
+
     fn is_resize_pending(&self) -> bool {
         self.resizing.as_ref().is_some_and(|resizing| resizing.is_pending())
     }
@@ -202,9 +207,14 @@ impl<R: Runtime + 'static> Pods<R> {
             self.resizes += 1;
             resizing.actuate(&fresh.id, fresh.sizes);
         }
-        let Some(failure) = outcome.resize_failure() else { return };
-        let (pod, event) = (pod.clone(), resizing.fail(pod, &failure.message, now.wall));
-        self.note_resize(&pod, event);
+        match outcome.resize() {
+            None => {}
+            Some(None) => resizing.settle(),
+            Some(Some(failure)) => {
+                let (pod, event) = (pod.clone(), resizing.fail(pod, &failure.message, now.wall));
+                self.note_resize(&pod, event);
+            }
+        }
     }
 
     /// Updates the progress of the pod's resize (`ResizeInProgress` and its end) by the last observation.

@@ -156,6 +156,7 @@ impl<R: Runtime + 'static> Pods<R> {
             backoff: &self.backoff,
             now,
             restart_all: self.statuses.is_restarting(uid),
+            resizing: record.is_resizing(),
         };
         let plan = plan(&input);
         let deadline = deadline.filter(|at| *at > now.mono);

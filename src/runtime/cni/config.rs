@@ -116,6 +116,12 @@ impl Network {
         self.plugins[index].get("type").and_then(Value::as_str).unwrap_or_default()
     }
 
+    /// The bridge that the plugin attaches pods to, if it is the `bridge` plugin.
+    pub(super) fn bridge(&self, index: usize) -> Option<&str> {
+        let named = self.plugins[index].get("bridge").and_then(Value::as_str).filter(|name| !name.is_empty());
+        (self.kind(index) == "bridge").then(|| named.unwrap_or("cni0"))
+    }
+
     /// The programs of all plugins, IPAM plugins included.
     pub(in crate::runtime) fn programs(&self) -> Vec<&str> {
         let ipam = |plugin: &'_ Map<String, Value>| plugin.get("ipam").is_some();

@@ -12,6 +12,7 @@ use std::rc::Rc;
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
+use super::links;
 use super::process::{self, Program, ProgramError};
 use super::settings::Settings;
 use crate::blocking::Blocking;
@@ -108,6 +109,12 @@ impl Plugins {
     pub(super) async fn add(&self, network: &Network, attachment: &Attachment) -> Result<Value, CniError> {
         let mut result = None;
         for index in 0..network.len() {
+            if let Some(bridge) = network.bridge(index).map(str::to_owned) {
+                let name = bridge.clone();
+                if let Err(error) = self.blocking.run(move || links::give_address(&name)).await {
+                    log::warn!("bridge {bridge} has no hardware address, and gets none: {error}");
+                }
+            }
             let stdin = network.request(index, &attachment.capabilities, result.as_ref(), None);
             let stdout = self.run(network, index, "ADD", Some(attachment), stdin).await?;
             let read = serde_json::from_slice(&stdout);
