@@ -312,6 +312,14 @@ impl Blocking {
         Ok(done.take())
     }
 
+    /// The pod's directory in which a path is, if it is in one: paths there are waited for together, and may share a job.
+    pub fn pod_dir_of(&self, path: &Path) -> Option<PathBuf> {
+        match Region::in_pod(path, &self.root) {
+            Some(Region::InPod(dir)) => Some(dir),
+            _ => None,
+        }
+    }
+
     /// Determines the location of a path once, for work in several pieces. It uses that pod's permits, or the node's.
     pub async fn location_of(&self, path: &Path, pod: Option<&PodUid>) -> Location {
         let path = path.to_owned();

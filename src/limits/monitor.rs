@@ -11,6 +11,11 @@ pub const MONITOR_RECORD_BYTES_MAX: usize = 16 * KIB;
 /// How long the OCI runtime may take to create a container. Longer: it is killed, the container is deleted by force, and the
 /// creation fails. Below the CRI's two minutes.
 pub const CONTAINER_CREATE_TIME: Duration = Duration::from_secs(90);
+/// How often a monitor moves between its own cgroups while the OCI runtime begins, so that the OCI runtime's move waits for nothing. More:
+/// that one waits.
+pub const CGROUP_MOVES_MAX: usize = 8;
+/// The pause after each: for so long a further move is quick.
+pub const CGROUP_MOVE_PERIOD: Duration = Duration::from_millis(8);
 /// How long the OCI runtime may take to delete a container that it could not create. Longer: it is killed; the agent deletes it.
 pub const CONTAINER_DELETE_TIME: Duration = Duration::from_secs(15);
 /// How long the agent waits for a monitor's report. Longer: the creation fails, and the monitor ends by its own deadlines.

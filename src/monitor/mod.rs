@@ -1,13 +1,13 @@
 //! The monitor of a container: a mode of the binary that holds its stdio, writes its log and records its exit.
 //!
 //! ```text
-//!     agent ── spawn ──► smolet monitor DIR ── spawns ──► smolet monitor --held DIR     own session, child of init
-//!        ▲                (ends at once)                    │  OCI runtime: run ─────► the container's first process
-//!        └──────────── report: PIDs, or the error ──────────┘  (ends)                  child of the subreaper --held
+//!     agent ── launch ──► smolet monitor --held DIR ── OCI runtime: run ──► the container's first process
+//!        ▲                  │  own session             (ends)               child of the subreaper --held
+//!        └── report: PIDs, or the error
 //! ```
 //!
 //! Owns the files below, all in the container's directory. The agent makes the directory with `monitor.json`
-//! ([`write_arguments`]), calls [`spawn`], and kills and deletes the container with the OCI runtime itself.
+//! ([`write_arguments`]), calls [`launch`], and kills and deletes the container with the OCI runtime itself.
 //!
 //! | file | what it is |
 //! |---|---|
@@ -18,14 +18,14 @@
 //! | `attach`, `control` | sockets for [`attach::connect`] and [`control`] |
 //! | `exit` | [`Exit`], appears whole by a rename when the container has ended and its output is in the log |
 //!
-//! **The end of a monitor.** It is no child of the agent: nobody has to reap it, and it goes on when the agent ends. When a
-//! monitor is killed, its container goes on: the container has its own FIFOs open for reading and for writing, so that they
-//! never break, and keep 64 KiB of output; then a write waits. [`adopt`] starts a new monitor, which goes on with log, attach and
-//! exit. Three things are lost: the exit code (the new monitor is no parent; it is [`EXIT_CODE_UNKNOWN`]), input that was to be
-//! closed after the first client (`stdin_once`: the container reads its end), and a terminal: it hangs up, the container gets
-//! SIGHUP and reads its end, and what it prints is lost, as with conmon. Of output only what the monitor had read and not yet
-//! written is lost: one read. A monitor that is killed before `pid` is written leaves a
-//! container that nobody knows: the agent deletes it by force.
+//! **The end of a monitor.** It goes on when the agent ends. Who has [`launch`]ed it reaps it; one of [`spawn`] and [`adopt`] is
+//! started by a process that ends at once, and is nobody's child. When a monitor is killed, its container goes on: the container
+//! has its own FIFOs open for reading and for writing, so that they never break, and keep 64 KiB of output; then a write waits.
+//! [`adopt`] starts a new monitor, which goes on with log, attach and exit. Three things are lost: the exit code (the new monitor
+//! is no parent; it is [`EXIT_CODE_UNKNOWN`]), input that was to be closed after the first client (`stdin_once`: the container
+//! reads its end), and a terminal: it hangs up, the container gets SIGHUP and reads its end, and what it prints is lost, as with
+//! conmon. Of output only what the monitor had read and not yet written is lost: one read. A monitor that is killed before `pid`
+//! is written leaves a container that nobody knows: the agent deletes it by force.
 //!
 //! A service manager that ends the agent must leave its monitors alone (`KillMode=process`).
 //!
@@ -46,8 +46,9 @@ mod record;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -164,15 +165,16 @@ pub mod names {
 /// # Errors
 /// As [`MonitorError`] says. The monitor has then removed what it made, but for `Died` and `DeadlineExceeded`.
 pub fn spawn(program: &Path, directory: &Path) -> Result<Created, MonitorError> {
-    start(program, None, directory)?.wait()
+    start_apart(program, &[], directory)?.wait()
 }
 
-/// The same without the wait: the caller reads the report.
+/// The same without the wait and without a process between the two, which would take milliseconds: the caller reads the report, and
+/// reaps the monitor, its child.
 ///
 /// # Errors
 /// The monitor could not be started.
-pub fn launch(program: &Path, directory: &Path) -> Result<Launched, MonitorError> {
-    start(program, None, directory)
+pub fn launch(program: &Path, directory: &Path) -> Result<(Launched, Child), MonitorError> {
+    start(program, &[process::HELD], directory)
 }
 
 /// Starts a new monitor for a container whose monitor was killed; see the module's text for what it has lost. A container that
@@ -181,7 +183,7 @@ pub fn launch(program: &Path, directory: &Path) -> Result<Launched, MonitorError
 /// # Errors
 /// As [`spawn`]; `Failed` when there is no `pid` (the container has not started) or a monitor lives.
 pub fn adopt(program: &Path, directory: &Path) -> Result<Created, MonitorError> {
-    start(program, Some(process::ADOPT), directory)?.wait()
+    start_apart(program, &[process::ADOPT], directory)?.wait()
 }
 
 /// A monitor that has not yet reported.
@@ -226,20 +228,25 @@ impl Launched {
     }
 }
 
-fn start(program: &Path, mode: Option<&str>, directory: &Path) -> Result<Launched, MonitorError> {
+fn start(program: &Path, mode: &[&str], directory: &Path) -> Result<(Launched, Child), MonitorError> {
     let failed = |source| MonitorError::Io { path: program.to_owned(), source };
     let mut command = Command::new(program);
-    command.arg(process::MODE).args(mode).arg(directory);
+    // Not the program's path, for who looks at processes.
+    command.arg0("smolet").arg(process::MODE).args(mode).arg(directory);
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().map_err(failed)?;
-    let report = child.stdout.take();
-    // It ends as soon as it has started the one that stays.
-    child.wait().map_err(failed)?;
     let directory = directory.to_owned();
-    match report {
-        Some(report) => Ok(Launched { report: report.into(), directory }),
+    match child.stdout.take() {
+        Some(report) => Ok((Launched { report: report.into(), directory }, child)),
         None => Err(MonitorError::Died(directory)),
     }
+}
+
+/// By a process that ends as soon as it has started the monitor.
+fn start_apart(program: &Path, mode: &[&str], directory: &Path) -> Result<Launched, MonitorError> {
+    let (launched, mut between) = start(program, mode, directory)?;
+    between.wait().map_err(|source| MonitorError::Io { path: program.to_owned(), source })?;
+    Ok(launched)
 }
 
 /// Waits for something to read or the end; `false` when the time is over or a signal came.

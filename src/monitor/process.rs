@@ -1,5 +1,5 @@
-//! The modes of the process: `smolet monitor DIR` and `--adopt DIR` start the monitor and end; `--held DIR` and `--held-adopt DIR`
-//! are the monitor.
+//! The modes of the process: `smolet monitor --held DIR` and `--held-adopt DIR` are the monitor; `smolet monitor DIR` and
+//! `--adopt DIR` start one of them and end.
 //!
 //! It is dispatched before the command line is parsed, so that a monitor touches as little of the binary as it can. All
 //! descriptors of the agent are closed when a program is executed, so that a monitor inherits its standard streams alone.
@@ -28,7 +28,8 @@ use crate::limits::{MONITOR_LOCK_PAUSE, MONITOR_LOCK_TRIES};
 pub(super) const MODE: &str = "monitor";
 /// Goes on with a container whose monitor was killed.
 pub(super) const ADOPT: &str = "--adopt";
-const HELD: &str = "--held";
+/// Is the monitor.
+pub(super) const HELD: &str = "--held";
 const HELD_ADOPT: &str = "--held-adopt";
 const SELF: &str = "/proc/self/exe";
 

@@ -11,6 +11,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
+use std::process::Child;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ use super::makers;
 use super::monitors;
 use super::namespaces;
 use super::oci_runtime::OciRuntime;
-use super::records::{ContainerPhase, ContainerRecord};
+use super::records::{self, ContainerPhase, ContainerRecord};
 use super::sandbox::Sandbox;
 use super::stats::{self, Rate};
 use super::users::{Owner, Users};
@@ -36,7 +37,7 @@ use super::watch::Watch;
 use crate::cri::{RuntimeError, RuntimeEventKind, RuntimeResult};
 use crate::limits::{KILL_TIME, KILL_TRIES, RUNTIME_CONTAINERS_MAX};
 use crate::model::{ContainerId, SandboxId, SortedMap};
-use crate::monitor;
+use crate::monitor::{self, Launched};
 use crate::proto::runtime::v1 as cri;
 
 /// Exit code and reason of a container that could not be started (containerd `StartContainer`).
@@ -307,12 +308,18 @@ impl Containers {
             other => return Err(not_now(format!("container {} is not created but {other:?}", container.id))),
         }
         container.record.borrow_mut().phase = ContainerPhase::Starting;
-        if let Err(error) = self.write(container).await {
-            // Nothing was started: a further call may.
-            container.record.borrow_mut().phase = ContainerPhase::Created;
-            return Err(error);
-        }
-        let started = Box::pin(self.run_init(container)).await;
+        let launched = match self.launch(container).await {
+            Ok(launched) => launched,
+            Err(error) => {
+                // Nothing was started: a further call may.
+                container.record.borrow_mut().phase = ContainerPhase::Created;
+                return Err(error);
+            }
+        };
+        let started = match launched {
+            Ok(launched) => Box::pin(self.run_init(container, launched)).await,
+            Err(error) => Err(error),
+        };
         if let Err(error) = &started {
             // A monitor that did not answer in time may still start it.
             makers::end(&self.context, container.id.as_str(), &self.run_dir(&container.id)).await;
@@ -331,10 +338,40 @@ impl Containers {
         started
     }
 
-    async fn run_init(self: &Rc<Self>, container: &Rc<Container>) -> RuntimeResult<()> {
-        self.watch_dir(container).await?;
-        let spawned = monitors::spawn(&self.context, self.run_dir(&container.id)).await;
-        spawned.map_err(|error| failed(error.to_string()))?;
+    /// Writes its record, watches its directory and starts its monitor, all on one thread.
+    ///
+    /// # Errors
+    /// The record could not be written: nothing else was done. The inner one: what followed failed.
+    async fn launch(&self, container: &Container) -> RuntimeResult<RuntimeResult<(Launched, Child)>> {
+        let _writing = container.writing.lock().await;
+        let (dir, run_dir) = (self.dir(&container.id), self.run_dir(&container.id));
+        let (record, adder) = (container.record.borrow().clone(), self.watch.adder());
+        let (kept, run, program) = (dir.clone(), run_dir.clone(), self.context.settings.program.clone());
+        let launch = move || {
+            records::write(&kept, &record)?;
+            let watched = adder.add(&run).map_err(|error| failed(format!("inotify: {error}")));
+            let launched = watched.and_then(|watched| {
+                let launched = monitor::launch(&program, &run);
+                launched.map(|launched| (watched, launched)).map_err(|error| failed(error.to_string()))
+            });
+            std::io::Result::Ok(launched)
+        };
+        let launched = self.context.blocking(launch).await;
+        let launched =
+            launched.map_err(|error| failed(format!("the record in {}: {error}", dir.display())))?;
+        Ok(launched.map(|(watched, launched)| {
+            self.watch.insert(watched, &container.id, run_dir);
+            launched
+        }))
+    }
+
+    async fn run_init(
+        self: &Rc<Self>,
+        container: &Rc<Container>,
+        launched: (Launched, Child),
+    ) -> RuntimeResult<()> {
+        let started = monitors::wait(&self.context, self.run_dir(&container.id), launched).await;
+        started.map_err(|error| failed(error.to_string()))?;
         self.set_running(container).await;
         // A quick one has ended already: its exit came while the turn was held.
         ends::look(self, container).await;

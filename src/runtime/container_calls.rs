@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::container::{Container, Containers};
 use super::context::{failed, invalid, not_now};
 use super::records::ContainerPhase;
-use super::sandbox::{Sandbox, Sandboxes};
+use super::sandbox::Sandbox;
+use super::sandboxes::Sandboxes;
 use super::{Embedded, create, ends, metrics, namespaces, spec, stats, status, verbose};
 use crate::cri::{RuntimeEvent, RuntimeEventKind, RuntimeResult};
 use crate::filesystem::read_bounded;
@@ -62,7 +63,7 @@ impl Embedded {
     fn clean_up_later(&self, container: &Rc<Container>) {
         if container.phase() == ContainerPhase::Exited {
             let (containers, container) = (self.containers.clone(), container.clone());
-            let clean_up = async move { containers.clean_up(&container).await };
+            let clean_up = async move { ends::clean_up(&containers, &container).await };
             drop(self.context.to_the_end("ended container", clean_up));
         }
     }
@@ -455,7 +456,7 @@ impl Embedded {
             container_id: event.id.to_string(),
             container_event_type: kind.into(),
             created_at: self.context.now(),
-            pod_sandbox_status: sandbox.map(|sandbox| Sandboxes::status(&sandbox)),
+            pod_sandbox_status: sandbox.map(|sandbox| sandbox.status()),
             containers_statuses: of_sandbox
                 .iter()
                 .map(|of| status::status(of.id().as_str(), &of.record.borrow(), &logs))

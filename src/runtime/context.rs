@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::task::{Context as Waking, Poll};
 
 use minicbor::Encode;
+use rustix::rand::GetRandomFlags;
 use smol::lock::Semaphore;
 
 use super::cni::Plugins;
@@ -161,6 +162,11 @@ impl Context {
 
     /// A new id: 64 hexadecimal digits.
     pub(super) async fn new_id(&self) -> Result<String, RuntimeError> {
+        let mut bytes = [0; 32];
+        // Early in the boot the kernel has no such numbers yet, and would have the loop wait for them.
+        if rustix::rand::getrandom(&mut bytes, GetRandomFlags::NONBLOCK) == Ok(bytes.len()) {
+            return Ok(hex(&bytes));
+        }
         let random = || -> io::Result<[u8; 32]> {
             let mut bytes = [0; 32];
             std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;

@@ -10,9 +10,10 @@ use super::container::{Container, Containers, OfSandbox, image_mount_name};
 use super::context::{failed, invalid, not_now};
 use super::images::FoundImage;
 use super::pause::PAUSE;
-use super::records::{ContainerPhase, ContainerRecord};
-use super::sandbox::{Sandbox, Sandboxes};
-use super::spec::{self, Made};
+use super::records::{self, ContainerPhase, ContainerRecord};
+use super::sandbox::Sandbox;
+use super::sandboxes::Sandboxes;
+use super::spec;
 use super::users::{self, Users};
 use super::volumes;
 use crate::cri::{RuntimeError, RuntimeEventKind, RuntimeResult};
@@ -100,10 +101,16 @@ async fn make(
     let context = &containers.context;
     let id = container.id().as_str();
     let (dir, run_dir) = (containers.dir(container.id()), containers.run_dir(container.id()));
-    let dirs = [dir, run_dir.clone()];
-    let made = context.blocking(move || dirs.iter().try_for_each(|dir| make_dir(dir))).await;
-    made.map_err(|error| failed(format!("its directory: {error}")))?;
-    containers.write(container).await?;
+    let (kept, run, record) = (dir.clone(), run_dir.clone(), container.record.borrow().clone());
+    let (asked, document) = (config.clone(), image.config.clone());
+    // Nobody else writes its record before it is made.
+    let begin = move || {
+        let made =
+            make_dir(&kept).and_then(|()| make_dir(&run)).and_then(|()| records::write(&kept, &record));
+        made.map_err(|error| failed(format!("its directory and its record: {error}")))?;
+        spec::volume_paths(&asked, &document)
+    };
+    let volumes = context.blocking(begin).await?;
     let users = sandbox.users();
     let rootfs = containers.images.make_rootfs(id, &image.id, rootfs_options(false, users.as_ref())).await?;
     if let Some(root) = users.as_ref().map(Users::root) {
@@ -113,7 +120,7 @@ async fn make(
         reached.map_err(|error| failed(format!("its root file system: {error}")))?;
     }
     mount_images(containers, container, users.as_ref(), &mut config, &mounted).await?;
-    let volumes = volumes::make(containers, container, users.as_ref(), &config, image).await?;
+    let volumes = volumes::make(containers, container, users.as_ref(), volumes).await?;
     let sandbox_config = sandbox.config();
     real_paths(containers, container, &mut config).await?;
     let log = (!config.log_path.is_empty())
@@ -146,15 +153,15 @@ async fn make(
         node: context.node_of(container.handler()),
         cgroup_mounts: context.settings.cgroup_mounts.clone(),
     };
-    let made = context.blocking(move || write_bundle(&run_dir, &asked, arguments)).await?;
-    {
-        let mut record = container.record.borrow_mut();
-        record.phase = ContainerPhase::Created;
-        record.stop_signal = made.stop_signal;
-        record.cgroup = made.cgroup.into();
-        (record.uid, record.gid, record.groups) = (made.uid, made.gid, made.groups);
-    }
-    containers.write(container).await
+    let mut record = container.record.borrow().clone();
+    let finish = move || {
+        write_bundle(&run_dir, &asked, arguments, &mut record)?;
+        let written = records::write(&dir, &record);
+        written.map(|()| record).map_err(|error| failed(format!("its record: {error}")))
+    };
+    let made = context.blocking(finish).await?;
+    container.record.replace(made);
+    Ok(())
 }
 
 fn make_dir(dir: &Path) -> io::Result<()> {
@@ -162,11 +169,13 @@ fn make_dir(dir: &Path) -> io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
+/// What is made is in the record then, with the phase.
 fn write_bundle(
     run_dir: &Path,
     asked: &spec::Asked,
     mut arguments: monitor::Arguments,
-) -> RuntimeResult<Made> {
+    record: &mut ContainerRecord,
+) -> RuntimeResult<()> {
     let made = spec::make(asked)?;
     arguments.oom_events.clone_from(&made.oom_events);
     if let Some(dir) = arguments.log.as_deref().and_then(Path::parent) {
@@ -178,7 +187,11 @@ fn write_bundle(
     let written = crate::filesystem::replace_unsynced(&run_dir.join("config.json"), &beside, &made.json);
     written.map_err(|error| failed(format!("its bundle: {error}")))?;
     monitor::write_arguments(run_dir, &arguments).map_err(|error| failed(error.to_string()))?;
-    Ok(made)
+    record.phase = ContainerPhase::Created;
+    record.stop_signal = made.stop_signal;
+    record.cgroup = made.cgroup.into();
+    (record.uid, record.gid, record.groups) = (made.uid, made.gid, made.groups);
+    Ok(())
 }
 
 fn rootfs_options(read_only: bool, users: Option<&Users>) -> RootfsOptions {
@@ -258,31 +271,45 @@ async fn real_paths(
     container: &Container,
     config: &mut cri::ContainerConfig,
 ) -> RuntimeResult<()> {
-    let pod = PodUid::from(container.pod());
-    let mut known: SortedMap<String, String> = SortedMap::new();
+    let (pod, blocking) = (PodUid::from(container.pod()), &containers.context.blocking);
+    // Each on its own: it may be on a server that does not answer, and the others are not. Those in a pod's directory are together.
+    let mut jobs: Vec<(Option<PathBuf>, Vec<PathBuf>)> = Vec::new();
+    for mount in &config.mounts {
+        let path = PathBuf::from(&mount.host_path);
+        let dir = blocking.pod_dir_of(&path);
+        match jobs.iter_mut().find(|(of, paths)| paths.contains(&path) || dir.is_some() && *of == dir) {
+            Some((_, paths)) if paths.contains(&path) => {}
+            Some((_, paths)) => paths.push(path),
+            None => jobs.push((dir, vec![path])),
+        }
+    }
+    let mut known: SortedMap<PathBuf, PathBuf> = SortedMap::new();
+    for (_, paths) in jobs {
+        let asked = paths.clone();
+        let real = move || asked.iter().map(|path| real_path(path)).collect::<Vec<_>>();
+        let real = blocking.run_outside_of(&pod, &paths[0], real).await;
+        for (path, real) in paths.into_iter().zip(real.map_err(|stuck| failed(stuck.to_string()))?) {
+            let real = real.map_err(|error| failed(format!("mount of {}: {error}", path.display())))?;
+            known.insert(path, real);
+        }
+    }
     for mount in &mut config.mounts {
-        let real = match known.get(&mount.host_path) {
-            Some(real) => real.clone(),
-            None => real_path(containers, &pod, PathBuf::from(&mount.host_path)).await?,
-        };
-        known.insert(std::mem::replace(&mut mount.host_path, real.clone()), real);
+        if let Some(real) = known.get(Path::new(&mount.host_path)) {
+            mount.host_path = real.display().to_string();
+        }
     }
     Ok(())
 }
 
-/// One of them. Each on its own: it may be on a server that does not answer, and the others are not.
-async fn real_path(containers: &Rc<Containers>, pod: &PodUid, path: PathBuf) -> RuntimeResult<String> {
-    let asked = path.clone();
-    let real = containers.context.blocking.run_outside_of(pod, &path, move || match asked.canonicalize() {
+/// One of them. Blocking.
+fn real_path(path: &Path) -> io::Result<PathBuf> {
+    match path.canonicalize() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            std::fs::create_dir_all(&asked)?;
-            asked.canonicalize()
+            std::fs::create_dir_all(path)?;
+            path.canonicalize()
         }
         other => other,
-    });
-    let real = real.await.map_err(|stuck| failed(stuck.to_string()))?;
-    let real = real.map_err(|error| failed(format!("mount of {}: {error}", path.display())))?;
-    Ok(real.display().to_string())
+    }
 }
 
 /// The first process of the pod's PID namespace.

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::container::{Container, Containers};
 use super::records::ContainerPhase;
-use super::sandbox::Sandboxes;
+use super::sandboxes::Sandboxes;
 use super::watch::Change;
 use crate::limits::{ADOPT_RETRY_MAX, ADOPT_RETRY_MIN, WATCH_RETRY_PERIOD};
 use crate::monitor::{self, EXIT_CODE_UNKNOWN, MonitorError};
@@ -69,9 +69,16 @@ fn look_soon(containers: &Rc<Containers>, container: &Rc<Container>) {
     let context = containers.context.clone();
     let work = async move {
         look(&containers, &container).await;
-        containers.clean_up(&container).await;
+        clean_up(&containers, &container).await;
     };
     drop(context.to_the_end("end of a container", work));
+}
+
+/// Lets the OCI runtime forget a container that has ended, at once: as long as its cgroup is there, its quota bounds its pod's.
+pub(super) async fn clean_up(containers: &Rc<Containers>, container: &Rc<Container>) {
+    if container.phase() == ContainerPhase::Exited {
+        containers.clean_up(container).await;
+    }
 }
 
 /// What the files of a container's monitor say.

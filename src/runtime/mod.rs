@@ -36,6 +36,7 @@ mod process;
 mod records;
 mod recovery;
 mod sandbox;
+mod sandboxes;
 mod service;
 mod settings;
 mod spec;
@@ -62,7 +63,8 @@ use crate::render::CgroupDriver;
 use container::Containers;
 use context::{Context, full, invalid};
 use exec::Execs;
-use sandbox::{Sandbox, Sandboxes};
+use sandbox::Sandbox;
+use sandboxes::Sandboxes;
 
 pub use conditions::readiness;
 pub use host::cgroup_version;
@@ -195,7 +197,7 @@ impl Embedded {
         let sandbox = self.sandboxes.existing(&request.pod_sandbox_id)?;
         let info = if request.verbose { self.sandboxes.info(&sandbox).await } else { verbose::Info::new() };
         Ok(cri::PodSandboxStatusResponse {
-            status: Some(Sandboxes::status(&sandbox)),
+            status: Some(sandbox.status()),
             timestamp: self.context.now(),
             info,
             ..cri::PodSandboxStatusResponse::default()

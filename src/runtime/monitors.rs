@@ -1,10 +1,12 @@
-//! Starts monitors without blocking the loop or a thread: the OCI runtime that a monitor runs may take a minute.
+//! Starts monitors without blocking the loop or a thread, as the OCI runtime that a monitor runs may take a minute, and reaps them.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::process::Child;
 
 use async_io::Async;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use smol::future::or;
 
 use super::context::Context;
@@ -18,6 +20,22 @@ use crate::monitor::{self, Created, Launched, MonitorError};
 pub(super) async fn spawn(context: &Context, dir: PathBuf) -> Result<Created, MonitorError> {
     let (program, of) = (context.settings.program.clone(), dir.clone());
     let launched = context.blocking(move || monitor::launch(&program, &of)).await?;
+    wait(context, dir, launched).await
+}
+
+/// The second half of [`spawn`].
+///
+/// # Errors
+/// As [`monitor::spawn`].
+pub(super) async fn wait(
+    context: &Context,
+    dir: PathBuf,
+    (launched, child): (Launched, Child),
+) -> Result<Created, MonitorError> {
+    if let Err(error) = reap_later(context, child) {
+        // The next agent's start does away with it.
+        log::warn!("{}: the end of the monitor cannot be waited for: {error}", dir.display());
+    }
     let late = async {
         context.clock.sleep(MONITOR_REPORT_TIME).await;
         Err(MonitorError::DeadlineExceeded(dir.clone()))
@@ -25,6 +43,18 @@ pub(super) async fn spawn(context: &Context, dir: PathBuf) -> Result<Created, Mo
     let report = async { read(launched.report).await.map_err(|source| failed(&dir, source)) };
     let text = or(report, late).await?;
     Launched::read(dir, &text)
+}
+
+/// It stays a zombie until somebody asks for its status.
+fn reap_later(context: &Context, mut monitor: Child) -> io::Result<()> {
+    let end = Async::new_nonblocking(pidfd_open(Pid::from_child(&monitor), PidfdFlags::empty())?)?;
+    let reap = async move {
+        // An error of the reactor: it may have ended.
+        let _ = end.readable().await;
+        monitor.try_wait()
+    };
+    drop(context.to_the_end("end of a monitor", reap));
+    Ok(())
 }
 
 fn failed(dir: &Path, source: io::Error) -> MonitorError {

@@ -1,39 +1,14 @@
-//! Sandboxes: their namespaces, their network, their files, and the records by which they are found again.
-//!
-//! ```text
-//!     run:     record (Making) ─► namespaces, files ─► CNI ADD ─► record (Ready)
-//!     stop:    CNI DEL ─► namespaces released ─► record (NotReady)
-//!     remove:  stop ─► directory removed
-//! ```
-//!
-//! Each step may be the last one of this process. A sandbox that is found half-made is removed; every step back is idempotent.
+//! A sandbox: what is known of it, and what the CRI is told. [`Sandboxes`](super::sandboxes::Sandboxes) are all of them.
 
 use std::cell::{Cell, RefCell};
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use prost::Message as _;
-use serde_json::Value;
-use smol::lock::{Mutex, RwLock};
+use smol::lock::{Mutex, MutexGuard, RwLock};
 
-use super::cni::{self, Asked, Attachment};
-use super::context::{Context, failed, full, invalid, is_id, not_now};
-use super::makers;
-use super::namespaces;
-use super::oci_runtime::OciRuntime;
-use super::pause::{self, PAUSE};
-use super::pod_config;
-use super::records::{self, SandboxPhase, SandboxRecord};
+use super::records::{SandboxPhase, SandboxRecord};
 use super::stats::Rate;
-use super::users::{self, Owner, Users};
-use super::verbose;
-use crate::cri::{RuntimeError, RuntimeEventKind, RuntimeResult};
-use crate::filesystem::read_start;
-use crate::limits::{
-    REMOVAL_RETRY_MAX, REMOVAL_RETRY_MIN, RESOLV_CONF_BYTES_MAX, RUNTIME_ENTRIES_READ_MAX, SANDBOXES_MAX,
-    WATCH_RETRY_PERIOD,
-};
-use crate::model::{SandboxId, SortedMap};
+use super::users::Users;
+use crate::model::SandboxId;
 use crate::proto::runtime::v1 as cri;
 
 /// Files of a sandbox that its containers have mounted.
@@ -41,13 +16,10 @@ pub(super) const RESOLV_CONF: &str = "resolv.conf";
 pub(super) const HOSTNAME: &str = "hostname";
 pub(super) const HOSTS: &str = "hosts";
 
-/// Of a network that releases what any pod may have had.
-const ALL: Asked = Asked { ports: true, bandwidth: false };
-
 /// One sandbox.
 pub(super) struct Sandbox {
     id: SandboxId,
-    record: RefCell<SandboxRecord>,
+    pub(super) record: RefCell<SandboxRecord>,
     /// Written to by its stop and removal; creations of containers in it read.
     turn: RwLock<()>,
     /// Held while its record is written.
@@ -60,7 +32,7 @@ pub(super) struct Sandbox {
 }
 
 impl Sandbox {
-    fn new(id: SandboxId, record: SandboxRecord) -> Rc<Self> {
+    pub(super) fn new(id: SandboxId, record: SandboxRecord) -> Rc<Self> {
         Rc::new(Self {
             id,
             record: RefCell::new(record),
@@ -86,7 +58,7 @@ impl Sandbox {
     }
 
     /// The OCI runtime of its first process.
-    fn oci_runtime(&self) -> Box<str> {
+    pub(super) fn oci_runtime(&self) -> Box<str> {
         self.record.borrow().oci_runtime.clone()
     }
 
@@ -112,6 +84,23 @@ impl Sandbox {
         &self.turn
     }
 
+    /// Held while its record is written.
+    pub(super) fn writing(&self) -> &Mutex<()> {
+        &self.writing
+    }
+
+    /// Says that somebody will look at its first process. `true`: somebody else has said so.
+    pub(super) fn expect_look(&self) -> bool {
+        self.is_look_expected.replace(true)
+    }
+
+    /// Held while its first process is looked at.
+    pub(super) async fn begin_look(&self) -> MutexGuard<'_, ()> {
+        let looking = self.looking.lock().await;
+        self.is_look_expected.set(false);
+        looking
+    }
+
     /// Its user namespace.
     pub(super) fn users(&self) -> Option<Users> {
         // It was checked when it was made.
@@ -122,474 +111,16 @@ impl Sandbox {
     pub(super) fn pod_uid(&self) -> String {
         self.config().metadata.map(|metadata| metadata.uid).unwrap_or_default()
     }
-}
-
-/// All sandboxes.
-pub(super) struct Sandboxes {
-    context: Rc<Context>,
-    all: RefCell<SortedMap<SandboxId, Rc<Sandbox>>>,
-}
-
-impl Sandboxes {
-    /// Those whose records are there. Half-made ones are removed, those of an earlier boot are not ready any more.
-    ///
-    /// # Errors
-    /// The directories cannot be read.
-    pub(super) async fn open(context: Rc<Context>) -> RuntimeResult<Rc<Self>> {
-        let (dir, run_dir) = (context.settings.sandboxes(), context.settings.sandboxes_run());
-        let found = context.blocking(move || found(&dir, &run_dir)).await;
-        let found = found.map_err(|error| failed(format!("the sandboxes' directories: {error}")))?;
-        let sandboxes = Rc::new(Self { context: context.clone(), all: RefCell::default() });
-        for (id, record) in found {
-            let (is_torn, mut record) = (record.is_none(), record.unwrap_or_default());
-            if is_torn {
-                // It may have an address, which plugins release by its id, and a first process.
-                record.network = sandboxes.network(ALL).await.unwrap_or_default();
-                record.shares_pids = true;
-            }
-            let sandbox = Sandbox::new(SandboxId::from(&*id), record);
-            sandboxes.all.borrow_mut().insert(sandbox.id.clone(), sandbox.clone());
-            Box::pin(sandboxes.recover(&sandbox)).await;
-        }
-        Ok(sandboxes)
-    }
-
-    async fn recover(self: &Rc<Self>, sandbox: &Rc<Sandbox>) {
-        let phase = sandbox.record.borrow().phase;
-        match phase {
-            SandboxPhase::Making => {
-                if sandbox.shares_pids() {
-                    makers::end(&self.context, sandbox.id.as_str(), &self.run_dir(&sandbox.id).join(PAUSE))
-                        .await;
-                }
-                makers::end_plugins(&self.context, sandbox.id.as_str()).await;
-                if let Err(error) = self.remove(sandbox).await {
-                    log::warn!("sandbox {}: half-made, and not removed: {error}; retrying", sandbox.id);
-                    // It is listed, so that it does not keep its pod's next one from being made, and can be removed.
-                    sandbox.record.borrow_mut().phase = SandboxPhase::NotReady;
-                    self.remove_later(sandbox);
-                }
-            }
-            SandboxPhase::Ready => {
-                if self.is_intact(sandbox).await {
-                    return;
-                }
-                let why = if sandbox.record.borrow().boot == self.context.boot {
-                    "its first process or its network namespace is gone"
-                } else {
-                    "the machine was restarted"
-                };
-                log::info!("sandbox {}: {why}; it is not ready any more", sandbox.id);
-                // Its network is released when it is stopped: at the start this would take a second for each pod.
-                sandbox.record.borrow_mut().phase = SandboxPhase::NotReady;
-                if let Err(error) = self.write(sandbox).await {
-                    log::warn!("sandbox {}: {error}", sandbox.id);
-                }
-            }
-            SandboxPhase::NotReady => {}
-        }
-    }
-
-    /// Removes a half-made one, as nobody else may know of it; the pause between two tries doubles.
-    fn remove_later(self: &Rc<Self>, sandbox: &Rc<Sandbox>) {
-        let (weak, id, clock) = (Rc::downgrade(self), sandbox.id.clone(), self.context.clock.clone());
-        let again = async move {
-            let mut pause = REMOVAL_RETRY_MIN;
-            loop {
-                clock.sleep(pause).await;
-                pause = (pause * 2).min(REMOVAL_RETRY_MAX);
-                let Some(sandboxes) = weak.upgrade() else { return };
-                // Removed by who listed it.
-                let Some(sandbox) = sandboxes.find(id.as_str()) else { return };
-                let _turn = sandbox.turn().write().await;
-                match sandboxes.remove(&sandbox).await {
-                    Ok(()) => return log::info!("sandbox {id}: half-made, and removed now"),
-                    Err(error) => log::debug!("sandbox {id}: {error}"),
-                }
-            }
-        };
-        drop(self.context.to_the_end("half-made sandbox", again));
-    }
-
-    /// Looks at the first process of that sandbox, if it has one, behind the caller's back.
-    pub(super) fn look_soon(self: &Rc<Self>, id: &str) {
-        let Some(sandbox) = self.all.borrow().get(id).cloned() else { return };
-        if !sandbox.is_ready() || !sandbox.shares_pids() || sandbox.is_look_expected.replace(true) {
-            return;
-        }
-        let sandboxes = self.clone();
-        let look = async move { sandboxes.look(&sandbox).await };
-        drop(self.context.to_the_end("first process of a sandbox", look));
-    }
-
-    /// The same for all.
-    pub(super) fn look_at_all_soon(self: &Rc<Self>) {
-        for sandbox in self.all() {
-            self.look_soon(sandbox.id.as_str());
-        }
-    }
-
-    /// A sandbox whose first process has ended is not ready any more: its containers have ended too, and no further one can be made. A
-    /// monitor that was killed is replaced; where it cannot be, this is tried again until the sandbox is stopped.
-    async fn look(&self, sandbox: &Rc<Sandbox>) {
-        let _looking = sandbox.looking.lock().await;
-        sandbox.is_look_expected.set(false);
-        loop {
-            let run_dir = self.run_dir(&sandbox.id);
-            let seen = self.context.blocking(move || pause::seen(&run_dir)).await;
-            if !sandbox.is_ready() {
-                return;
-            }
-            match seen {
-                pause::Seen::Runs => return,
-                pause::Seen::Ended => {
-                    log::warn!(
-                        "sandbox {}: its first process has ended; it is not ready any more",
-                        sandbox.id
-                    );
-                    return self.set_not_ready(sandbox).await;
-                }
-                pause::Seen::Abandoned => {
-                    match self.context.adopt(self.run_dir(&sandbox.id).join(PAUSE)).await {
-                        Ok(_) => return,
-                        // Another agent's try, or one that is over.
-                        Err(error) => log::debug!("sandbox {}: {error}", sandbox.id),
-                    }
-                    self.context.clock.sleep(WATCH_RETRY_PERIOD).await;
-                }
-            }
-        }
-    }
-
-    /// Says that it is not ready any more, if nobody has said so.
-    async fn set_not_ready(&self, sandbox: &Sandbox) {
-        if !sandbox.is_ready() {
-            return;
-        }
-        sandbox.record.borrow_mut().phase = SandboxPhase::NotReady;
-        self.context.events.publish(RuntimeEventKind::Exited, sandbox.id.as_str(), &sandbox.pod_uid());
-        if let Err(error) = self.write(sandbox).await {
-            // A full disk must not keep it from being stopped: whether it is intact is looked at after a restart.
-            log::warn!("sandbox {}: {error}", sandbox.id);
-        }
-    }
-
-    /// Its namespaces are those of its creation.
-    async fn is_intact(&self, sandbox: &Sandbox) -> bool {
-        if sandbox.record.borrow().boot != self.context.boot {
-            return false;
-        }
-        let of = pod_config::namespaces(&sandbox.config());
-        let dir = self.run_dir(&sandbox.id);
-        let is_intact = move || {
-            (of.host_network || namespaces::pinned_net(&dir).is_some())
-                && (!of.shares_pids || pause::runs(&dir))
-        };
-        self.context.blocking(is_intact).await
-    }
-
-    fn dir(&self, id: &SandboxId) -> PathBuf {
-        self.context.settings.sandboxes().join(id.as_str())
-    }
-
-    /// Its namespaces.
-    pub(super) fn run_dir(&self, id: &SandboxId) -> PathBuf {
-        self.context.settings.sandboxes_run().join(id.as_str())
-    }
-
-    /// A file that its containers have mounted.
-    pub(super) fn file(&self, id: &SandboxId, name: &str) -> PathBuf {
-        self.dir(id).join(name)
-    }
-
-    pub(super) fn all(&self) -> Vec<Rc<Sandbox>> {
-        self.all.borrow().values().cloned().collect()
-    }
-
-    /// The sandbox with that id, or the only one whose id begins so.
-    pub(super) fn find(&self, id: &str) -> Option<Rc<Sandbox>> {
-        let all = self.all.borrow();
-        if let Some(found) = all.get(id) {
-            return Some(found.clone());
-        }
-        let mut begin = all.values().filter(|sandbox| !id.is_empty() && sandbox.id.as_str().starts_with(id));
-        let found = begin.next()?;
-        begin.next().is_none().then(|| found.clone())
-    }
-
-    /// The same of one that is known to exist.
-    ///
-    /// # Errors
-    /// It does not exist.
-    pub(super) fn existing(&self, id: &str) -> RuntimeResult<Rc<Sandbox>> {
-        self.find(id).ok_or_else(|| RuntimeError::NotFound(format!("pod sandbox {id:?} does not exist")))
-    }
-
-    async fn write(&self, sandbox: &Sandbox) -> RuntimeResult<()> {
-        let _writing = sandbox.writing.lock().await;
-        let record = sandbox.record.borrow().clone();
-        self.context.write(self.dir(&sandbox.id), record).await
-    }
-
-    /// The text of the node's network.
-    async fn network(&self, asked: Asked) -> RuntimeResult<String> {
-        let (settings, pod_cidr) = (self.context.settings.clone(), self.context.pod_cidr.borrow().clone());
-        let loaded = self.context.blocking(move || cni::load(&settings, &pod_cidr, asked)).await;
-        loaded.map_err(|error| failed(error.to_string()))
-    }
-
-    /// `RunPodSandbox`.
-    ///
-    /// # Errors
-    /// The configuration is refused; a namespace or the network cannot be made.
-    pub(super) async fn run(
-        &self,
-        config: cri::PodSandboxConfig,
-        handler: &str,
-    ) -> RuntimeResult<Rc<Sandbox>> {
-        let Some(metadata) = &config.metadata else { return Err(invalid("config.metadata is missing")) };
-        let named = format!("sandbox of pod {}/{}", metadata.namespace, metadata.name);
-        let refused = |why: String| invalid(format!("{named}: {why}"));
-        if !self.context.settings.handlers.contains_key(handler) {
-            return Err(refused(match handler {
-                "" => "there is no OCI runtime; apt install crun, or runc".to_owned(),
-                _ => format!("runtime handler {handler:?} is not configured"),
-            }));
-        }
-        let wanted = pod_config::wanted(&config).map_err(refused)?;
-        let asked = Asked::by(&cni::capabilities(&config).map_err(refused)?);
-        let of = pod_config::namespaces(&config);
-        let network = if of.host_network { String::new() } else { self.network(asked).await? };
-        let id = SandboxId::from(self.context.new_id().await?);
-        let record = SandboxRecord {
-            phase: SandboxPhase::Making,
-            created_at: self.context.now(),
-            boot: self.context.boot.clone(),
-            handler: handler.into(),
-            config: config.encode_to_vec(),
-            network,
-            shares_pids: of.shares_pids,
-            oci_runtime: self.context.settings.path_of(handler),
-            ..SandboxRecord::default()
-        };
-        let sandbox = Sandbox::new(id, record);
-        self.reserve(&sandbox, metadata)?;
-        let made = Box::pin(async {
-            self.make(&sandbox, &config, wanted).await?;
-            self.attach(&sandbox, &config).await?;
-            if of.shares_pids {
-                let run_dir = self.run_dir(&sandbox.id);
-                pause::start(&self.context, (sandbox.id.as_str(), handler), &config, run_dir).await?;
-            }
-            RuntimeResult::Ok(())
-        });
-        match made.await {
-            Ok(()) => Ok(sandbox),
-            Err(error) => {
-                if let Err(left) = self.remove(&sandbox).await {
-                    log::warn!("{named}: {left}; what was made of it is removed later");
-                    sandbox.record.borrow_mut().phase = SandboxPhase::NotReady;
-                }
-                Err(failed(format!("{named}: {error}")))
-            }
-        }
-    }
-
-    /// Says that it is complete: from now on it is listed.
-    pub(super) async fn set_ready(&self, sandbox: &Rc<Sandbox>) -> RuntimeResult<()> {
-        sandbox.record.borrow_mut().phase = SandboxPhase::Ready;
-        self.write(sandbox).await?;
-        for kind in [RuntimeEventKind::Created, RuntimeEventKind::Started] {
-            self.context.events.publish(kind, sandbox.id.as_str(), &sandbox.pod_uid());
-        }
-        Ok(())
-    }
-
-    /// Takes a place among the sandboxes: one for each attempt of a pod, as containerd reserves names.
-    fn reserve(&self, sandbox: &Rc<Sandbox>, metadata: &cri::PodSandboxMetadata) -> RuntimeResult<()> {
-        let mut all = self.all.borrow_mut();
-        if all.len() >= SANDBOXES_MAX {
-            return Err(full(format!("there are {SANDBOXES_MAX} sandboxes; remove ended ones")));
-        }
-        let same = all.values().find(|other| other.config().metadata.as_ref() == Some(metadata));
-        if let Some(other) = same {
-            return Err(not_now(format!(
-                "sandbox {} is attempt {} of pod {}/{} already; remove it first",
-                other.id, metadata.attempt, metadata.namespace, metadata.name
-            )));
-        }
-        all.insert(sandbox.id.clone(), sandbox.clone());
-        Ok(())
-    }
-
-    async fn make(
-        &self,
-        sandbox: &Sandbox,
-        config: &cri::PodSandboxConfig,
-        wanted: namespaces::Wanted,
-    ) -> RuntimeResult<()> {
-        let (dir, run_dir) = (self.dir(&sandbox.id), self.run_dir(&sandbox.id));
-        let made = dir.clone();
-        let shown = dir.display().to_string();
-        let unmade = |error: std::io::Error| failed(format!("{shown}: {error}"));
-        self.context.blocking(move || make_dir(&made)).await.map_err(unmade)?;
-        self.write(sandbox).await?;
-        let resolv_conf = pod_config::resolv_conf(config);
-        let hostname = if config.hostname.is_empty() {
-            self.context.node.hostname.clone()
-        } else {
-            config.hostname.clone()
-        };
-        let root = wanted.users.as_ref().map(Users::root);
-        self.context
-            .blocking(move || write_files(&dir, resolv_conf, &hostname, root))
-            .await
-            .map_err(unmade)?;
-        let program = self.context.settings.program.clone();
-        let spaces = self.context.blocking(move || namespaces::make(&run_dir, &wanted, &program)).await;
-        spaces.map_err(|error| failed(error.to_string()))
-    }
-
-    async fn attach(&self, sandbox: &Sandbox, config: &cri::PodSandboxConfig) -> RuntimeResult<()> {
-        let text = sandbox.record.borrow().network.clone();
-        if text.is_empty() {
-            return Ok(());
-        }
-        let network = cni::kept(&text).map_err(|error| failed(error.to_string()))?;
-        let attachment = self.attachment(sandbox, config).await;
-        let added = self.context.plugins.add(&network, &attachment).await;
-        let result = added.map_err(|error| failed(error.to_string()))?;
-        let addresses = cni::addresses(&result);
-        if addresses.is_empty() {
-            return Err(failed("the CNI plugins gave the pod no address; check the network's ipam"));
-        }
-        let mut record = sandbox.record.borrow_mut();
-        record.network_result = result.to_string();
-        record.addresses = addresses;
-        Ok(())
-    }
-
-    async fn attachment(&self, sandbox: &Sandbox, config: &cri::PodSandboxConfig) -> Attachment {
-        let run_dir = self.run_dir(&sandbox.id);
-        let metadata = config.metadata.clone().unwrap_or_default();
-        Attachment {
-            container: sandbox.id.as_str().into(),
-            namespace: self.context.blocking(move || namespaces::pinned_net(&run_dir)).await,
-            arguments: cni::arguments(sandbox.id.as_str(), &metadata),
-            // They were checked before it was made.
-            capabilities: cni::capabilities(config).unwrap_or_default(),
-        }
-    }
-
-    /// CNI CHECK of its network.
-    ///
-    /// # Errors
-    /// The plugins'.
-    pub(super) async fn check_network(&self, sandbox: &Sandbox) -> RuntimeResult<()> {
-        let (text, result) = {
-            let record = sandbox.record.borrow();
-            (record.network.clone(), record.network_result.clone())
-        };
-        if text.is_empty() {
-            return Ok(());
-        }
-        let network = cni::kept(&text).map_err(|error| failed(error.to_string()))?;
-        let result: Value = serde_json::from_str(&result).unwrap_or_default();
-        let attachment = self.attachment(sandbox, &sandbox.config()).await;
-        let checked = self.context.plugins.check(&network, &attachment, &result).await;
-        checked.map_err(|error| failed(format!("sandbox {}: {error}", sandbox.id)))
-    }
-
-    /// Lets the node's plugins remove what belongs to no sandbox (CNI 1.1), behind the caller's back. Not where another runtime may use the
-    /// same network: its sandboxes are not known here, and would lose theirs.
-    pub(super) fn collect_garbage_later(self: &Rc<Self>) {
-        let sandboxes = self.clone();
-        let collect = async move {
-            if sandboxes.context.settings.is_cni_shared {
-                return;
-            }
-            let Ok(network) = sandboxes.network(ALL).await else { return };
-            let Ok(network) = cni::kept(&network) else { return };
-            let ids: Vec<Box<str>> = sandboxes.all().iter().map(|of| of.id.as_str().into()).collect();
-            if let Err(error) = sandboxes.context.plugins.collect_garbage(&network, &ids).await {
-                log::warn!("{error}; addresses of former pods may stay reserved");
-            }
-        };
-        drop(self.context.to_the_end("CNI garbage collection", collect));
-    }
-
-    /// Releases network and namespaces. Idempotent. Its containers have ended, and nobody else works on it.
-    ///
-    /// # Errors
-    /// A plugin's, the kernel's. What is left is released by the next call.
-    pub(super) async fn stop(&self, sandbox: &Rc<Sandbox>) -> RuntimeResult<()> {
-        self.set_not_ready(sandbox).await;
-        if sandbox.shares_pids() {
-            let runtime = OciRuntime::kept(&self.context, &sandbox.oci_runtime(), &sandbox.handler());
-            let run_dir = self.run_dir(&sandbox.id);
-            Box::pin(pause::end(&self.context, sandbox.id.as_str(), runtime, &run_dir)).await?;
-        }
-        Box::pin(self.detach(sandbox)).await?;
-        let run_dir = self.run_dir(&sandbox.id);
-        let released = self.context.blocking(move || namespaces::release(&run_dir)).await;
-        released.map_err(|error| failed(format!("sandbox {}: {error}", sandbox.id)))
-    }
-
-    async fn detach(&self, sandbox: &Rc<Sandbox>) -> RuntimeResult<()> {
-        let (text, result) = {
-            let record = sandbox.record.borrow();
-            (record.network.clone(), record.network_result.clone())
-        };
-        if text.is_empty() {
-            return Ok(());
-        }
-        let blame = |error: cni::CniError| failed(format!("sandbox {}: {error}", sandbox.id));
-        let network = cni::kept(&text).map_err(blame)?;
-        let attachment = self.attachment(sandbox, &sandbox.config()).await;
-        let result: Option<Value> = serde_json::from_str(&result).ok();
-        self.context.plugins.delete(&network, &attachment, result.as_ref()).await.map_err(blame)?;
-        {
-            let mut record = sandbox.record.borrow_mut();
-            record.network = String::new();
-            record.network_result = String::new();
-        }
-        // A record that is not there any more, or never was, is that of a half-made sandbox.
-        let dir = self.dir(&sandbox.id);
-        if self.context.blocking(move || dir.is_dir()).await
-            && let Err(error) = self.write(sandbox).await
-        {
-            // The next release does nothing: plugins have released it.
-            log::warn!("sandbox {}: {error}", sandbox.id);
-        }
-        Ok(())
-    }
-
-    /// Stops and forgets it. Its containers are removed, and nobody else works on it.
-    ///
-    /// # Errors
-    /// As [`Sandboxes::stop`]; the file system's.
-    pub(super) async fn remove(&self, sandbox: &Rc<Sandbox>) -> RuntimeResult<()> {
-        self.stop(sandbox).await?;
-        let dir = self.dir(&sandbox.id);
-        let removed = self.context.blocking(move || namespaces::remove_dir(&dir)).await;
-        removed.map_err(|error| failed(format!("sandbox {}: its directory: {error}", sandbox.id)))?;
-        self.all.borrow_mut().remove(&sandbox.id);
-        let was_made = sandbox.record.borrow().phase != SandboxPhase::Making;
-        if was_made {
-            self.context.events.publish(RuntimeEventKind::Deleted, sandbox.id.as_str(), &sandbox.pod_uid());
-        }
-        Ok(())
-    }
 
     /// `PodSandboxStatus`.
-    pub(super) fn status(sandbox: &Sandbox) -> cri::PodSandboxStatus {
-        let record = sandbox.record.borrow();
+    pub(super) fn status(&self) -> cri::PodSandboxStatus {
+        let record = self.record.borrow();
         let config = record.config();
         let context = config.linux.and_then(|linux| linux.security_context);
         let options = context.and_then(|context| context.namespace_options).unwrap_or_default();
         let mut addresses = record.addresses.iter().map(ToString::to_string);
         cri::PodSandboxStatus {
-            id: sandbox.id.to_string(),
+            id: self.id.to_string(),
             metadata: config.metadata,
             state: state_of(&record).into(),
             created_at: record.created_at,
@@ -606,46 +137,28 @@ impl Sandboxes {
         }
     }
 
-    /// What a verbose `PodSandboxStatus` has beside the status.
-    pub(super) async fn info(&self, sandbox: &Sandbox) -> verbose::Info {
-        let (record, run_dir) = (sandbox.record.borrow().clone(), self.run_dir(&sandbox.id));
-        let look = move || {
-            let is_pinned = |path: &Path| crate::mounts::is_mounted(path).unwrap_or_default();
-            let pid = if record.shares_pids { pause::pid(&run_dir) } else { 0 };
-            verbose::sandbox(&record, pid, &run_dir, is_pinned)
-        };
-        self.context.blocking(look).await
-    }
-
-    /// `ListPodSandbox`.
-    pub(super) fn list(&self, filter: Option<&cri::PodSandboxFilter>) -> Vec<cri::PodSandbox> {
-        let all: Vec<Rc<Sandbox>> = self.all.borrow().values().cloned().collect();
-        let mut items = Vec::new();
-        for sandbox in all {
-            let record = sandbox.record.borrow();
-            if record.phase == SandboxPhase::Making {
-                continue;
-            }
-            let config = record.config();
-            let state = state_of(&record);
-            let passes = filter.is_none_or(|filter| {
-                sandbox.id.as_str().starts_with(&filter.id)
-                    && filter.state.is_none_or(|wanted| wanted.state == i32::from(state))
-                    && filter.label_selector.iter().all(|(key, value)| config.labels.get(key) == Some(value))
-            });
-            if passes {
-                items.push(cri::PodSandbox {
-                    id: sandbox.id.to_string(),
-                    metadata: config.metadata,
-                    state: state.into(),
-                    created_at: record.created_at,
-                    labels: config.labels,
-                    annotations: config.annotations,
-                    ..cri::PodSandbox::default()
-                });
-            }
+    /// Its item of `ListPodSandbox`, if it passes; a half-made one is not listed.
+    pub(super) fn item(&self, filter: Option<&cri::PodSandboxFilter>) -> Option<cri::PodSandbox> {
+        let record = self.record.borrow();
+        if record.phase == SandboxPhase::Making {
+            return None;
         }
-        items
+        let config = record.config();
+        let state = state_of(&record);
+        let passes = filter.is_none_or(|filter| {
+            self.id.as_str().starts_with(&filter.id)
+                && filter.state.is_none_or(|wanted| wanted.state == i32::from(state))
+                && filter.label_selector.iter().all(|(key, value)| config.labels.get(key) == Some(value))
+        });
+        passes.then(|| cri::PodSandbox {
+            id: self.id.to_string(),
+            metadata: config.metadata,
+            state: state.into(),
+            created_at: record.created_at,
+            labels: config.labels,
+            annotations: config.annotations,
+            ..cri::PodSandbox::default()
+        })
     }
 }
 
@@ -654,48 +167,4 @@ fn state_of(record: &SandboxRecord) -> cri::PodSandboxState {
         SandboxPhase::Ready => cri::PodSandboxState::SandboxReady,
         SandboxPhase::Making | SandboxPhase::NotReady => cri::PodSandboxState::SandboxNotready,
     }
-}
-
-fn make_dir(dir: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::DirBuilderExt as _;
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
-}
-
-fn write_files(
-    dir: &Path,
-    resolv_conf: Option<String>,
-    hostname: &str,
-    root: Option<Owner>,
-) -> std::io::Result<()> {
-    let resolv_conf = resolv_conf.unwrap_or_else(|| {
-        // Without the node's file the pod has no name servers, as the node.
-        let node = read_start(Path::new(crate::paths::RESOLV_CONF), RESOLV_CONF_BYTES_MAX);
-        String::from_utf8_lossy(&node.unwrap_or_default()).into_owned()
-    });
-    for (name, text) in [(RESOLV_CONF, resolv_conf), (HOSTNAME, format!("{hostname}\n"))] {
-        namespaces::write_mounted(&dir.join(name), &text)?;
-        root.map_or(Ok(()), |root| users::give(&dir.join(name), root))?;
-    }
-    Ok(())
-}
-
-/// Ids of sandboxes, with their records; `None` for one without a readable record.
-type Found = Vec<(String, Option<SandboxRecord>)>;
-
-/// Reads the directories of sandboxes, which are made if they are not there. Blocking.
-fn found(dir: &Path, run_dir: &Path) -> std::io::Result<Found> {
-    let mut found: Found = Vec::new();
-    for at in [dir, run_dir] {
-        make_dir(at)?;
-        for entry in std::fs::read_dir(at)?.take(RUNTIME_ENTRIES_READ_MAX) {
-            let Ok(id) = entry?.file_name().into_string() else { continue };
-            if !is_id(&id) || found.iter().any(|(known, _)| *known == id) {
-                continue;
-            }
-            let record = records::read(&dir.join(&id));
-            let record = record.map_err(|error| std::io::Error::other(format!("{id}: {error}")))?;
-            found.push((id, record));
-        }
-    }
-    Ok(found)
 }

@@ -7,33 +7,27 @@ use std::time::Instant;
 
 use super::container::{Container, Containers};
 use super::context::failed;
-use super::images::FoundImage;
-use super::spec;
 use super::users::{self, Owner, Users};
 use crate::cri::RuntimeResult;
 use crate::limits::REMOVAL_PIECE;
 use crate::model::ContainerId;
 use crate::oci::Volume;
-use crate::proto::runtime::v1 as cri;
 use crate::tree;
 
 fn dir_of(containers: &Containers, id: &ContainerId) -> PathBuf {
     containers.dir(id).join("volumes")
 }
 
-/// Makes them; the root file system is there.
+/// Makes those of these paths in the container; the root file system is there.
 ///
 /// # Errors
-/// The image's configuration is refused; the file system's.
+/// The file system's.
 pub(super) async fn make(
     containers: &Containers,
     container: &Container,
     users: Option<&Users>,
-    config: &cri::ContainerConfig,
-    image: &FoundImage,
+    paths: Vec<String>,
 ) -> RuntimeResult<Vec<Volume>> {
-    let (asked, document) = (config.clone(), image.config.clone());
-    let paths = containers.context.blocking(move || spec::volume_paths(&asked, &document)).await?;
     let mut volumes = Vec::with_capacity(paths.len());
     for (index, path) in paths.into_iter().enumerate() {
         let dir = dir_of(containers, container.id()).join(index.to_string());

@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -66,13 +66,20 @@ impl Watch {
     /// # Errors
     /// The directory does not exist; the user has no watch left.
     pub(super) async fn add(&self, id: &ContainerId, dir: PathBuf) -> io::Result<()> {
-        let inotify = self.inotify.borrow().clone();
-        let watched = dir.clone();
-        let flags = WatchFlags::MOVED_TO | WatchFlags::CLOSE_WRITE | WatchFlags::ONLYDIR;
-        let added =
-            self.blocking.run(move || inotify::add_watch(inotify.get_ref().as_fd(), &watched, flags)).await;
-        self.watched.borrow_mut().insert(added?, (id.clone(), dir));
+        let (adder, watched) = (self.adder(), dir.clone());
+        let added = self.blocking.run(move || adder.add(&watched)).await;
+        self.insert(added?, id, dir);
         Ok(())
+    }
+
+    /// For a thread that watches a directory with other work. What it returns is [`Watch::insert`]ed afterwards: until then changes go
+    /// unseen.
+    pub(super) fn adder(&self) -> Adder {
+        Adder(self.inotify.borrow().clone())
+    }
+
+    pub(super) fn insert(&self, added: i32, id: &ContainerId, dir: PathBuf) {
+        self.watched.borrow_mut().insert(added, (id.clone(), dir));
     }
 
     /// Waits for changes.
@@ -122,6 +129,20 @@ impl Watch {
     }
 }
 
+/// Watches directories, on any thread.
+pub(super) struct Adder(Arc<Async<OwnedFd>>);
+
+impl Adder {
+    /// Blocking.
+    ///
+    /// # Errors
+    /// The directory does not exist; the user has no watch left.
+    pub(super) fn add(&self, dir: &Path) -> io::Result<i32> {
+        let flags = WatchFlags::MOVED_TO | WatchFlags::CLOSE_WRITE | WatchFlags::ONLYDIR;
+        Ok(inotify::add_watch(self.0.get_ref().as_fd(), dir, flags)?)
+    }
+}
+
 fn instance() -> io::Result<Arc<Async<OwnedFd>>> {
     let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
     Ok(Arc::new(Async::new_nonblocking(inotify)?))
@@ -129,8 +150,6 @@ fn instance() -> io::Result<Arc<Async<OwnedFd>>> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
 
     #[test]
