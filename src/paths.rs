@@ -36,6 +36,8 @@ pub const RESOLV_CONF: &str = "/etc/resolv.conf";
 pub const UPSTREAM_RESOLV_CONF: &str = "/run/systemd/resolve/resolv.conf";
 /// The program that loads kernel modules, wherever it is.
 pub const MODPROBE: &str = "modprobe";
+/// The socket of k3s' own containerd.
+pub const K3S_CONTAINERD: &str = "/run/k3s/containerd/containerd.sock";
 /// The node password with which a k3s server identifies a node (k3s).
 pub const NODE_PASSWORD: &str = "/etc/rancher/node/password";
 /// The ID behind a node's name, k3s' own.

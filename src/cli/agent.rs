@@ -30,16 +30,8 @@ pub(super) fn run(args: &Args) -> ExitCode {
 }
 
 fn translated(args: &Args) -> Result<(run::Args, Call), String> {
-    let of_line = k3s_flags::of_args(&args.flags)?;
-    let variable = |key: &str| std::env::var(key).ok();
-    let named = k3s_flags::config_file(&of_line).map(str::to_owned).or_else(|| variable(CONFIG_VARIABLE));
-    let file = named.as_deref().unwrap_or(CONFIG_FILE);
-    let mut warnings = Vec::new();
-    let files = files(Path::new(file), named.is_some())?;
-    let mut given = k3s_flags::of_files(&files, &mut warnings).map_err(|why| format!("{file}: {why}"))?;
-    given.extend(of_line);
-    let translated = k3s_flags::translate(&given, variable)?;
-    for warning in warnings.iter().chain(&translated.warnings) {
+    let translated = translate(&args.flags, |key| std::env::var(key).ok())?;
+    for warning in &translated.warnings {
         super::say(&format!("smolet agent: {warning}"));
     }
     let env: Vec<(String, String)> = std::env::vars_os()
@@ -49,8 +41,25 @@ fn translated(args: &Args) -> Result<(run::Args, Call), String> {
     Ok((args_of(&translated)?, call))
 }
 
+/// Flags of `k3s agent`, with those of its configuration files and variables.
+pub(super) fn translate(
+    flags: &[String],
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<Translated, String> {
+    let of_line = k3s_flags::of_args(flags)?;
+    let named = k3s_flags::config_file(&of_line).map(str::to_owned).or_else(|| variable(CONFIG_VARIABLE));
+    let file = named.as_deref().unwrap_or(CONFIG_FILE);
+    let mut warnings = Vec::new();
+    let files = files(Path::new(file), named.is_some())?;
+    let mut given = k3s_flags::of_files(&files, &mut warnings).map_err(|why| format!("{file}: {why}"))?;
+    given.extend(of_line);
+    let mut translated = k3s_flags::translate(&given, variable)?;
+    translated.warnings.splice(0..0, warnings);
+    Ok(translated)
+}
+
 /// As if `smolet run` had been called with these.
-fn args_of(translated: &Translated) -> Result<run::Args, String> {
+pub(super) fn args_of(translated: &Translated) -> Result<run::Args, String> {
     let command = super::command().find_subcommand("run").cloned().ok_or("smolet run is not there")?;
     let command = command.args_override_self(true).no_binary_name(true);
     let matches = command.try_get_matches_from(&translated.run).map_err(|error| {

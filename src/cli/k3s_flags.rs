@@ -8,6 +8,7 @@
 
 use crate::config::fields;
 use crate::decode::Node;
+use crate::paths;
 
 /// A flag with its value; of a switch `true` or `false`.
 type Given = (String, String);
@@ -113,6 +114,8 @@ pub(super) struct Translated {
     pub(super) warnings: Vec<String>,
     /// All flags, as the Node tells them.
     pub(super) call: Vec<String>,
+    /// k3s' directory.
+    pub(super) data_dir: String,
 }
 
 fn meaning(name: &str) -> Option<(&'static str, Meaning)> {
@@ -270,6 +273,12 @@ pub(super) fn translate(
     out.run.push(format!("--images-dir={data_dir}/agent/images"));
     out.run.push(format!("--manifests={data_dir}/agent/pod-manifests"));
     out.run.push(format!("--containerd-certs-dir={data_dir}/agent/etc/containerd/certs.d"));
+    // Where k3s' own containerd looks for the pods' network.
+    if out.run.iter().any(|arg| arg.strip_prefix("--runtime-endpoint=unix://") == Some(paths::K3S_CONTAINERD))
+    {
+        out.run.push(format!("--cni-conf-dir={data_dir}/agent/etc/cni/net.d"));
+    }
+    data_dir.clone_into(&mut out.data_dir);
     // k3s agent serves Services, unless the server says that it does not.
     out.run.push("--service-proxy".to_owned());
     let before = out.run.len();
@@ -306,7 +315,7 @@ fn is_true(name: &str, value: &str) -> Result<bool, String> {
 /// A flag of the kubelet: one of a field of the `KubeletConfiguration`, or one of `smolet run` with the kubelet's name.
 fn kubelet_arg(text: &str, out: &mut Translated) {
     /// Those of the kubelet's flags that `smolet run` has itself.
-    const OWN: [&str; 14] = [
+    const OWN: [&str; 15] = [
         "address",
         "cgroup-driver",
         "cgroup-root",
@@ -321,6 +330,7 @@ fn kubelet_arg(text: &str, out: &mut Translated) {
         "port",
         "provider-id",
         "register-with-taints",
+        "root-dir",
     ];
     let text = text.trim_start_matches('-');
     let (name, value) = text.split_once('=').unwrap_or((text, "true"));
@@ -374,6 +384,28 @@ mod tests {
 
     fn run(args: &[&str]) -> Vec<String> {
         strings(&[args, &USUAL].concat())
+    }
+
+    #[test]
+    fn with_k3s_containerd_the_pods_network_is_configured_where_that_looks() {
+        let of = |endpoint: &str| {
+            let args =
+                ["-s", "https://a", "-t", "x", "-d", "/srv/k3s/", "--container-runtime-endpoint", endpoint];
+            translated(&[], &args, &[]).unwrap()
+        };
+        for (endpoint, is_k3s) in [
+            ("/run/k3s/containerd/containerd.sock", true),
+            ("unix:///run/k3s/containerd/containerd.sock", true),
+            ("/run/containerd/containerd.sock", false),
+            ("", false),
+        ] {
+            let found = of(endpoint);
+            let wanted = "--cni-conf-dir=/srv/k3s/agent/etc/cni/net.d";
+            assert_eq!(found.run.iter().any(|arg| arg == wanted), is_k3s, "{endpoint}: {:?}", found.run);
+            assert_eq!(found.data_dir, "/srv/k3s");
+        }
+        let args = ["-s", "https://a", "-t", "x", "--kubelet-arg=root-dir=/srv/kubelet"];
+        assert!(translated(&[], &args, &[]).unwrap().run.contains(&"--root-dir=/srv/kubelet".to_owned()));
     }
 
     #[test]

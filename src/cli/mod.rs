@@ -11,6 +11,8 @@ mod doctor;
 mod events;
 mod exec;
 mod image;
+#[cfg(feature = "tls")]
+mod k3s;
 mod k3s_flags;
 mod k3s_link;
 mod kubelet_flags;
@@ -49,6 +51,9 @@ enum Command {
     Run(Box<run::Args>),
     /// Run the agent in the words of k3s agent, with its configuration files and variables
     Agent(agent::Args),
+    /// Take the place of k3s agent on its board, or give it back
+    #[cfg(feature = "tls")]
+    K3s(k3s::Args),
     /// Check manifests without an agent
     Check(check::Args),
     /// List the pods of this node
@@ -110,6 +115,8 @@ fn run_command() -> ExitCode {
             run::run(&args)
         }
         Command::Agent(args) => agent::run(&args),
+        #[cfg(feature = "tls")]
+        Command::K3s(args) => k3s::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Pods(args) => pods::run(&args),
         Command::Describe(args) => describe::run(&args),

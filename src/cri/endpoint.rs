@@ -14,11 +14,12 @@ use crate::clock::SharedClock;
 use crate::executor::Executor;
 use crate::filesystem::read_start;
 use crate::limits::{CRICTL_CONFIG_BYTES_MAX, ENDPOINT_CHECK_TIMEOUT, SOCKET_PATH_BYTES_MAX};
+use crate::paths;
 use crate::stream::Socket;
 
 /// Sockets of known runtimes, in the order in which they are tried when none is configured.
 pub const USUAL_SOCKETS: [&str; 3] =
-    ["/run/containerd/containerd.sock", "/run/k3s/containerd/containerd.sock", "/run/crio/crio.sock"];
+    ["/run/containerd/containerd.sock", paths::K3S_CONTAINERD, "/run/crio/crio.sock"];
 
 /// crictl's configuration file, which has the runtime's socket too.
 pub const CRICTL_CONFIG: &str = "/etc/crictl.yaml";

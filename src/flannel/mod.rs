@@ -24,7 +24,7 @@ pub(crate) use net_conf::{Backend, NetConf};
 pub(crate) use network::{BroughtUp, Wanted, bring_up};
 pub(crate) use node::{Annotations, Mac, Peer, Way, annotations, macs};
 pub(crate) use peers::{PeerFollower, Peers};
-pub(crate) use rules::RuleSpec;
+pub(crate) use rules::{RuleSpec, TABLES};
 
 /// The place of an address's family in an array: IPv4 first.
 pub(crate) fn family(address: std::net::IpAddr) -> usize {

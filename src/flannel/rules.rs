@@ -17,7 +17,7 @@ use crate::model::Network;
 use crate::nftables::{Batch, Compare, Family, Hook, Payload, Register, Rule, Verdict};
 
 /// Tables by family.
-pub(super) const TABLES: [(Family, &str); 2] = [(Family::Ip, "flannel-ipv4"), (Family::Ip6, "flannel-ipv6")];
+pub(crate) const TABLES: [(Family, &str); 2] = [(Family::Ip, "flannel-ipv4"), (Family::Ip6, "flannel-ipv6")];
 pub(super) const FORWARD: &str = "forward";
 pub(super) const POSTROUTING: &str = "postrtg";
 

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! `joining` decides, as a table of states, and `join_task` carries it out. `joining`, `component`, `token`, `authority`,
-//! `refusal`, `settings`, `servers`, `frame` and `message` are PURE; `supervisor`, `files`, `component_clients`, `tunnel`, `tunnels`,
+//! `refusal`, `settings`, `servers`, `takeover`, `frame` and `message` are PURE; `supervisor`, `files`, `component_clients`, `tunnel`, `tunnels`,
 //! `load_balancer` and `join_task` do the I/O.
 //!
 //! Differs from `k3s agent`: a node asks a server for the list of servers, because it may not watch the endpoints of
@@ -31,6 +31,7 @@ mod refusal;
 mod servers;
 mod settings;
 mod supervisor;
+pub(crate) mod takeover;
 mod token;
 mod tunnel;
 mod tunnels;

@@ -32,3 +32,14 @@ pub const K3S_BALANCER_HALF_CLOSED_TIME: Duration = Duration::from_mins(1);
 pub const K3S_BALANCER_KEEPALIVE: Duration = Duration::from_secs(10);
 /// Wait before a port that somebody else has is tried again.
 pub const K3S_BALANCER_RETRY: Duration = Duration::from_mins(1);
+
+/// How long `smolet k3s takeover` waits for a unit to be active. Later: k3s agent is started again.
+pub const TAKEOVER_UNIT_TIME: Duration = Duration::from_mins(2);
+/// Restarts of a unit behind which it does not wait any more.
+pub const TAKEOVER_RESTARTS: u32 = 2;
+/// How long it waits for the rules that take the place of others. Later: those stay.
+pub const TAKEOVER_RULES_TIME: Duration = Duration::from_mins(1);
+/// How often it looks.
+pub const TAKEOVER_LOOK_PERIOD: Duration = Duration::from_millis(200);
+/// Bytes of a file of k3s' that it reads. More: it counts as empty.
+pub const TAKEOVER_FILE_BYTES_MAX: usize = 256 * KIB;

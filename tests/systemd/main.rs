@@ -12,6 +12,8 @@
 #[cfg(target_arch = "x86_64")]
 mod package;
 mod shutdown;
+#[cfg(target_arch = "x86_64")]
+mod takeover;
 
 use std::fs;
 use std::path::{Path, PathBuf};

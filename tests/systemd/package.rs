@@ -15,17 +15,17 @@ fn package() -> PathBuf {
 }
 
 /// The program that is tested elsewhere, of which the package is made.
-fn tested_program() -> PathBuf {
+pub fn tested_program() -> PathBuf {
     std::env::var_os("SMOLET_BIN")
         .expect("SMOLET_BIN names the release binary; make systemd builds it")
         .into()
 }
 
 /// A root that has nothing but what a package needs to be installed, and the package; gone when dropped.
-struct Root(PathBuf);
+pub struct Root(pub PathBuf);
 
 impl Root {
-    fn new(name: &str) -> Self {
+    pub fn new(name: &str) -> Self {
         let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         let _ = fs::remove_dir_all(&root);
         for directory in ["bin", "var/lib/dpkg/info", "var/lib/dpkg/updates", "tmp"] {
@@ -56,7 +56,7 @@ impl Root {
         self.dpkg(&["--install", package().to_str().unwrap()]);
     }
 
-    fn path(&self, path: &str) -> PathBuf {
+    pub fn path(&self, path: &str) -> PathBuf {
         self.0.join(path.trim_start_matches('/'))
     }
 }
@@ -154,7 +154,7 @@ fn the_same_input_makes_the_same_package_and_the_wrong_program_none() {
 }
 
 /// Targets that every unit names, and that a root or a world of a test has not.
-fn target_stubs(directory: &Path) {
+pub fn target_stubs(directory: &Path) {
     fs::create_dir_all(directory).unwrap();
     for target in ["sysinit", "basic", "shutdown"] {
         fs::write(directory.join(format!("{target}.target")), "[Unit]\nDefaultDependencies=no\n").unwrap();
@@ -286,7 +286,7 @@ impl Service<'_> {
 }
 
 /// Lays what is installed over the machine's own, in that world alone; nothing is written there.
-fn lay_over(world: &World, roots: &[&Path]) {
+pub fn lay_over(world: &World, roots: &[&Path]) {
     let run = |program: &str, words: &[&str]| text(&world.program(program).args(words).output().unwrap());
     for below in ["usr", "etc"] {
         let above: Vec<_> = roots.iter().map(|root| root.join(below).display().to_string()).collect();
@@ -308,7 +308,7 @@ fn core_limits(limits: &Path) -> [String; 2] {
 }
 
 /// False where the machine lets nobody lower an OOM score: what sets one is not shown then.
-fn lowers_oom_scores(world: &World) -> bool {
+pub fn lowers_oom_scores(world: &World) -> bool {
     let lowered = world.program("sh").args(["-c", "echo -999 >/proc/self/oom_score_adj"]).output().unwrap();
     if !lowered.status.success() {
         println!("==== this machine lets nobody lower an OOM score: that of the service IS NOT SHOWN ====");
@@ -316,7 +316,13 @@ fn lowers_oom_scores(world: &World) -> bool {
     lowered.status.success()
 }
 
-fn version() -> &'static str {
+/// A program of these lines.
+pub fn program_file(path: &Path, text: &str) {
+    fs::write(path, text).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+pub fn version() -> &'static str {
     if has_version_1() { "v1" } else { "v2" }
 }
 

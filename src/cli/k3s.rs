@@ -1,0 +1,420 @@
+//! `smolet k3s takeover`: smolet in the place of `k3s agent` on its own board, and back. Pods run on both ways: they belong to k3s'
+//! containerd, which goes on as a unit of its own.
+//!
+//! Everything that can be wrong is looked at before anything is changed. When smolet does not come up, k3s agent is started again.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use super::{agent, fail, print, say};
+use crate::config::Config;
+use crate::filesystem::{read_linked, replace};
+use crate::flannel;
+use crate::k3s::takeover::{
+    AGENT_UNIT, AgentCommand, CONTAINERD_UNIT, agent_command, containerd_unit, drop_in, environment_files,
+    has_systemd_cgroups, is_plain, variable, without_k3s,
+};
+use crate::limits::{
+    CONFIG_FILE_BYTES_MAX, TAKEOVER_FILE_BYTES_MAX, TAKEOVER_LOOK_PERIOD, TAKEOVER_RESTARTS,
+    TAKEOVER_RULES_TIME, TAKEOVER_UNIT_TIME,
+};
+use crate::netlink::{Netlink, Protocol};
+use crate::network_policy;
+use crate::nftables::{self, Batch, Family};
+use crate::paths::K3S_CONTAINERD;
+use crate::service_proxy;
+
+/// Units of the machine's owner.
+const UNITS: &str = "/etc/systemd/system";
+/// Below [`UNITS`]: makes k3s' unit run smolet.
+const DROP_IN: &str = "k3s-agent.service.d/smolet.conf";
+/// The kubelet's directory, with the volumes of the pods that run.
+const KUBELET_DIR: &str = "/var/lib/kubelet";
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    command: Action,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Action {
+    /// Take the place of k3s agent on this board. Its pods run on, the node keeps its name, password, certificates and flags
+    Takeover(Takeover),
+}
+
+#[derive(Debug, clap::Args)]
+struct Takeover {
+    /// Give the board back to k3s agent; its pods run on
+    #[arg(long)]
+    back: bool,
+    /// Check everything and print the files that would be written, and change nothing
+    #[arg(long, conflicts_with = "back")]
+    dry_run: bool,
+}
+
+pub(super) fn run(args: &Args) -> ExitCode {
+    let Action::Takeover(args) = &args.command;
+    let done = if args.back { give_back() } else { take_over(args.dry_run) };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => fail(&why),
+    }
+}
+
+fn units(name: &str) -> PathBuf {
+    Path::new(UNITS).join(name)
+}
+
+/// What both ways need.
+fn check_machine() -> Result<(), String> {
+    if !rustix::process::geteuid().is_root() {
+        return Err("k3s takeover: must be run as root".to_owned());
+    }
+    if !Path::new("/run/systemd/system").is_dir() {
+        return Err("k3s takeover: systemd does not run this machine, and other service managers are not supported; stop \
+                    k3s agent and start smolet agent with its flags by hand"
+            .to_owned());
+    }
+    Ok(())
+}
+
+/// A board that runs `k3s agent`, and the files that make it run smolet.
+struct Board {
+    /// Text of the drop-in.
+    drop_in: String,
+    /// Text of the unit of k3s' containerd; `None`: the node uses another runtime.
+    containerd: Option<String>,
+    /// `agent` in k3s' directory.
+    agent_dir: PathBuf,
+    /// The kubelet's directory.
+    root_dir: PathBuf,
+    /// What of the flags has no effect.
+    warnings: Vec<String>,
+}
+
+impl Board {
+    /// Looks at everything that is needed.
+    fn find() -> Result<Self, String> {
+        let unit = systemctl(&["cat", AGENT_UNIT]).map_err(|_| {
+            format!("{AGENT_UNIT} is not there: this board has no k3s agent to take over from")
+        })?;
+        let command = agent_command(&unit)?;
+        if fs::canonicalize(&command.program).is_ok_and(|program| program.ends_with("smolet")) {
+            return Err(format!("{AGENT_UNIT} runs smolet already: {} leads to it", command.program));
+        }
+        let files = environment_files(&unit);
+        let texts: Vec<String> =
+            files.iter().map(|file| file.trim_start_matches('-')).map(read_text).collect();
+        let known = |name: &str| texts.iter().rev().find_map(|text| variable(text, name)).map(str::to_owned);
+        let first = agent::translate(&command.flags, known)?;
+        let given =
+            |flag: &str| first.run.iter().rev().find_map(|arg| arg.strip_prefix(flag)?.strip_prefix('='));
+
+        let data_dir = first.data_dir.clone();
+        let agent_dir = Path::new(&data_dir).join("agent");
+        let mut more = Vec::new();
+        let has_runtime = given("--runtime-endpoint").is_some_and(|of| !of.ends_with(K3S_CONTAINERD));
+        let config = agent_dir.join("etc/containerd/config.toml");
+        let containerd = if has_runtime {
+            None
+        } else {
+            if !is_plain(&data_dir) {
+                return Err(format!("--data-dir={data_dir}: must be a path of letters, digits, / . _ and -"));
+            }
+            let program = Path::new(&data_dir).join("data/current/bin/containerd");
+            for needed in [&program, &config] {
+                fs::metadata(needed).map_err(|error| {
+                    format!("{}: {error}; k3s agent has not run its containerd here", needed.display())
+                })?;
+            }
+            more.push(format!("--container-runtime-endpoint={K3S_CONTAINERD}"));
+            if given("--cgroup-driver").is_none() && has_systemd_cgroups(&read_text(&config)) {
+                more.push("--kubelet-arg=cgroup-driver=systemd".to_owned());
+            }
+            Some(containerd_unit(&data_dir, &files))
+        };
+        if given("--root-dir").is_none() {
+            more.push(format!("--kubelet-arg=root-dir={KUBELET_DIR}"));
+        }
+        let root_dir = PathBuf::from(given("--root-dir").unwrap_or(KUBELET_DIR));
+        let program = std::env::current_exe().map_err(|error| format!("smolet's own path: {error}"))?;
+        Self::check_flags(&command, &more, known)?;
+        Ok(Self {
+            drop_in: drop_in(&program.to_string_lossy(), &command, &more),
+            containerd,
+            agent_dir,
+            root_dir,
+            warnings: first.warnings,
+        })
+    }
+
+    /// smolet would start with them.
+    fn check_flags(
+        command: &AgentCommand,
+        more: &[String],
+        known: impl Fn(&str) -> Option<String>,
+    ) -> Result<(), String> {
+        let flags = [&*command.flags, more].concat();
+        let args = agent::args_of(&agent::translate(&flags, known)?)?;
+        Config::load(&args.flags, None).map(drop).map_err(|error| error.to_string())
+    }
+
+    /// Gives smolet what the node has of its cluster: its certificates count also where its token has expired.
+    fn import_identity(&self) -> Result<(), String> {
+        let to = self.root_dir.join("k3s");
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&to)
+            .map_err(|error| format!("{}: {error}", to.display()))?;
+        for (name, parts) in [
+            ("server-ca.crt", ["server-ca.crt"].as_slice()),
+            ("client-ca.crt", &["client-ca.crt"]),
+            ("serving-kubelet.pem", &["serving-kubelet.crt", "serving-kubelet.key"]),
+            ("client-kubelet.pem", &["client-kubelet.crt", "client-kubelet.key"]),
+        ] {
+            let read = |part: &&str| read_linked(&self.agent_dir.join(part), CONFIG_FILE_BYTES_MAX).ok();
+            // Without them the node joins with its token.
+            let Some(parts) = parts.iter().map(read).collect::<Option<Vec<_>>>() else { continue };
+            put(&to.join(name), &parts.join(&b'\n'), 0o600)?;
+        }
+        Ok(())
+    }
+}
+
+fn take_over(is_dry: bool) -> Result<(), String> {
+    check_machine()?;
+    let drop_in = units(DROP_IN);
+    if drop_in.exists() {
+        say(&format!(
+            "smolet has this board already, by {}; its rules are looked at again",
+            drop_in.display()
+        ));
+        return end_rules();
+    }
+    let board = Board::find()?;
+    for warning in &board.warnings {
+        say(warning);
+    }
+    if is_dry {
+        let files = [(units(CONTAINERD_UNIT), board.containerd), (drop_in, Some(board.drop_in))];
+        let shown = files.iter().filter_map(|(path, text)| Some((path.display(), text.as_ref()?)));
+        let shown: Vec<String> = shown.map(|(path, text)| format!("# {path}\n{text}")).collect();
+        print(Ok(shown.join("\n")));
+        return Ok(());
+    }
+    board.import_identity()?;
+    if let Some(text) = &board.containerd {
+        put(&units(CONTAINERD_UNIT), text.as_bytes(), 0o644)?;
+    }
+    put(&drop_in, board.drop_in.as_bytes(), 0o644)?;
+    if let Err(why) = change_agent(board.containerd.is_some()) {
+        let back = remove_files().and_then(|()| start(AGENT_UNIT));
+        let back = back.map_or_else(|error| error, |()| "k3s agent runs again".to_owned());
+        return Err(format!("{why}; {back}"));
+    }
+    say("smolet runs in the place of k3s agent; its pods run on");
+    end_rules()
+}
+
+/// Ends k3s agent, and with it its containerd; starts that one by itself, and smolet.
+fn change_agent(has_containerd: bool) -> Result<(), String> {
+    systemctl(&["daemon-reload"])?;
+    systemctl(&["stop", AGENT_UNIT])?;
+    if has_containerd {
+        start(CONTAINERD_UNIT)?;
+    }
+    start(AGENT_UNIT)
+}
+
+fn give_back() -> Result<(), String> {
+    check_machine()?;
+    let drop_in = units(DROP_IN);
+    if !drop_in.exists() {
+        return Err(format!("smolet has not taken this board over: {} is not there", drop_in.display()));
+    }
+    systemctl(&["stop", AGENT_UNIT])?;
+    remove_files()?;
+    start(AGENT_UNIT)?;
+    say("k3s agent runs again; its pods run on");
+    // Until kube-proxy has written its rules, those of smolet serve.
+    if exists(Family::Ip, service_proxy::TABLE) {
+        wait(TAKEOVER_RULES_TIME, || saved("iptables-save").contains(":KUBE-SERVICES "));
+    }
+    for (family, table) in own_tables() {
+        delete_table(family, table)?;
+    }
+    Ok(())
+}
+
+/// Removes the units' files and k3s' containerd as a unit of its own.
+fn remove_files() -> Result<(), String> {
+    let drop_in = units(DROP_IN);
+    // Nothing of it may be left; a missing one is.
+    let remove = |path: &Path| match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(format!("{}: {error}", path.display()))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    };
+    remove(&drop_in)?;
+    if let Some(directory) = drop_in.parent() {
+        // Others of the owner's may be in it.
+        let _ = fs::remove_dir(directory);
+    }
+    if units(CONTAINERD_UNIT).exists() {
+        systemctl(&["stop", CONTAINERD_UNIT])?;
+        remove(&units(CONTAINERD_UNIT))?;
+    }
+    systemctl(&["daemon-reload"]).map(drop)
+}
+
+/// Removes the rules of kube-proxy, kube-router and flannel of k3s once smolet's are there.
+fn end_rules() -> Result<(), String> {
+    let found: String = rule_programs().filter_map(|program| without_k3s(&saved(&program))).collect();
+    if found.is_empty() {
+        return Ok(());
+    }
+    let serves = || exists(Family::Ip, service_proxy::TABLE) || exists(Family::Ip6, service_proxy::TABLE);
+    if found.contains(":KUBE-SERVICES ") && !wait(TAKEOVER_RULES_TIME, serves) {
+        say(
+            "the rules of k3s' kube-proxy stay, because smolet has no Services from the server yet; smolet k3s takeover \
+             removes them when it has",
+        );
+        return Ok(());
+    }
+    for program in rule_programs() {
+        // Again: two names may lead to the same rules.
+        if let Some(script) = without_k3s(&saved(&program)) {
+            restore(&program.replace("-save", "-restore"), &script)?;
+        }
+    }
+    say("the rules of kube-proxy and flannel of k3s are removed; those of smolet serve");
+    Ok(())
+}
+
+/// Programs that print rules, of both families and kinds.
+fn rule_programs() -> impl Iterator<Item = String> {
+    let kinds = ["", "-nft", "-legacy"];
+    ["iptables", "ip6tables"].into_iter().flat_map(move |of| kinds.map(|kind| format!("{of}{kind}-save")))
+}
+
+/// The program in the machine's own search path, else in that of k3s.
+fn tool(program: &str) -> Command {
+    let mut command = Command::new(program);
+    let own = std::env::var("PATH").unwrap_or_default();
+    let of_k3s = "/var/lib/rancher/k3s/data/current/bin/aux";
+    command.env("PATH", format!("{own}:/usr/sbin:/sbin:{of_k3s}")).env("LC_ALL", "C");
+    command
+}
+
+/// What it prints; nothing, when it is not there.
+fn saved(program: &str) -> String {
+    let output = tool(program).stdin(Stdio::null()).output();
+    output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default()
+}
+
+fn restore(program: &str, script: &str) -> Result<(), String> {
+    let failed = |why: &dyn std::fmt::Display| format!("{program} --noflush: {why}");
+    let mut child = tool(program)
+        .args(["-w", "5", "--noflush"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| failed(&error))?;
+    let written = child.stdin.take().map(|mut stdin| stdin.write_all(script.as_bytes()));
+    let output = child.wait_with_output().map_err(|error| failed(&error))?;
+    if output.status.success() && written.is_some_and(|written| written.is_ok()) {
+        return Ok(());
+    }
+    Err(failed(&String::from_utf8_lossy(&output.stderr).trim()))
+}
+
+fn own_tables() -> impl Iterator<Item = (Family, &'static str)> {
+    [
+        (Family::Ip, service_proxy::TABLE),
+        (Family::Ip6, service_proxy::TABLE),
+        (Family::Inet, network_policy::TABLE),
+    ]
+    .into_iter()
+    .chain(flannel::TABLES)
+}
+
+fn exists(family: Family, table: &str) -> bool {
+    Netlink::open(Protocol::Netfilter)
+        .and_then(|mut netlink| nftables::table_exists(&mut netlink, family, table))
+        .unwrap_or_default()
+}
+
+fn delete_table(family: Family, table: &str) -> Result<(), String> {
+    if !exists(family, table) {
+        return Ok(());
+    }
+    let failed = |error: std::io::Error| format!("table {table} of nftables: {error}");
+    let mut batch = Batch::new(family, table);
+    batch.delete_table();
+    let mut netlink = Netlink::open(Protocol::Netfilter).map_err(failed)?;
+    nftables::run(&mut netlink, batch).map_err(|refused| failed(refused.error))
+}
+
+/// Starts a unit, and waits until it is active: one that does not come up is tried for ever by systemd.
+fn start(unit: &str) -> Result<(), String> {
+    // One that is not loaded has nothing to be reset.
+    let _ = systemctl(&["reset-failed", unit]);
+    systemctl(&["start", "--no-block", unit])?;
+    let restarts = || {
+        let shown = systemctl(&["show", "--property=NRestarts", "--value", unit]);
+        shown.ok().and_then(|text| text.trim().parse::<u32>().ok()).unwrap_or_default()
+    };
+    let is_active = || systemctl(&["is-active", unit]).is_ok();
+    wait(TAKEOVER_UNIT_TIME, || is_active() || restarts() >= TAKEOVER_RESTARTS);
+    if is_active() {
+        return Ok(());
+    }
+    Err(format!("{unit} does not come up; journalctl -u {unit} says why"))
+}
+
+fn wait(time: Duration, is_done: impl Fn() -> bool) -> bool {
+    let until = Instant::now() + time;
+    loop {
+        if is_done() {
+            return true;
+        }
+        if Instant::now() >= until {
+            return false;
+        }
+        std::thread::sleep(TAKEOVER_LOOK_PERIOD);
+    }
+}
+
+/// What it prints.
+fn systemctl(arguments: &[&str]) -> Result<String, String> {
+    let failed = |why: &dyn std::fmt::Display| format!("systemctl {}: {why}", arguments.join(" "));
+    let mut command = Command::new("systemctl");
+    let output = command.args(arguments).env("LC_ALL", "C").stdin(Stdio::null()).output();
+    let output = output.map_err(|error| failed(&error))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    Err(failed(&String::from_utf8_lossy(&output.stderr).trim()))
+}
+
+/// Nothing, when it cannot be read.
+fn read_text(path: impl AsRef<Path>) -> String {
+    let bytes = read_linked(path.as_ref(), TAKEOVER_FILE_BYTES_MAX).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Writes a file, and its directory where there is none.
+fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<(), String> {
+    let made = path.parent().map_or(Ok(()), fs::create_dir_all);
+    made.and_then(|()| replace(path, &path.with_extension("new"), bytes))
+        .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(mode)))
+        .map_err(|error| format!("{}: {error}", path.display()))
+}

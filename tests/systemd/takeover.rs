@@ -1,0 +1,243 @@
+//! `smolet k3s takeover` on a board that runs `k3s agent`, and back: k3s' unit as its installer writes it, a containerd as its child.
+//! k3s itself is not there: a script starts that containerd, and a kubelet's part is played by another smolet.
+
+use super::package::{self, Root, lay_over, target_stubs, tested_program, version};
+use super::*;
+
+const DATA_DIR: &str = "/var/lib/rancher/k3s";
+const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: NAME}\nspec:\n  hostNetwork: true\n  terminationGracePeriodSeconds: 1\n  \
+                   containers:\n  - {name: c, image: 'smolet.test/busybox:1', command: [sh, -c, 'exec sleep 100000']}\n";
+
+/// Starts what `k3s agent` starts, and ends it when it ends.
+const K3S: &str = r#"#!/bin/sh
+[ "$1" = agent ] || exit 1
+dir=/var/lib/rancher/k3s
+$dir/data/current/bin/containerd -c $dir/agent/etc/containerd/config.toml -a /run/k3s/containerd/containerd.sock \
+    --state /run/k3s/containerd --root $dir/agent/containerd -l warn &
+containerd=$!
+/usr/bin/smolet run --config /etc/smolet/config.yaml --root-dir /var/lib/kubelet --manifests $dir/agent/pod-manifests \
+    --node-name gw --runtime-endpoint unix:///run/k3s/containerd/containerd.sock --cgroup-driver systemd --socket /run/kubelet.sock &
+kubelet=$!
+trap 'kill $containerd $kubelet; wait $containerd $kubelet; exit 0' TERM
+wait $containerd $kubelet
+"#;
+
+/// As k3s' installer writes it for an agent.
+const UNIT: &str = r"[Unit]
+Description=Lightweight Kubernetes
+After=network.target
+
+[Service]
+Type=exec
+EnvironmentFile=-/etc/default/%N
+EnvironmentFile=-/etc/sysconfig/%N
+EnvironmentFile=-/etc/systemd/system/k3s-agent.service.env
+KillMode=process
+Delegate=yes
+LimitNOFILE=1048576
+TasksMax=infinity
+TimeoutStartSec=0
+Restart=always
+RestartSec=5s
+ExecStart=/usr/local/bin/k3s \
+    agent \
+	'--node-name' \
+	'gw' \
+	'--kubelet-arg=eviction-hard=memory.available<0%%' \
+	'--kubelet-arg=image-gc-high-threshold=100' \
+";
+
+struct Board<'w>(&'w World);
+
+impl Board<'_> {
+    fn run(&self, program: &str, words: &[&str]) -> String {
+        text(&self.0.program(program).args(words).output().unwrap())
+    }
+
+    fn takeover(&self, words: &[&str]) -> (bool, String) {
+        let mut command = self.0.program("/usr/bin/smolet");
+        let output = command.args(["k3s", "takeover"]).args(words).output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8(said).unwrap())
+    }
+
+    /// The container of the pod, by the agent behind that socket.
+    fn container(&self, socket: &str, pod: &str) -> String {
+        wait_for(&format!("{pod} runs"), || {
+            let asked =
+                self.0.program("/usr/bin/smolet").args(["pods", "-o", "json", "--socket", socket]).output();
+            let list: Value = serde_json::from_slice(&asked.unwrap().stdout).ok()?;
+            let of =
+                list["items"].as_array()?.iter().find(|of| of["metadata"]["name"] == format!("{pod}-gw"))?;
+            let status = &of["status"]["containerStatuses"][0];
+            status["state"]["running"].is_object().then(|| status["containerID"].as_str().unwrap().to_owned())
+        })
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.0.dir.join("service.log")).unwrap_or_default()
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        let path = self.0.path(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    /// What a unit's first process runs.
+    fn program_of(&self, unit: &str) -> String {
+        let pid = self.0.show(unit, &["MainPID"]).remove(0);
+        let command = fs::read_to_string(self.0.path(&format!("/proc/{pid}/cmdline"))).unwrap_or_default();
+        command.replace('\0', " ")
+    }
+
+    /// Besides those of a kubelet.
+    fn chains(&self) -> Vec<String> {
+        let saved = self.run("iptables-save", &[]);
+        let names = saved.lines().filter_map(|line| line.strip_prefix(':')?.split(' ').next());
+        let kubelets = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY", "KUBE-FIREWALL"];
+        names.filter(|name| name.contains('-') && !kubelets.contains(name)).map(str::to_owned).collect()
+    }
+}
+
+impl Drop for Board<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("---- the units' words\n{}----", self.log());
+        }
+    }
+}
+
+#[test]
+fn a_board_of_k3s_agent_is_taken_over_and_given_back() {
+    let root = Root::new("takeover");
+    for directory in ["/usr/local/bin", "/usr/bin", "/etc/smolet"] {
+        fs::create_dir_all(root.path(directory)).unwrap();
+    }
+    fs::copy(tested_program(), root.path("/usr/bin/smolet")).unwrap();
+    package::program_file(&root.path("/usr/local/bin/k3s"), K3S);
+    let calm = include_str!("../env/calm.yaml");
+    fs::write(root.path("/etc/smolet/config.yaml"), calm).unwrap();
+    let world = World::up("systemd-takeover", version());
+    let board = Board(&world);
+    // Its images come from a containerd that has ended by then.
+    world.start_runtime();
+    board.run(RUNTIME, &["kill", world.dir.join("rt").to_str().unwrap()]);
+    lay_over(&world, &[&root.0]);
+    let units = world.dir.join("units");
+    board.run("mount", &["--bind", units.to_str().unwrap(), "/etc/systemd/system"]);
+    target_stubs(&units);
+    fs::write(units.join("k3s-agent.service"), UNIT).unwrap();
+    fs::write(
+        units.join("k3s-agent.service.env"),
+        "K3S_TOKEN='0ffe7a8d3c21'\nK3S_URL='https://127.0.0.1:6443'\n",
+    )
+    .unwrap();
+    let log = format!("append:{}", world.dir.join("service.log").display());
+    let mut own = format!("[Service]\nStandardOutput={log}\nStandardError={log}\n");
+    let lowers = package::lowers_oom_scores(&world);
+    if !lowers {
+        own.push_str("OOMScoreAdjust=0\n");
+    }
+    for unit in ["k3s-agent", "k3s-containerd"] {
+        fs::create_dir_all(units.join(format!("{unit}.service.d"))).unwrap();
+        fs::write(units.join(format!("{unit}.service.d/test.conf")), &own).unwrap();
+    }
+
+    // A machine without k3s agent.
+    let mut other = world.program("sh");
+    let absent =
+        other.args(["-c", "SYSTEMD_UNIT_PATH=/nowhere smolet k3s takeover --back"]).output().unwrap();
+    let said = String::from_utf8(absent.stderr).unwrap();
+    assert!(!absent.status.success() && said.contains("smolet has not taken this board over"), "{said}");
+
+    let toml = fs::read_to_string(world.dir.join("rt/smolet-test.toml")).unwrap();
+    board.write(&format!("{DATA_DIR}/agent/etc/containerd/config.toml"), &toml);
+    let root_of_images = world.dir.join("rt/root");
+    board.run("ln", &["-s", root_of_images.to_str().unwrap(), &format!("{DATA_DIR}/agent/containerd")]);
+    board.write(&format!("{DATA_DIR}/agent/pod-manifests/first.yaml"), &POD.replace("NAME", "first"));
+    for name in ["client-ca.crt", "server-ca.crt", "client-kubelet.crt", "client-kubelet.key"] {
+        board.write(&format!("{DATA_DIR}/agent/{name}"), &format!("{name}\n"));
+    }
+    board.run("systemctl", &["daemon-reload"]);
+
+    // Before k3s agent has run there, nothing is touched.
+    let (done, said) = board.takeover(&[]);
+    assert!(!done && said.contains("data/current/bin/containerd: No such file"), "{said}");
+    let containerd = board.run("sh", &["-c", "command -v containerd"]);
+    let programs = format!("{DATA_DIR}/data/current/bin");
+    board.run("mkdir", &["-p", &programs]);
+    board.run("ln", &["-s", containerd.trim(), &format!("{programs}/containerd")]);
+
+    board.run("systemctl", &["start", "k3s-agent"]);
+    let first = board.container("/run/kubelet.sock", "first");
+    for rule in [
+        "-N FLANNEL-FWD",
+        "-A FORWARD -j FLANNEL-FWD",
+        "-t nat -N KUBE-POD-FW-X",
+        "-t nat -N CNI-HOSTPORT-DNAT",
+        "-t nat -A PREROUTING -j CNI-HOSTPORT-DNAT",
+    ] {
+        board.run("iptables", &rule.split(' ').collect::<Vec<_>>());
+    }
+
+    let (done, said) = board.takeover(&["--dry-run"]);
+    assert!(done && said.contains("ExecStart=/usr/bin/smolet agent '--node-name'"), "{said}");
+    assert!(!said.contains("0ffe7a8d3c21") && said.contains("cgroup-driver=systemd"), "{said}");
+    assert!(
+        !units.join("k3s-containerd.service").exists()
+            && !units.join("k3s-agent.service.d/smolet.conf").exists()
+    );
+
+    // A containerd that does not come up by itself: k3s agent has its board again.
+    let program = world.path(&format!("{programs}/containerd"));
+    fs::rename(&program, program.with_extension("good")).unwrap();
+    board.write(&format!("{programs}/containerd"), "#!/bin/sh\nexit 1\n");
+    board.run("chmod", &["755", &format!("{programs}/containerd")]);
+    let (done, said) = board.takeover(&[]);
+    assert!(!done && said.contains("k3s-containerd.service does not come up"), "{said}");
+    assert!(said.contains("k3s agent runs again"), "{said}");
+    fs::rename(program.with_extension("good"), &program).unwrap();
+    board.run("systemctl", &["restart", "k3s-agent"]);
+    assert_eq!(board.container("/run/kubelet.sock", "first"), first);
+
+    let (done, said) = board.takeover(&[]);
+    assert!(done && said.contains("its pods run on"), "{said}\n{}", board.log());
+    assert!(
+        board.program_of("k3s-agent.service").starts_with("/usr/bin/smolet agent --node-name gw"),
+        "{said}"
+    );
+    let containerd = board.program_of("k3s-containerd.service");
+    assert!(containerd.contains(" -a /run/k3s/containerd/containerd.sock --state "), "{containerd}");
+    let socket = "/run/smolet/smolet.sock";
+    assert_eq!(board.container(socket, "first"), first, "it runs on");
+    assert_eq!(board.chains(), ["CNI-HOSTPORT-DNAT"], "rules of pods stay");
+    let key =
+        "cat /var/lib/kubelet/k3s/client-kubelet.pem && stat -c %a /var/lib/kubelet/k3s/client-kubelet.pem";
+    assert_eq!(board.run("sh", &["-c", key]), "client-kubelet.crt\n\nclient-kubelet.key\n600\n");
+    board.write(&format!("{DATA_DIR}/agent/pod-manifests/second.yaml"), &POD.replace("NAME", "second"));
+    let second = board.container(socket, "second");
+    // Both at a restart, as at the next boot.
+    board.run("systemctl", &["restart", "k3s-containerd", "k3s-agent"]);
+    assert_eq!(board.container(socket, "second"), second);
+
+    // Those of kube-proxy go once there are others, also later.
+    board.run("iptables", &["-t", "nat", "-N", "KUBE-SERVICES"]);
+    board.run("nft", &["add", "table", "ip", "smolet-services"]);
+    let (done, said) = board.takeover(&[]);
+    assert!(done && said.contains("smolet has this board already"), "{said}");
+    assert_eq!(board.chains(), ["CNI-HOSTPORT-DNAT"]);
+    // As k3s agent writes them when it is back.
+    board.run("iptables", &["-t", "nat", "-N", "KUBE-SERVICES"]);
+
+    let (done, said) = board.takeover(&["--back"]);
+    assert!(done && said.contains("k3s agent runs again"), "{said}");
+    assert_eq!(board.container("/run/kubelet.sock", "first"), first, "it runs on");
+    assert_eq!(board.container("/run/kubelet.sock", "second"), second);
+    assert!(
+        !units.join("k3s-containerd.service").exists()
+            && !units.join("k3s-agent.service.d/smolet.conf").exists()
+    );
+    assert!(!board.run("nft", &["list", "tables"]).contains("smolet"));
+    assert_eq!(world.show("k3s-containerd.service", &["ActiveState"]), ["inactive"]);
+}
