@@ -32,6 +32,8 @@ use crate::service_proxy;
 const UNITS: &str = "/etc/systemd/system";
 /// Below [`UNITS`]: makes k3s' unit run smolet.
 const DROP_IN: &str = "k3s-agent.service.d/smolet.conf";
+/// The unit of smolet's package.
+const OWN_UNIT: &str = "smolet.service";
 /// The kubelet's directory, with the volumes of the pods that run.
 const KUBELET_DIR: &str = "/var/lib/kubelet";
 
@@ -103,6 +105,13 @@ impl Board {
         let unit = systemctl(&["cat", AGENT_UNIT]).map_err(|_| {
             format!("{AGENT_UNIT} is not there: this board has no k3s agent to take over from")
         })?;
+        for question in ["is-active", "is-enabled"] {
+            if systemctl(&[question, OWN_UNIT]).is_ok() {
+                return Err(format!(
+                    "{OWN_UNIT} runs or is enabled, and a board has one agent: systemctl disable --now {OWN_UNIT}"
+                ));
+            }
+        }
         let command = agent_command(&unit)?;
         if fs::canonicalize(&command.program).is_ok_and(|program| program.ends_with("smolet")) {
             return Err(format!("{AGENT_UNIT} runs smolet already: {} leads to it", command.program));
@@ -164,6 +173,13 @@ impl Board {
         Config::load(&args.flags, None).map(drop).map_err(|error| error.to_string())
     }
 
+    fn write_units(&self) -> Result<(), String> {
+        if let Some(text) = &self.containerd {
+            put(&units(CONTAINERD_UNIT), text.as_bytes(), 0o644)?;
+        }
+        put(&units(DROP_IN), self.drop_in.as_bytes(), 0o644)
+    }
+
     /// Gives smolet what the node has of its cluster: its certificates count also where its token has expired.
     fn import_identity(&self) -> Result<(), String> {
         let to = self.root_dir.join("k3s");
@@ -209,12 +225,9 @@ fn take_over(is_dry: bool) -> Result<(), String> {
         return Ok(());
     }
     board.import_identity()?;
-    if let Some(text) = &board.containerd {
-        put(&units(CONTAINERD_UNIT), text.as_bytes(), 0o644)?;
-    }
-    put(&drop_in, board.drop_in.as_bytes(), 0o644)?;
-    if let Err(why) = change_agent(board.containerd.is_some()) {
-        let back = remove_files().and_then(|()| start(AGENT_UNIT));
+    if let Err(why) = board.write_units().and_then(|()| change_agent(board.containerd.is_some())) {
+        let back =
+            systemctl(&["stop", AGENT_UNIT]).and_then(|_| remove_files()).and_then(|()| start(AGENT_UNIT));
         let back = back.map_or_else(|error| error, |()| "k3s agent runs again".to_owned());
         return Err(format!("{why}; {back}"));
     }

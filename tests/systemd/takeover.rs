@@ -181,6 +181,16 @@ fn a_board_of_k3s_agent_is_taken_over_and_given_back() {
         board.run("iptables", &rule.split(' ').collect::<Vec<_>>());
     }
 
+    // The package's own service would be a second agent.
+    fs::write(units.join("smolet.service"), "[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=true\n")
+        .unwrap();
+    board.run("systemctl", &["start", "smolet"]);
+    let (done, said) = board.takeover(&[]);
+    assert!(!done && said.contains("systemctl disable --now smolet.service"), "{said}");
+    board.run("systemctl", &["stop", "smolet"]);
+    fs::remove_file(units.join("smolet.service")).unwrap();
+    board.run("systemctl", &["daemon-reload"]);
+
     let (done, said) = board.takeover(&["--dry-run"]);
     assert!(done && said.contains("ExecStart=/usr/bin/smolet agent '--node-name'"), "{said}");
     assert!(!said.contains("0ffe7a8d3c21") && said.contains("cgroup-driver=systemd"), "{said}");
