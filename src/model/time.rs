@@ -1,7 +1,7 @@
 //! Two clocks that are never mixed: monotonic time for durations, wall time for display. PURE.
 //!
-//! A gateway without an RTC boots with a time in the past and steps its wall clock later, so no duration is ever the difference
-//! of two wall times.
+//! A gateway without an RTC boots with a time in the past and steps its wall clock later, so no duration is the difference of two
+//! wall times, but for the age of a back-off after a reboot, where a wrong one only ends a wait.
 
 use std::fmt;
 use std::ops::{Add, Sub};

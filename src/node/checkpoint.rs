@@ -27,6 +27,7 @@ use crate::model::backoff::BackoffKey;
 use crate::model::{Debugger, Mono, Now, PodKey, PodUid};
 use crate::store::checkpoint::{
     BackoffCheckpoint, Checkpoint, ImageCheckpoint, PodCheckpoint, millis, restored_status, to_bytes,
+    wall_millis,
 };
 use crate::store::file::CheckpointFile;
 
@@ -82,6 +83,8 @@ pub(super) struct Saved {
 pub(super) struct Restored {
     pub(super) key: PodKey,
     pub(super) active_since: Option<Mono>,
+    /// It is of another boot, at whose end nothing crashed.
+    pub(super) is_of_earlier_boot: bool,
     /// The ephemeral containers that `smolet debug` added.
     pub(super) debuggers: Vec<EphemeralContainer>,
     /// Its resize, and its allocated CPU and memory.
@@ -185,7 +188,7 @@ impl Checkpointing {
         }
         self.due = None;
         self.writes += 1;
-        let (number, bytes) = (self.writes, to_bytes(&self.content(pods, images, now)));
+        let (number, bytes) = (self.writes, to_bytes(&self.content(pods, images)));
         let (file, blocking) = (self.file.clone(), pods.manager().blocking.clone());
         let task = out.keep("checkpoint file", async move {
             let written = blocking.run(move || file.write(number, &bytes)).await;
@@ -242,8 +245,7 @@ impl Checkpointing {
     /// Writes the state before the agent ends, including the ages, which continue from there after a reboot. Waits at most
     /// [`CHECKPOINT_END_PATIENCE`].
     pub(super) async fn save_at_end<R: Runtime + 'static>(&mut self, pods: &Pods<R>, images: &ImageGc) {
-        let now = pods.now().mono;
-        let kept = self.content(pods, images, now);
+        let kept = self.content(pods, images);
         if kept.pods.is_empty() && self.saved == Some(self.mark(pods, images)) {
             return;
         }
@@ -273,12 +275,8 @@ impl Checkpointing {
         }
     }
 
-    fn content<'a, R: Runtime + 'static>(
-        &'a self,
-        pods: &'a Pods<R>,
-        images: &'a ImageGc,
-        now: Mono,
-    ) -> Checkpoint<'a> {
+    fn content<'a, R: Runtime + 'static>(&'a self, pods: &'a Pods<R>, images: &'a ImageGc) -> Checkpoint<'a> {
+        let Now { mono: now, wall } = pods.now();
         let mut room = CHECKPOINT_SIZES_MAX;
         let kept = pods.statuses().records().filter_map(|(uid, status)| {
             let nothing = [].as_slice();
@@ -330,6 +328,7 @@ impl Checkpointing {
             crashes: pods.backoff().waits(now).map(wait).collect(),
             pulls: pods.manager().images.waits(now).into_iter().map(wait).collect(),
             images: images.seen().ages(now).map(image).collect(),
+            written_wall_ms: Some(wall_millis(wall)),
         }
     }
 }
@@ -357,15 +356,18 @@ fn take_over<R: Runtime + 'static>(
         // Debug containers of another boot are not started again.
         let debuggers = pod.debuggers.iter().flatten().filter(|_| is_current).map(Debugger::container);
         let (active_since, debuggers) = (pod.active_ms.map(ago), debuggers.collect());
-        pods.restore(Restored { key, active_since, debuggers, resizing }, status);
+        let is_of_earlier_boot = !is_current;
+        pods.restore(Restored { key, active_since, is_of_earlier_boot, debuggers, resizing }, status);
     }
+    let elapsed = kept.backoffs_elapsed(boot, now);
+    let last_failure = |ms: u64| now.mono - Duration::from_millis(ms) - elapsed;
     for wait in &kept.crashes {
         let key = BackoffKey::from_kept(wait.key);
-        pods.restore_backoff(key, Duration::from_millis(wait.wait_ms), ago(wait.age_ms));
+        pods.restore_backoff(key, Duration::from_millis(wait.wait_ms), last_failure(wait.age_ms));
     }
     for wait in &kept.pulls {
         let key = BackoffKey::from_kept(wait.key);
-        pods.manager().images.restore(key, Duration::from_millis(wait.wait_ms), ago(wait.age_ms));
+        pods.manager().images.restore(key, Duration::from_millis(wait.wait_ms), last_failure(wait.age_ms));
     }
     for image in &kept.images {
         images.restore(image.image, ago(image.first_ms), ago(image.last_ms));

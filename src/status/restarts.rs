@@ -4,6 +4,9 @@ use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 
 use super::rules::{is_running, is_waiting, last_terminated, terminated};
 
+/// Waiting reason of a container in crash back-off.
+const CRASHES: &str = "CrashLoopBackOff";
+
 /// The minimum restart counts of the next containers, by container name; containers that never ran are left out.
 ///
 /// The kubelet uses the runtime's record and the log names alone (`startContainer`): when both are gone, its counts restart
@@ -29,6 +32,16 @@ fn next_count(container: &ContainerStatus) -> u32 {
     let shown = u32::try_from(container.restart_count).unwrap_or(0);
     // The API's restart count has 31 bits.
     shown.saturating_add(u32::from(ran)).min(i32::MAX.unsigned_abs())
+}
+
+/// True when the status shows that the container waits for its crash back-off.
+pub fn is_in_crash_backoff(status: &PodStatus, container: &str) -> bool {
+    let waits = |of: &ContainerStatus| {
+        let waiting = of.state.as_ref().and_then(|state| state.waiting.as_ref());
+        of.name == container && waiting.is_some_and(|waiting| waiting.reason.as_deref() == Some(CRASHES))
+    };
+    let lists = [&status.container_statuses, &status.init_container_statuses];
+    lists.into_iter().flatten().flatten().any(waits)
 }
 
 /// Counts the containers that ran and of which the runtime has lost the record for the second time in a row.
@@ -88,6 +101,27 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn only_a_container_that_waits_for_its_back_off_has_crashed() {
+        let crashes = json!({"waiting": {"reason": "CrashLoopBackOff"}});
+        for (state, crashed) in [
+            (crashes.clone(), true),
+            (json!({"waiting": {"reason": "ContainerCreating"}}), false),
+            (json!({"waiting": {}}), false),
+            (json!({"running": {}}), false),
+            (json!({"terminated": {"exitCode": 143}}), false),
+            (json!({}), false),
+        ] {
+            let container = |name: &str, state: &Value| json!({"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 1, "state": state});
+            for list in ["containerStatuses", "initContainerStatuses"] {
+                let list = json!({list: [container("other", &crashes), container("c", &state)]});
+                let status: PodStatus = serde_json::from_value(list).unwrap();
+                assert_eq!(is_in_crash_backoff(&status, "c"), crashed, "{status:?}");
+            }
+        }
+        assert!(!is_in_crash_backoff(&PodStatus::default(), "c"));
     }
 
     #[test]

@@ -10,8 +10,10 @@
 //!     images: reference, first seen, last used       for garbage collection
 //! ```
 //!
-//! No wall-clock time is used: ages and remaining durations are stored. Read in the same boot, the time since the write is
-//! added; after a reboot it is unknown, and they continue from the agent's start.
+//! Ages and remaining durations are stored. Read in the same boot, the time since the write is added; after a reboot it is
+//! unknown, and they continue from the agent's start. Only the ages of back-offs count by the wall clock then: nothing is
+//! written while nothing changes, so that after quiet days the failure before them would look seconds old. A wrong clock ends a
+//! wait early, or not at all.
 
 use std::time::Duration;
 
@@ -23,7 +25,7 @@ use crate::limits::{
     CHECKPOINT_TEXT_BYTES_MAX, DEBUGGER_BYTES_MAX, DEBUGGER_WORDS_MAX, DEBUGGERS_MAX, DEBUGGERS_PER_POD_MAX,
     IMAGES_SEEN_MAX, RESTORED_RESTART_COUNT_MAX,
 };
-use crate::model::{Debugger, Mono};
+use crate::model::{Debugger, Mono, Now, Wall};
 
 /// Magic number at the file's beginning.
 const MAGIC: &[u8; 6] = b"smolet";
@@ -56,6 +58,9 @@ pub struct Checkpoint<'a> {
     /// Images that were detected.
     #[b(5)]
     pub images: Vec<ImageCheckpoint<'a>>,
+    /// Time of the write on the wall clock, in milliseconds since 1970; `None` in files of earlier releases.
+    #[n(6)]
+    pub written_wall_ms: Option<u64>,
 }
 
 /// A pod.
@@ -210,6 +215,14 @@ impl Checkpoint<'_> {
         }
         now.since(Mono(0)).saturating_sub(Duration::from_millis(self.written_ms))
     }
+
+    /// Time to add to the ages of back-offs: in another boot that on the wall clock, none where it is behind the write.
+    pub fn backoffs_elapsed(&self, boot: &str, now: Now) -> Duration {
+        let Some(written) = self.written_wall_ms.filter(|_| boot.is_empty() || self.boot != boot) else {
+            return self.elapsed(boot, now.mono);
+        };
+        Duration::from_millis(wall_millis(now.wall).saturating_sub(written))
+    }
 }
 
 /// True when it is within the limits of the local socket's requests.
@@ -238,6 +251,11 @@ pub fn restored_status(pod: &PodCheckpoint<'_>) -> Option<k8s_openapi::api::core
 /// Whole milliseconds of a duration, as stored.
 pub fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A wall time as stored; zero before 1970.
+pub fn wall_millis(at: Wall) -> u64 {
+    u64::try_from(at.0 / 1_000_000).unwrap_or(0)
 }
 
 /// CRC-32 (IEEE 802.3), four bits at a time with a table of sixteen words.
@@ -303,6 +321,7 @@ mod tests {
             crashes: vec![BackoffCheckpoint { key: 0x0123_4567_89ab_cdef, wait_ms: 40_000, age_ms: 1_500 }],
             pulls: vec![BackoffCheckpoint { key: 7, wait_ms: 10_000, age_ms: 0 }],
             images: vec![ImageCheckpoint { image: "sha256:abc", first_ms: 95_000, last_ms: 0 }],
+            written_wall_ms: None,
         }
     }
 
@@ -410,6 +429,29 @@ mod tests {
             Duration::ZERO,
             "an unknown boot is another one"
         );
+    }
+
+    #[test]
+    fn the_age_of_a_back_off_counts_by_the_wall_clock_in_another_boot() {
+        let status = status();
+        let at = |seconds: i64| Wall(1_770_000_000_000_000_000 + seconds * 1_000_000_000);
+        let dated = Checkpoint { written_wall_ms: Some(wall_millis(at(0))), ..kept(&status) };
+        let after_boot = Mono(60_000_000_000);
+        for (checkpoint, boot, wall, seconds) in [
+            (&dated, "another", at(3 * 86_400), 3 * 86_400),
+            (&dated, "another", at(-5), 0),
+            (&dated, "another", Wall(0), 0),
+            (&dated, "another", Wall(-1), 0),
+            (&dated, "", at(7), 7),
+            // In the same boot the wall clock does not count.
+            (&dated, dated.boot, at(3 * 86_400), 0),
+            // Of an earlier release.
+            (&kept(&status), "another", at(3 * 86_400), 0),
+        ] {
+            let elapsed = checkpoint.backoffs_elapsed(boot, Now { mono: after_boot, wall });
+            assert_eq!(elapsed, Duration::from_secs(seconds), "{boot:?} {wall:?}");
+        }
+        assert_eq!(from_bytes(&to_bytes(&dated)), Ok(dated.clone()));
     }
 
     #[test]

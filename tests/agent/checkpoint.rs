@@ -181,6 +181,77 @@ fn a_crash_loops_back_off_survives_a_restart_of_the_agent() {
     }
 }
 
+/// A power cut as containerd shows it in the next boot: the records are there, and what ran has exited with 255 now.
+fn power_cut_with_records(world: &World) {
+    world.fake.reboot();
+    world.clock.reboot();
+}
+
+#[test]
+fn what_ran_when_the_boot_ended_has_not_crashed() {
+    let world = World::new();
+    world.fake.program("first", Program::exits(0, SECOND));
+    world.run("web", &format!("initContainers: [{{name: first, image: 'busybox:1'}}], {APP}"));
+    for boot in 1..=4 {
+        pass_until_saved(&world);
+        world.kill();
+        power_cut_with_records(&world);
+        world.start();
+        let from = world.seconds();
+        world.until("it runs", |world| world.running() == [format!("web/app#{boot}")]);
+        assert!(world.seconds() - from <= 4, "boot {boot}: {}", world.trace());
+    }
+    // The first crash of this boot waits for as long as the first one after a reboot of the kubelet.
+    world.fake.exit("web-gw/app", 1, "", "");
+    let end = world.seconds();
+    world.until("it runs", |world| world.running() == ["web/app#5"]);
+    assert!((10..=13).contains(&(world.seconds() - end)), "{}", world.trace());
+}
+
+#[test]
+fn a_container_in_crash_back_off_waits_on_after_a_power_cut() {
+    let world = World::without_agent();
+    world.fake.program("app", Program::exits(1, SECOND));
+    world.put("web", APP);
+    world.start();
+    world.until("the fourth start", |world| world.times(STARTED).len() == 4);
+    world.until("its wait", |world| world.waiting("web", "app").0 == "CrashLoopBackOff");
+    pass_until_saved(&world);
+    world.kill();
+    power_cut_with_records(&world);
+    world.start();
+    world.pass(3);
+    let (reason, message) = world.waiting("web", "app");
+    assert!(reason == "CrashLoopBackOff" && message.contains("back-off 40s"), "{reason}: {message}");
+    world.until("a restart", |world| world.times(STARTED).len() == 1);
+    let end = world.times(STARTED)[0] + 1;
+    world.until("another", |world| world.times(STARTED).len() == 2);
+    let wait = world.times(STARTED)[1] - end;
+    assert!((80..=83).contains(&wait), "{wait} s");
+}
+
+#[test]
+fn a_failed_pull_of_days_ago_does_not_delay_the_one_after_a_reboot() {
+    let world = World::without_agent();
+    world.fake.missing_image("late:1");
+    world.put("web", "containers: [{name: app, image: 'late:1'}]");
+    world.start();
+    let pulls =
+        |world: &World| world.fake.calls().iter().filter(|call| call.starts_with("PullImage")).count();
+    world.until("three pulls", |world| pulls(world) == 3);
+    world.fake.add_image("late:1");
+    world.fake.state().missing.clear();
+    world.until("it runs", |world| world.phase("web") == "Running");
+    pass_until_saved(&world);
+    world.leap(24 * 3600);
+    world.kill();
+    world.fake.state().images.clear();
+    power_cut_with_records(&world);
+    world.start();
+    world.pass(2);
+    assert_eq!(pulls(&world), 1, "{}", world.trace());
+}
+
 #[test]
 fn the_active_deadline_continues_after_a_reboot() {
     let world = World::new();

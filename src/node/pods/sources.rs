@@ -27,6 +27,7 @@ use crate::poison;
 use crate::render::ManifestObjects;
 use crate::source::{SourceUpdate, SourcedPod};
 use crate::status::merge;
+use crate::status::restarts::is_in_crash_backoff;
 use crate::sync::worker::{Life, Worker};
 
 impl<R: Runtime + 'static> Pods<R> {
@@ -225,6 +226,7 @@ impl<R: Runtime + 'static> Pods<R> {
         let now = self.now();
         let restored = self.claim(&pod);
         let is_restored = restored.is_some();
+        let is_of_earlier_boot = restored.as_ref().is_some_and(|restored| restored.is_of_earlier_boot);
         let mut restored = restored;
         let resizing = restored.as_mut().and_then(|restored| restored.resizing.take());
         let (resizing, allocated) = resizing.unzip();
@@ -241,6 +243,9 @@ impl<R: Runtime + 'static> Pods<R> {
             }
             restored => (restored.and_then(|restored| restored.active_since), pod),
         };
+        if is_of_earlier_boot {
+            self.forget_crashes(&pod);
+        }
         let mut record = Record::new(Worker::wanted(pod, waits), file);
         record.restored = is_restored;
         self.retry_resizes |= resizing.is_some();
@@ -409,6 +414,17 @@ impl<R: Runtime + 'static> Pods<R> {
         self.statuses.put(&uid, status);
         self.statuses.set_wanted(&uid, false);
         self.restored.insert(uid, restored);
+    }
+
+    /// A container that was not in crash back-off when its boot ended has not crashed: the end of the boot ended it, and it
+    /// starts without a wait. The kubelet (`doBackOff`) has its table in memory only: after a reboot no container waits there.
+    fn forget_crashes(&mut self, pod: &DesiredPod) {
+        let Some(status) = self.statuses.status(&pod.key.uid) else { return };
+        for container in pod.init_containers().iter().chain(pod.containers()) {
+            if !is_in_crash_backoff(&status, &container.name) {
+                self.backoff.forget(BackoffKey::container(pod, container));
+            }
+        }
     }
 
     /// Restores a back-off from the checkpoint.
