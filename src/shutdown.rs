@@ -17,7 +17,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::PodSpec;
 
 use crate::eviction::pods::SYSTEM_CRITICAL_PRIORITY;
-use crate::limits::{SHUTDOWN_GRACE_MAX, SHUTDOWN_GROUPS_MAX};
+use crate::limits::{SHUTDOWN_GRACE_MAX, SHUTDOWN_GROUPS_MAX, SHUTDOWN_KILL_SECONDS_MAX};
 use crate::model::Seconds;
 
 /// Reason of a pod that the shutdown terminated (`nodeShutdownReason`).
@@ -107,6 +107,15 @@ impl ShutdownGroups {
         self.0.get(place).copied()
     }
 
+    /// Time of the groups that need none, for the one that begins first. `needs`: there are pods of the group at that index.
+    ///
+    /// Differs from the kubelet (`killPods`), whose nodes go down without having used the time of groups without pods.
+    pub fn spare(&self, needs: impl Fn(usize) -> bool) -> Seconds {
+        let spare =
+            self.0.iter().enumerate().filter(|(place, _)| !needs(*place)).map(|(_, group)| group.grace.0);
+        Seconds(spare.fold(0, i64::saturating_add))
+    }
+
     /// Index of the group for that priority (`groupByPriority`).
     pub fn place_of(&self, priority: i32) -> usize {
         self.0.iter().rposition(|group| group.priority <= priority).unwrap_or_default()
@@ -120,10 +129,15 @@ impl ShutdownGroups {
 }
 
 impl ShutdownGroup {
-    /// A pod's time in the group: at most its grace period.
+    /// A pod's time until its containers are killed: at most its grace period, and less than the group's time, so that nothing
+    /// of it is left when that is over.
+    ///
+    /// Differs from the kubelet (`killPods`), which gives all of the group's time: the kill of what ignores SIGTERM falls due when
+    /// nobody waits for it any more.
     pub fn grace_of(self, spec: Option<&PodSpec>) -> Seconds {
+        let most = (self.grace.0 - (self.grace.0 / 5).clamp(1, SHUTDOWN_KILL_SECONDS_MAX)).max(0);
         let own = spec.and_then(|spec| spec.termination_grace_period_seconds);
-        own.map_or(self.grace, |own| Seconds(own.min(self.grace.0)))
+        Seconds(own.map_or(most, |own| own.min(most)))
     }
 }
 
@@ -212,12 +226,24 @@ mod tests {
     }
 
     #[test]
-    fn a_pods_time_is_its_grace_period_limited_by_its_group() {
-        let group = ShutdownGroup { priority: 0, grace: Seconds(20) };
+    fn a_pods_time_is_its_grace_period_and_ends_before_its_groups() {
+        let group = |grace| ShutdownGroup { priority: 0, grace: Seconds(grace) };
         let spec = |grace| PodSpec { termination_grace_period_seconds: grace, ..PodSpec::default() };
-        for (own, grace) in [(None, 20), (Some(5), 5), (Some(0), 0), (Some(20), 20), (Some(30), 20)] {
-            assert_eq!(group.grace_of(Some(&spec(own))), Seconds(grace), "{own:?}");
+        for (own, grace) in
+            [(None, 18), (Some(5), 5), (Some(0), 0), (Some(18), 18), (Some(20), 18), (Some(30), 18)]
+        {
+            assert_eq!(group(20).grace_of(Some(&spec(own))), Seconds(grace), "{own:?}");
         }
-        assert_eq!(group.grace_of(None), Seconds(20));
+        for (all, grace) in [(0, 0), (1, 0), (3, 2), (5, 4), (9, 8), (10, 8), (300, 298)] {
+            assert_eq!(group(all).grace_of(None), Seconds(grace), "of {all} s");
+        }
+    }
+
+    #[test]
+    fn time_that_a_group_does_not_need_is_spare() {
+        let three = groups(&[(0, 20), (1000, 5), (2_000_000_000, 10)]);
+        for (needing, spare) in [(&[0, 1, 2][..], 0), (&[0], 15), (&[0, 2], 5), (&[2], 25), (&[], 35)] {
+            assert_eq!(three.spare(|place| needing.contains(&place)), Seconds(spare), "{needing:?}");
+        }
     }
 }

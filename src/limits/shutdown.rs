@@ -6,6 +6,9 @@ use std::time::Duration;
 pub const SHUTDOWN_GROUPS_MAX: usize = 16;
 /// Longest time of a group. Longer: refused.
 pub const SHUTDOWN_GRACE_MAX: Duration = Duration::from_hours(24);
+/// Most of a group's time, in seconds, that is for the kill of what ignores SIGTERM and for the end of its sandbox; a fifth of a
+/// shorter time, and at least one second.
+pub const SHUTDOWN_KILL_SECONDS_MAX: i64 = 2;
 /// Shutdown and stop requests queued for the loop. Full: that of a further signal is dropped, and logind's waits.
 pub const STOPS_QUEUED_MAX: usize = 4;
 /// Wait before the bus is asked for logind again.

@@ -5,6 +5,8 @@
 //!     cancel ─► the pods are started again
 //! ```
 //!
+//! The first group with pods has the time of those without any too.
+//!
 //! The termination is not final: the next start of the agent starts the pods again.
 
 use std::time::Duration;
@@ -17,7 +19,7 @@ use super::pods::Record;
 use crate::cri::Runtime;
 use crate::eviction::pods::priority;
 use crate::limits::SHUTDOWN_STATUS_WAIT;
-use crate::model::{Mono, PodUid};
+use crate::model::{Mono, PodUid, Seconds};
 use crate::shutdown::ShutdownGroups;
 use crate::status::Phase;
 use crate::sync::worker::Life;
@@ -39,6 +41,8 @@ struct Shutdown {
     group: usize,
     /// Deadline of the group; `None` = its termination has not begun.
     until: Option<Mono>,
+    /// A group has begun, with the time of those without pods.
+    has_begun: bool,
     /// Deadline for the report of the Node's status.
     report_until: Mono,
 }
@@ -57,7 +61,7 @@ impl ShutdownManager {
                 self.groups.all().as_secs()
             );
             let report_until = now + SHUTDOWN_STATUS_WAIT;
-            self.under_way = Some(Shutdown { group: 0, until: None, report_until });
+            self.under_way = Some(Shutdown { group: 0, until: None, has_begun: false, report_until });
             out.push(Effect::Close(self.groups.get(0)));
             out.push(Effect::ReportNode);
         }
@@ -108,18 +112,28 @@ impl ShutdownManager {
     fn advance<R: Runtime + 'static>(&mut self, pods: &Pods<R>, now: Mono, out: &mut Effects) -> bool {
         let Some(shutdown) = &mut self.under_way else { return false };
         let Some(group) = self.groups.get(shutdown.group) else { return false };
-        let of_group = |record: &Record| {
+        let place = |record: &Record| {
             let priority = record.worker().pod().map_or(0, |pod| priority(pod));
-            self.groups.place_of(priority) == shutdown.group
+            self.groups.place_of(priority)
         };
-        let left = pods.iter().filter(|(_, record)| of_group(record) && !is_over(record));
-        let left: Vec<PodUid> = left.map(|(uid, _)| uid.clone()).collect();
+        let of_group =
+            |of: usize| pods.iter().filter(move |(_, record)| place(record) == of && !is_over(record));
+        let left: Vec<PodUid> = of_group(shutdown.group).map(|(uid, _)| uid.clone()).collect();
         match shutdown.until {
             // A group without pods needs no wait.
             None if left.is_empty() => {}
             None => {
-                log::info!("node shutdown: terminating {} pods of priority {}", left.len(), group.priority);
+                let mut group = group;
+                if !std::mem::replace(&mut shutdown.has_begun, true) {
+                    let spare = self.groups.spare(|of| of_group(of).next().is_some());
+                    group.grace = Seconds(group.grace.0.saturating_add(spare.0));
+                }
                 let grace = u64::try_from(group.grace.0).unwrap_or_default();
+                log::info!(
+                    "node shutdown: terminating {} pods of priority {} within {grace} s",
+                    left.len(),
+                    group.priority
+                );
                 shutdown.until = Some(now + Duration::from_secs(grace));
                 for uid in left {
                     out.push(Effect::EndForShutdown(uid, group));

@@ -62,14 +62,14 @@ fn pods_are_terminated_group_by_group_and_then_the_agent_ends() {
     let begun = world.seconds();
     world.tell(Stop::Pods);
     world.until("the stops", |world| world.count("StopContainer") == 2);
-    // Each for its grace period, limited by its group.
+    // Each for its grace period, limited by its group's time, of which 2 s are for the kill.
     let stops = |world: &World| {
         let mut stops: Vec<String> =
             world.actions().into_iter().filter(|call| call.starts_with("StopContainer")).collect();
         stops.sort();
         stops
     };
-    assert_eq!(stops(&world), ["StopContainer quick/app#0 grace=7", "StopContainer slow/slow#0 grace=20"]);
+    assert_eq!(stops(&world), ["StopContainer quick/app#0 grace=7", "StopContainer slow/slow#0 grace=18"]);
     world.until("its end", |world| world.phase("quick") == "Failed");
     let words = ("Terminated".to_owned(), TERMINATED_MESSAGE.to_owned());
     assert_eq!((reason(&world, "quick"), reason(&world, "slow")), (words.clone(), words));
@@ -82,11 +82,12 @@ fn pods_are_terminated_group_by_group_and_then_the_agent_ends() {
     world.put("late", APP);
     world.until("its refusal", |world| world.phase("late") == "Failed");
     assert_eq!(reason(&world, "late"), ("NodeShutdown".to_owned(), REFUSED_MESSAGE.to_owned()));
-    // The next group waits no longer than the first one's time.
-    world.until("the critical pods' turn", |world| world.count("StopContainer node/slow#0 grace=10") == 1);
-    assert!((20..=22).contains(&(world.seconds() - begun)), "{} s", world.seconds() - begun);
+    // What ignores SIGTERM is killed within the first group's time, and the next one begins then.
+    world.until("the critical pods' turn", |world| world.count("StopContainer node/slow#0 grace=8") == 1);
+    assert!((18..=20).contains(&(world.seconds() - begun)), "{} s", world.seconds() - begun);
+    assert_eq!(world.running(), ["node/slow#0"]);
     pass_until_stopped(&world);
-    assert!((30..=33).contains(&(world.seconds() - begun)), "{} s", world.seconds() - begun);
+    assert!((26..30).contains(&(world.seconds() - begun)), "{} s", world.seconds() - begun);
     assert_eq!((world.running(), world.count("RunPodSandbox")), (Vec::new(), 0));
 
     // The next agent starts all of them again.
@@ -96,6 +97,25 @@ fn pods_are_terminated_group_by_group_and_then_the_agent_ends() {
         again && ["slow", "quick", "node", "own", "late"].iter().all(|pod| world.phase(pod) == "Running")
     });
     assert_eq!((reason(&world, "quick"), condition(&world, "quick", "DisruptionTarget")), Default::default());
+}
+
+#[test]
+fn what_ignores_sigterm_is_killed_before_the_agent_ends() {
+    let world = World::without_agent();
+    start(&world, &[(0, 3), (2_000_000_000, 2)]);
+    world.fake.program("slow", Program::STUBBORN);
+    let slow = "terminationGracePeriodSeconds: 60, containers: [{name: slow, image: 'busybox:1'}]";
+    world.run("slow", slow);
+    world.run("slower", slow);
+    let begun = world.seconds();
+    world.tell(Stop::Pods);
+    pass_until_stopped(&world);
+    assert_eq!(world.running(), [""; 0], "{}", world.trace());
+    // No pod is critical: the others have their time too.
+    let graces: Vec<String> =
+        world.actions().into_iter().filter(|call| call.starts_with("StopContainer")).collect();
+    assert!(graces.len() == 2 && graces.iter().all(|call| call.ends_with("grace=4")), "{graces:?}");
+    assert!((4..=5).contains(&(world.seconds() - begun)), "{} s", world.seconds() - begun);
 }
 
 #[test]
