@@ -63,6 +63,7 @@ fn pod() -> (Pod, ObservedPod) {
         user: None,
         resources: None,
         stop_signal: 0,
+        termination_log: None,
         meta: ContainerMeta::default(),
     };
     let observed = ObservedPod {

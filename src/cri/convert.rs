@@ -19,7 +19,8 @@ use crate::model::{
 };
 use crate::proto::runtime::v1 as cri;
 use crate::render::labels::{
-    CONTAINER_NAME, NODE_ANNOTATION, POD_NAME, POD_NAMESPACE, POD_UID, container_hash_of, container_meta,
+    CONTAINER_NAME, NODE_ANNOTATION, POD_NAME, POD_NAMESPACE, POD_UID, TERMINATION_MESSAGE_PATH,
+    container_hash_of, container_meta,
 };
 use crate::text::start_of;
 
@@ -92,6 +93,8 @@ pub fn container_status(mut status: cri::ContainerStatus) -> Option<ContainerSta
     let exited = state == ContainerState::Exited;
     let metadata = status.metadata.take().unwrap_or_default();
     let meta = container_meta(&status.annotations);
+    let termination_log =
+        termination_log(&status).and_then(|path| path.rsplit('/').next()).map(|name| text(name.to_owned()));
     Some(ContainerStatus {
         id: ContainerId::from(id(status.id)?),
         name: Rc::from(&*text(status.labels.remove(CONTAINER_NAME).unwrap_or(metadata.name))),
@@ -120,8 +123,16 @@ pub fn container_status(mut status: cri::ContainerStatus) -> Option<ContainerSta
             })
         }),
         stop_signal: status.stop_signal,
+        termination_log,
         meta,
     })
+}
+
+/// The path of a container's termination log on the node: of what is mounted where its annotation says.
+pub(super) fn termination_log(status: &cri::ContainerStatus) -> Option<&str> {
+    let path = status.annotations.get(TERMINATION_MESSAGE_PATH)?.trim_start_matches('/');
+    let is_log = |mount: &&cri::Mount| mount.container_path.trim_start_matches('/') == path;
+    status.mounts.iter().find(is_log).filter(|_| !path.is_empty()).map(|mount| &*mount.host_path)
 }
 
 /// `ImageStatusResponse.image` and the items of `ListImages`; `None` without an id.

@@ -17,8 +17,7 @@ use crate::limits::{
 use crate::model::ContainerStatus;
 use crate::proto::runtime::v1 as cri;
 
-/// Annotations of a container (kubelet `labels.go`).
-const PATH: &str = "io.kubernetes.container.terminationMessagePath";
+/// Annotation of a container (kubelet `labels.go`).
 const POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
 
 /// The status as the agent knows it; `None` without a valid id.
@@ -80,11 +79,8 @@ impl MessageSources {
         let from_log = annotation(POLICY) == "FallbackToLogsOnError"
             && status.exit_code != 0
             && status.reason != "ContainerCannotRun";
-        let file = annotation(PATH).trim_start_matches('/');
-        let mounted = |mount: &&cri::Mount| mount.container_path.trim_start_matches('/') == file;
-        let written = status.mounts.iter().find(mounted).filter(|_| !file.is_empty());
         Some(Self {
-            written: written.map(|mount| PathBuf::from(&mount.host_path)),
+            written: convert::termination_log(status).map(PathBuf::from),
             log: from_log.then(|| PathBuf::from(&status.log_path)),
         })
     }

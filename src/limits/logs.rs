@@ -36,6 +36,8 @@ pub const LOGS_TO_COMPRESS_MAX: usize = 64;
 pub const LOG_CHUNK_BYTES: usize = 64 * KIB;
 /// Bytes before a line's content: a time and tags. Longer: it is not a CRI log line, and is not shown.
 pub const LOG_HEAD_BYTES_MAX: usize = 256;
+/// Files looked at in a container's directory of termination logs when it starts. More: the rest is removed at its next starts.
+pub const TERMINATION_LOGS_READ_MAX: usize = 1024;
 /// Attempts to open a log's files while it is rotated or its rotated ones are compressed. More: an error.
 pub const LOG_OPEN_TRIES: usize = 50;
 /// The wait between two attempts.

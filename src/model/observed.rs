@@ -151,6 +151,8 @@ pub struct ContainerStatus {
     pub resources: Option<Box<ContainerResources>>,
     /// The CRI's number of the stop signal; 0 when the runtime does not report it.
     pub stop_signal: i32,
+    /// The name of its termination log on the node; `None` when it has none.
+    pub termination_log: Option<Box<str>>,
     /// Labels and annotations of its creation.
     pub meta: ContainerMeta,
 }

@@ -10,7 +10,7 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt 
 use std::path::Path;
 
 use crate::filesystem::{read_bounded, read_start, replace_content};
-use crate::limits::{HOSTS_FILE_BYTES_MAX, LOG_NAMES_READ_MAX};
+use crate::limits::{HOSTS_FILE_BYTES_MAX, LOG_NAMES_READ_MAX, TERMINATION_LOGS_READ_MAX};
 
 /// Creates a directory and its parents; an existing one is no error.
 pub(crate) fn create_dir(path: &str, mode: u32) -> io::Result<()> {
@@ -36,9 +36,17 @@ pub(super) fn write_hosts(pod_dir: &str, path: &Path, text: &str) -> io::Result<
     replace_content(path, text.as_bytes(), 0o644)
 }
 
-/// Creates an empty termination log in that directory, mode 0666 whatever the umask.
-pub(super) fn termination_log(dir: &str) -> io::Result<String> {
+/// Creates an empty termination log in that directory, mode 0666 whatever the umask, and removes the others but those of that
+/// name.
+///
+/// Differs from the kubelet (`generateContainerConfig`), where they stay until the pod is removed: a crash loop leaves 288 a day.
+pub(super) fn termination_log(dir: &str, kept: &[Box<str>]) -> io::Result<String> {
     create_dir(dir, 0o750)?;
+    let there = std::fs::read_dir(dir).into_iter().flatten().take(TERMINATION_LOGS_READ_MAX).flatten();
+    for left in there.filter(|entry| !kept.iter().any(|name| entry.file_name() == **name)) {
+        // One that stays is removed at the next start.
+        let _ = std::fs::remove_file(left.path());
+    }
     // The hasher's random keys are the standard library's only random numbers; 32 bits as the kubelet's `makeUID`.
     let random = std::hash::RandomState::new().build_hasher().finish() >> 32;
     let path = format!("{dir}/{random:08x}");
@@ -116,6 +124,35 @@ mod tests {
         ] {
             assert_eq!(log_number(name), number, "{name}");
         }
+    }
+
+    #[test]
+    fn the_termination_logs_of_removed_containers_go() {
+        let dir = std::env::temp_dir().join(format!("smolet-ends-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        let path = dir.to_str().unwrap();
+        let name = |path: String| Box::from(path.rsplit('/').next().unwrap());
+        let first: Box<str> = name(termination_log(path, &[]).unwrap());
+        // A kubelet's are called the same.
+        for number in 0..9 {
+            std::fs::write(dir.join(format!("0000000{number}")), "").unwrap();
+        }
+        let second: Box<str> = name(termination_log(path, std::slice::from_ref(&first)).unwrap());
+        let there = || {
+            let entries = std::fs::read_dir(&dir).unwrap();
+            let mut names: Vec<Box<str>> =
+                entries.map(|entry| entry.unwrap().file_name().to_str().unwrap().into()).collect();
+            names.sort();
+            names
+        };
+        let both = |mut names: [Box<str>; 2]| {
+            names.sort();
+            names
+        };
+        assert_eq!(there(), both([first.clone(), second.clone()]));
+        let third = name(termination_log(path, std::slice::from_ref(&second)).unwrap());
+        assert_eq!(there(), both([second, third]));
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

@@ -73,7 +73,7 @@ pub(super) async fn start_container<R: Runtime>(
     let restart_count = counted.max(ctx.least_counts.of(name));
     let target =
         target(&spec, observed).map_err(|message| fail(SyncError::CreateContainerConfig, message))?;
-    let made = Made { restart_count, images: &images, target };
+    let made = Made { observed, restart_count, images: &images, target };
     let config = configuration(ctx, pod, sandbox, start, &spec, &made, permit);
     let Some(config) = ctx.give_up.unless_ending(config).await else { return Ok(Started::GivenUp) };
     let config = config.map_err(|message| fail(SyncError::CreateContainerConfig, message))?;
@@ -210,6 +210,7 @@ async fn check_stop_signal<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod, na
 
 /// Inputs resolved for this start.
 struct Made<'a> {
+    observed: &'a ObservedPod,
     restart_count: u32,
     images: &'a Images,
     target: Option<&'a ContainerId>,
@@ -229,7 +230,9 @@ async fn configuration<R: Runtime>(
     let termination_log = if spec.termination_message_path.is_some_and(|path| !path.is_empty()) {
         let dir = paths::termination_log_dir(&ctx.node, &pod.key, name);
         let at = PathBuf::from(&dir);
-        let make = move || files::termination_log(&dir).map_err(|error| error.to_string());
+        let records = made.observed.containers.iter().filter(|status| *status.name == *name);
+        let kept: Vec<Box<str>> = records.filter_map(|status| status.termination_log.clone()).collect();
+        let make = move || files::termination_log(&dir, &kept).map_err(|error| error.to_string());
         let made = permit
             .files(&ctx.manager.clock, ctx.manager.blocking.run_outside_for(&pod.key.uid, &at, make))
             .await;

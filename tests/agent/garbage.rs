@@ -30,6 +30,52 @@ fn dead(world: &World) -> Vec<String> {
     dead
 }
 
+/// The termination logs that the runtime's records of the container `app` have mounted, of running ones or of all.
+fn mounted_logs(world: &World, all: bool) -> Vec<String> {
+    let state = world.fake.state();
+    let containers = state.containers.values().filter(|of| of.name() == "app" && (all || of.running()));
+    let mounts = containers.flat_map(|of| &of.config.mounts);
+    let logs = mounts.filter(|mount| mount.container_path == "/dev/termination-log");
+    let mut logs: Vec<String> = logs.map(|mount| mount.host_path.clone()).collect();
+    logs.sort();
+    logs
+}
+
+#[test]
+fn only_the_termination_logs_of_existing_containers_are_kept() {
+    let world = World::new();
+    world.run("web", APP);
+    for start in 1..5 {
+        let said = format!("end of {start}");
+        std::fs::write(&mounted_logs(&world, false)[0], &said).unwrap();
+        world.fake.exit("web-gw/app", 1, "Error", "");
+        world.until("the next start", |world| world.running() == [format!("web/app#{start}")]);
+        // The last one's message is kept.
+        world.until("the message", |world| {
+            let last = world.status_of("web", "app").and_then(|status| status.last_state?.terminated);
+            last.and_then(|last| last.message).as_ref() == Some(&said)
+        });
+    }
+    // A failed start leaves one too, until the next.
+    world.fake.fail("CreateContainer", 2, 2, "no");
+    world.fake.exit("web-gw/app", 1, "Error", "");
+    for _ in 0..60 {
+        if world.running() == ["web/app#5"] {
+            break;
+        }
+        world.leap(20);
+    }
+    assert_eq!(
+        (world.running(), world.count("CreateContainer web/app#5")),
+        (vec!["web/app#5".to_owned()], 3)
+    );
+    let dir = world.pod_dir("web").join("containers/app");
+    let there: Vec<String> =
+        names(&dir).into_iter().map(|name| format!("{}/{name}", dir.display())).collect();
+    assert_eq!(there, mounted_logs(&world, true), "{}", world.trace());
+    assert!(there.len() <= 2, "{there:?}");
+}
+
 #[test]
 fn the_newest_dead_containers_of_each_name_are_kept() {
     let world = world(GcPolicy { per_container_max: Some(2), ..GcPolicy::default() });
