@@ -69,6 +69,10 @@ async fn measure<R: Runtime>(
     runtime
         .list_container_stats(&mut |stats: ContainerStats| {
             let Some(pod) = stats.pod.as_ref().and_then(|pod| pods.get_mut(&pod.uid)) else { return };
+            // containerd lists ended containers too, without stats (`removeTerminatedContainers`).
+            if stats.cpu.is_none() && stats.memory_bytes.is_none() {
+                return;
+            }
             let between = before.get(&stats.id).zip(stats.cpu);
             let cores = between.and_then(|(before, after)| printer::nano_cores(*before, after));
             // Of a new container, or with unchanged counters, only the runtime may have a rate.

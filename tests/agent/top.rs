@@ -2,9 +2,11 @@
 
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
+use std::time::Duration;
 
 use smolet::limits::STATS_SAMPLE_TIME;
 
+use crate::common::fake::Program;
 use crate::common::runner;
 use crate::world::{World, ask};
 
@@ -56,6 +58,20 @@ fn pods_are_measured_only_on_request() {
         assert!(code == 404 && said.starts_with("there is no pod "), "{path}: {said}");
     }
     assert_eq!(looks(&world), before, "no pod to measure");
+}
+
+#[test]
+fn ended_containers_that_the_runtime_lists_without_stats_use_nothing() {
+    let world = World::new();
+    world.fake.state().lists_ended_stats = true;
+    world.fake.program("first", Program::exits(0, Duration::from_secs(1)));
+    world.run("web", &format!("initContainers: [{{name: first, image: 'busybox:1'}}], {APP}"));
+    world.run("done", &format!("restartPolicy: Never, {APP}"));
+    world.fake.exit("done-gw/app", 0, "", "");
+    world.until("its end", |world| world.phase("done") == "Succeeded");
+    let (_, table) = measured(&world, "/top/pods?columns=0");
+    let rows: Vec<&str> = table.lines().skip(1).collect();
+    assert_eq!(rows, ["default\tdone-gw\t0m\t0Mi", "default\tweb-gw\t250m\t5Mi"]);
 }
 
 #[test]

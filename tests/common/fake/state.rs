@@ -46,6 +46,8 @@ pub struct State {
     pub crowd: Crowd,
     /// Each item of `ListContainerStats` is sent twice.
     pub repeats_stats: bool,
+    /// `ListContainerStats` has ended containers too, without stats, as with containerd.
+    pub lists_ended_stats: bool,
     /// It has the streaming list calls (KEP-5825).
     pub streams_lists: bool,
     pub(super) rules: Vec<(String, String, Rule)>,

@@ -9,12 +9,13 @@ impl State {
     /// `ListContainerStats` of the running containers.
     pub(super) fn stats(&self, now: Now) -> cri::ListContainerStatsResponse {
         let value = |value: i64| Some(cri::UInt64Value { value: value.unsigned_abs() });
+        let attributes = |container: &Container| cri::ContainerAttributes {
+            id: container.id.clone(),
+            labels: container.config.labels.clone(),
+            ..Default::default()
+        };
         let stats = |container: &Container| cri::ContainerStats {
-            attributes: Some(cri::ContainerAttributes {
-                id: container.id.clone(),
-                labels: container.config.labels.clone(),
-                ..Default::default()
-            }),
+            attributes: Some(attributes(container)),
             cpu: Some(cri::CpuUsage {
                 timestamp: now.wall.0,
                 usage_core_nano_seconds: value((now.wall.0 - container.started_at.0) / 4),
@@ -36,6 +37,10 @@ impl State {
         };
         let running = self.containers.values().filter(|container| container.running());
         let twice = running.clone().filter(|_| self.repeats_stats);
-        cri::ListContainerStatsResponse { stats: running.chain(twice).map(stats).collect() }
+        let ended = self.containers.values().filter(|of| self.lists_ended_stats && !of.running());
+        let without =
+            |of: &Container| cri::ContainerStats { attributes: Some(attributes(of)), ..Default::default() };
+        let stats = running.chain(twice).map(stats).chain(ended.map(without)).collect();
+        cri::ListContainerStatsResponse { stats }
     }
 }
