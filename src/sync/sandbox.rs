@@ -120,7 +120,7 @@ pub(super) async fn make_sandbox<'a, R: Runtime>(
     let id = match permit
         .call(&ctx.manager.clock, StartCall::RunPodSandbox, run)
         .await
-        .map_err(|error| error.to_string())
+        .map_err(|error| explained(error.to_string()))
     {
         Ok(id) => id,
         Err(error) => {
@@ -175,6 +175,17 @@ pub(super) fn addresses<R: Runtime>(
         return ctx.node.node_ips.clone();
     }
     observed.ips.clone()
+}
+
+/// The runtime's error, with what to set when it is runc's word on the cgroup path of another driver than the runtime's. A runtime
+/// without `RuntimeConfig` (containerd 1) has no better way to say so.
+fn explained(error: String) -> String {
+    if error.contains("for systemd cgroups, got") {
+        return format!(
+            "{error} (the runtime has the cgroup driver systemd, smolet cgroupfs: set cgroupDriver: systemd)"
+        );
+    }
+    error
 }
 
 pub(super) fn sandbox_failed<R: Runtime>(

@@ -81,6 +81,19 @@ fn a_failed_sandbox_is_retried_every_ten_seconds() {
 }
 
 #[test]
+fn a_runtime_with_the_other_cgroup_driver_is_reported_with_what_to_set() {
+    let world = World::new();
+    // runc's words.
+    let error = "runc create failed: expected cgroupsPath to be of format \"slice:prefix:name\" for systemd cgroups, \
+                 got \"/kubepods/besteffort/podu/id\" instead: unknown";
+    world.fake.fail("RunPodSandbox", 1, UNKNOWN, error);
+    world.put("web", APP);
+    world.until("the failure", |world| world.describe("web").contains("FailedCreatePodSandBox"));
+    let shown = world.describe("web");
+    assert!(shown.contains("set cgroupDriver: systemd"), "{shown}");
+}
+
+#[test]
 fn a_failed_create_or_start_is_reported_with_its_cause() {
     for (method, reason) in
         [("CreateContainer", "CreateContainerError"), ("StartContainer", "RunContainerError")]
