@@ -7,6 +7,13 @@ pub const ADDRESSES_SETTLE: Duration = Duration::from_millis(500);
 /// Least time between two reads of the node's addresses after one that found no change, while the node has an address: pods that
 /// come and go change addresses of the machine, with hundreds of messages a minute.
 pub const ADDRESSES_PERIOD: Duration = Duration::from_secs(10);
+/// Least wait between two searches for the runtime at the agent's start.
+pub const RUNTIME_SEARCH_PERIOD: Duration = Duration::from_millis(250);
+/// Part of the time waited so far that is waited until the next search, up to [`super::RELIST_RETRY_MAX`]: no more than that is lost
+/// of a boot.
+pub const RUNTIME_SEARCH_SHARE: u32 = 16;
+/// How long a runtime may start while the agent waits for it. Longer: a warning says why it is not found.
+pub const RUNTIME_START_PATIENCE: Duration = Duration::from_secs(15);
 /// How long a runtime whose `Status` fails counts as up (`maxWaitForContainerRuntime`).
 pub const RUNTIME_PATIENCE: Duration = Duration::from_secs(30);
 /// How long the node's status waits for the runtime's `Status`. Later: it is reported with the last one.

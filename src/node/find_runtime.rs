@@ -19,7 +19,7 @@ use crate::cri_server::CriServer;
 use crate::executor::Executor;
 use crate::facts;
 use crate::image_store::ImageStore;
-use crate::limits::RELIST_RETRY_MAX;
+use crate::limits::{RELIST_RETRY_MAX, RUNTIME_SEARCH_PERIOD, RUNTIME_SEARCH_SHARE, RUNTIME_START_PATIENCE};
 use crate::registry::{Environment, Hosts, Platform, Registries};
 use crate::render::CgroupDriver;
 use crate::runtime::{Embedded, StoredImages};
@@ -97,7 +97,8 @@ pub(super) struct FoundRuntime {
     pub(super) cgroup_driver: CgroupDriver,
 }
 
-/// Waits until the runtime answers and is ready; logs each reason once. With `Wait::once` the first failure ends the wait.
+/// Waits until the runtime answers and is ready; logs each reason once, when a runtime that is only being started would have
+/// answered. With `Wait::once` the first failure ends the wait.
 ///
 /// The kind of runtime is chosen anew at each try, until it is recorded: a runtime may be installed meanwhile.
 async fn find_runtime(
@@ -105,7 +106,8 @@ async fn find_runtime(
     said: &RefCell<String>,
     notify: &Notify,
 ) -> Result<FoundRuntime, String> {
-    let mut pause = Duration::from_secs(1);
+    let began = wait.clock.now().mono;
+    let mut warned: Option<String> = None;
     let mut is_drained = wait.config.drain_runtime.is_none();
     loop {
         let error = match try_runtime(wait, &mut is_drained).await {
@@ -116,14 +118,26 @@ async fn find_runtime(
             Err(error) if wait.once => return Err(error),
             Err(error) => error,
         };
-        if *said.borrow() != error {
+        let waited = wait.clock.now().mono.since(began);
+        let warned = warned.get_or_insert_with(|| {
+            log::info!("waiting for the container runtime");
+            String::new()
+        });
+        if waited >= RUNTIME_START_PATIENCE && *warned != error {
             log::warn!("{error}; retrying");
+            warned.clone_from(&error);
+        }
+        if *said.borrow() != error {
             notify.status(&error);
             said.replace(error);
         }
-        wait.clock.sleep(pause).await;
-        pause = (pause * 2).min(RELIST_RETRY_MAX);
+        wait.clock.sleep(search_pause(waited)).await;
     }
+}
+
+/// The wait until the next search. PURE.
+fn search_pause(waited: Duration) -> Duration {
+    (waited / RUNTIME_SEARCH_SHARE).clamp(RUNTIME_SEARCH_PERIOD, RELIST_RETRY_MAX)
 }
 
 /// One try: the runtime that is named, recorded or installed. The runtime that the node leaves is drained once.
@@ -230,4 +244,25 @@ async fn embedded(wait: &Wait<'_>) -> Result<FoundRuntime, String> {
         handlers: status.handlers,
         cgroup_driver: config.cgroup_driver,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_search_for_the_runtime_loses_little_of_a_boot() {
+        for (waited_ms, pause_ms) in
+            [(0, 250), (2_000, 250), (8_000, 500), (32_000, 2_000), (160_000, 10_000), (86_400_000, 10_000)]
+        {
+            let pause = search_pause(Duration::from_millis(waited_ms));
+            assert_eq!(pause, Duration::from_millis(pause_ms), "after {waited_ms} ms");
+        }
+        let (mut waited, mut searches) = (Duration::ZERO, 0);
+        while waited < Duration::from_mins(1) {
+            waited += search_pause(waited);
+            searches += 1;
+        }
+        assert!(searches < 70, "{searches} in a minute");
+    }
 }

@@ -42,6 +42,22 @@ fn after_a_restart_of_the_runtime_pods_are_synced_once() {
 }
 
 #[test]
+fn a_runtime_that_is_being_started_is_found_soon() {
+    let world = World::without_agent();
+    world.fake.fail("Version", 10_000, UNKNOWN, "server is not initialized yet");
+    world.silent(true);
+    world.start_in_trouble();
+    for _ in 0..32 {
+        world.leap_for(Duration::from_millis(250));
+    }
+    assert!(world.ask("/pods").1.contains("server is not initialized yet"), "{}", world.ask("/pods").1);
+    assert!(world.fake.count("Version") <= 32, "{}", world.fake.count("Version"));
+    world.fake.heal("Version");
+    world.leap_for(Duration::from_millis(500));
+    assert_eq!(world.ask("/pods").0, 200, "{}", world.ask("/pods").1);
+}
+
+#[test]
 fn connections_closed_during_starts_cause_no_duplicates() {
     for method in ["RunPodSandbox", "CreateContainer", "StartContainer", "PodSandboxStatus", "ListContainers"]
     {
