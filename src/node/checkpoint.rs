@@ -25,6 +25,7 @@ use crate::limits::{
 use crate::model::SortedSet;
 use crate::model::backoff::BackoffKey;
 use crate::model::{Debugger, Mono, Now, PodKey, PodUid};
+use crate::status::restarts::end_of_boot;
 use crate::store::checkpoint::{
     BackoffCheckpoint, Checkpoint, ImageCheckpoint, PodCheckpoint, millis, restored_status, to_bytes,
     wall_millis,
@@ -348,6 +349,9 @@ fn take_over<R: Runtime + 'static>(
         let Some(mut status) = restored_status(pod) else { continue };
         if pod.shut_down == Some(true) {
             revive(&mut status);
+        }
+        if pod.shut_down == Some(true) || !is_current {
+            end_of_boot(&mut status);
         }
         let sizes = pod.sizes.as_deref().filter(|sizes| !sizes.is_empty());
         let resizing = sizes.map(|sizes| Resizing::restored(sizes, &status));

@@ -277,7 +277,9 @@ pub fn summarise(pod: &Pod) -> Summary {
         "SchedulingGated".clone_into(&mut word);
     }
     let sidecars = init_specs.iter().filter(|c| is_sidecar(&c.name)).count();
-    let containers = spec.map_or(0, |s| s.containers.len()) + sidecars;
+    // A pod that only the runtime knows has no spec.
+    let of_status = status.container_statuses.as_deref().unwrap_or_default().len();
+    let containers = spec.map_or(of_status, |s| s.containers.len()) + sidecars;
 
     let (mut ready, mut initializing) = (0, false);
     let (mut all_init, mut of_sidecars) = (Restarts::default(), Restarts::default());

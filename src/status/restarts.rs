@@ -2,6 +2,7 @@
 
 use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 
+use super::Phase;
 use super::rules::{is_running, is_waiting, last_terminated, terminated};
 
 /// Waiting reason of a container in crash back-off.
@@ -32,6 +33,24 @@ fn next_count(container: &ContainerStatus) -> u32 {
     let shown = u32::try_from(container.restart_count).unwrap_or(0);
     // The API's restart count has 31 bits.
     shown.saturating_add(u32::from(ran)).min(i32::MAX.unsigned_abs())
+}
+
+/// Changes a status of which no container runs any more, because the machine or its pods ended: nothing is ready, and the pod
+/// has no address. The containers' states stay, as their next restart counts come from them.
+pub fn end_of_boot(status: &mut PodStatus) {
+    if Phase::terminal(status.phase.as_deref()).is_some() {
+        return;
+    }
+    (status.pod_ip, status.pod_ips) = (None, None);
+    let lists = [&mut status.container_statuses, &mut status.init_container_statuses];
+    for container in lists.into_iter().flatten().flatten() {
+        container.ready = false;
+    }
+    for condition in status.conditions.iter_mut().flatten() {
+        if ["Ready", "ContainersReady", "PodReadyToStartContainers"].contains(&&*condition.type_) {
+            "False".clone_into(&mut condition.status);
+        }
+    }
 }
 
 /// True when the status shows that the container waits for its crash back-off.
@@ -101,6 +120,36 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn at_the_end_of_a_boot_nothing_is_ready_and_no_address_stays() {
+        let status = |phase: &str| -> PodStatus {
+            let container = json!({"name": "c", "image": "", "imageID": "", "ready": true, "restartCount": 3,
+                "state": {"running": {}}});
+            let condition = |kind: &str| json!({"type": kind, "status": "True"});
+            serde_json::from_value(
+                json!({"phase": phase, "podIP": "10.0.0.2", "podIPs": [{"ip": "10.0.0.2"}],
+                "containerStatuses": [container], "initContainerStatuses": [container],
+                "conditions": [condition("Ready"), condition("ContainersReady"), condition("PodScheduled")]}),
+            )
+            .unwrap()
+        };
+        for phase in ["Running", "Pending"] {
+            let mut ended = status(phase);
+            end_of_boot(&mut ended);
+            let shown = serde_json::to_value(&ended).unwrap();
+            assert_eq!((shown.get("podIP"), shown.get("podIPs")), (None, None));
+            for list in ["containerStatuses", "initContainerStatuses"] {
+                assert_eq!(shown[list][0]["ready"], false, "{list}");
+            }
+            let conditions: Vec<&Value> = (0..3).map(|index| &shown["conditions"][index]["status"]).collect();
+            assert_eq!(conditions, ["False", "False", "True"]);
+            assert_eq!(next_restart_counts(&ended).collect::<Vec<_>>(), [("c", 4), ("c", 4)]);
+        }
+        let mut over = status("Succeeded");
+        end_of_boot(&mut over);
+        assert_eq!(over, status("Succeeded"));
     }
 
     #[test]

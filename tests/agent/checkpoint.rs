@@ -209,6 +209,28 @@ fn what_ran_when_the_boot_ended_has_not_crashed() {
 }
 
 #[test]
+fn until_it_is_read_a_pod_is_not_shown_with_what_the_last_boot_had() {
+    let world = World::new();
+    world.run("web", APP);
+    pass_until_saved(&world);
+    let row = |world: &World| {
+        let table = world.ask("/pods?output=wide").1;
+        table.lines().find(|line| line.contains("web-gw")).unwrap_or_default().to_owned()
+    };
+    assert!(row(&world).contains("1/1") && row(&world).contains(" 10."), "{}", row(&world));
+    world.kill();
+    power_cut_with_records(&world);
+    world.fake.hang("PodSandboxStatus");
+    world.silent(true);
+    world.start_in_trouble();
+    world.wait("its manifest", |world| !row(world).is_empty());
+    assert!(row(&world).contains("0/1") && row(&world).contains("<none>"), "{}", row(&world));
+    world.fake.heal("PodSandboxStatus");
+    world.silent(false);
+    world.until("it runs", |world| world.running() == ["web/app#1"] && row(world).contains("1/1"));
+}
+
+#[test]
 fn a_container_in_crash_back_off_waits_on_after_a_power_cut() {
     let world = World::without_agent();
     world.fake.program("app", Program::exits(1, SECOND));

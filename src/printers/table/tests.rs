@@ -31,6 +31,19 @@ fn ended(exit_code: i32, reason: &str) -> Value {
     json!({"state": {"terminated": {"exitCode": exit_code, "reason": reason}}})
 }
 
+/// Its manifest is gone: there is no spec to count the containers of.
+#[test]
+fn a_pod_without_a_spec_is_as_ready_as_its_status_says() {
+    for (containers, shown) in
+        [(vec![running(true)], (1, 1)), (vec![running(true), running(false)], (1, 2)), (vec![], (0, 0))]
+    {
+        let containers: Vec<Value> = containers.iter().map(|rest| container("a", rest)).collect();
+        let pod = pod_of(json!({"metadata": {"name": "web"}, "status": {"containerStatuses": containers}}));
+        let summary = summarise(&pod);
+        assert_eq!((summary.ready, summary.containers), shown);
+    }
+}
+
 /// One row per rule of kubectl's `printPod`: (init statuses, app statuses, the rest of the pod) → READY, STATUS.
 #[test]
 fn status_and_ready_are_kubectls() {
