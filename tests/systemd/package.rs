@@ -34,7 +34,7 @@ impl Root {
         fs::write(root.join("var/lib/dpkg/status"), "").unwrap();
         // The package's scripts are run by it.
         fs::copy("/bin/busybox", root.join("bin/busybox")).unwrap();
-        for applet in ["sh", "grep", "rm"] {
+        for applet in ["sh", "grep", "rm", "rmdir"] {
             symlink("busybox", root.join("bin").join(applet)).unwrap();
         }
         Self(root)
@@ -206,6 +206,23 @@ fn it_is_installed_upgraded_removed_and_purged() {
     assert!(!config.exists() && !root.path("/etc/default/smolet").exists());
     assert!(!root.path("/var/lib/smolet").exists());
     assert!(root.path("/etc/smolet/manifests/web.yaml").exists(), "manifests are the user's");
+
+    // What the user has put into the state directory is not the package's.
+    root.install();
+    let mine = ["images/web.tar.zst", "seccomp/web/strict.json", "config.json"];
+    let theirs = ["identity.cbor", "checkpoint", "runtime/containers/c/record", ".lock"];
+    for file in mine.iter().chain(&theirs) {
+        let path = root.path("/var/lib/smolet").join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "").unwrap();
+    }
+    root.dpkg(&["--purge", "smolet"]);
+    for file in mine {
+        assert!(root.path("/var/lib/smolet").join(file).exists(), "{file}");
+    }
+    let left = fs::read_dir(root.path("/var/lib/smolet")).unwrap().count();
+    assert_eq!(left, mine.len(), "and nothing else");
+    fs::remove_dir_all(root.path("/var/lib/smolet")).unwrap();
 
     root.install();
     let volume = root.path("/var/lib/smolet/pods/u-1/volumes");
