@@ -7,7 +7,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 use smolet::config::{Config, EmbeddedSettings, FlannelSettings};
 
-use crate::addresses::{in_namespace, ip, lease, make_link};
+use crate::common::namespace::{in_namespace, ip, lease, make_link};
 use crate::k3s::{is_ready, joining};
 use crate::supervisor::K3s;
 use crate::world::{NODE, World};

@@ -9,7 +9,7 @@ use smolet::config::Config;
 use smolet::network_policy::TABLE;
 use smolet::proto::runtime::v1::PodSandboxConfig;
 
-use crate::addresses::{in_namespace, lease, make_link};
+use crate::common::namespace::{in_namespace, lease, make_link};
 use crate::k3s::joining;
 use crate::supervisor::K3s;
 use crate::world::{NODE, World, app};

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use smolet::config::{Config, ServiceProxySettings};
 
-use crate::addresses::{in_namespace, ip, lease, make_link};
+use crate::common::namespace::{in_namespace, ip, lease, make_link};
 use crate::k3s::joining;
 use crate::supervisor::K3s;
 use crate::world::{NODE, World};

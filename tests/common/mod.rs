@@ -11,6 +11,7 @@ pub mod apiserver;
 pub mod away;
 pub mod fake;
 pub mod gauge;
+pub mod namespace;
 pub mod rest;
 pub mod runner;
 pub mod seeds;
