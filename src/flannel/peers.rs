@@ -65,7 +65,7 @@ impl PeerFollower {
 
     /// All Nodes.
     pub(crate) fn collection() -> Collection {
-        Collection { resource: Resource::NODES, namespace: "".into(), field_selector: "".into() }
+        Collection::all(Resource::NODES)
     }
 
     fn put(&mut self, node: &Node, peer: Option<Peer>) {

@@ -35,16 +35,27 @@ pub struct Collection {
     pub namespace: Box<str>,
     /// `spec.nodeName=gw-1`; empty: all.
     pub field_selector: Box<str>,
+    /// `!service.kubernetes.io/headless`; empty: all.
+    pub label_selector: &'static str,
 }
 
 impl Collection {
+    /// All objects of a resource.
+    pub fn all(resource: Resource) -> Self {
+        Self { resource, namespace: Box::default(), field_selector: Box::default(), label_selector: "" }
+    }
+
     fn path(&self, query: &str) -> String {
         let mut path = self.resource.path(&self.namespace);
         path.push('?');
         path.push_str(query);
-        if !self.field_selector.is_empty() {
-            path.push_str("&fieldSelector=");
-            escape(&mut path, &self.field_selector);
+        for (key, selector) in
+            [("&fieldSelector=", &*self.field_selector), ("&labelSelector=", self.label_selector)]
+        {
+            if !selector.is_empty() {
+                path.push_str(key);
+                escape(&mut path, selector);
+            }
         }
         path
     }

@@ -251,8 +251,7 @@ impl NetworkPolicies {
     }
 
     async fn follow(&self, of: Resource, shared: &Shared) {
-        let collection =
-            Collection { resource: of.path(), namespace: Box::default(), field_selector: Box::default() };
+        let collection = Collection::all(of.path());
         let mut follower = PolicyFollower { of, shared: shared.clone(), said: None };
         Box::pin(follow::<()>(&self.client, &collection, &mut follower)).await;
     }

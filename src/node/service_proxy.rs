@@ -130,6 +130,15 @@ impl Kind {
         }
     }
 
+    /// What another proxy serves, or nobody does, does not come. Differs from kube-proxy, which selects Services by
+    /// `spec.clusterIP!=None` too: servers before 1.31 refuse that.
+    fn label_selector(self) -> &'static str {
+        match self {
+            Self::Services => "!service.kubernetes.io/service-proxy-name",
+            Self::Slices => "!service.kubernetes.io/headless",
+        }
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::Services => "services",
@@ -257,8 +266,7 @@ impl ServiceProxy {
     }
 
     async fn follow<T>(&self, of: Kind, shared: &Shared) -> T {
-        let collection =
-            Collection { resource: of.resource(), namespace: Box::default(), field_selector: Box::default() };
+        let collection = Collection { label_selector: of.label_selector(), ..Collection::all(of.resource()) };
         let mut follower = ServicesFollower { of, shared: shared.clone(), said: None };
         Box::pin(follow(&self.client, &collection, &mut follower)).await
     }

@@ -119,9 +119,8 @@ impl ApiPods {
     /// The collection of the node's pods.
     pub fn collection(node: &NodeName) -> Collection {
         Collection {
-            resource: Resource::PODS,
-            namespace: "".into(),
             field_selector: format!("spec.nodeName={}", node.as_str()).into(),
+            ..Collection::all(Resource::PODS)
         }
     }
 

@@ -99,9 +99,8 @@ impl ApiNode {
     /// The collection of this Node alone.
     pub fn collection(name: &str) -> Collection {
         Collection {
-            resource: Resource::NODES,
-            namespace: "".into(),
             field_selector: format!("metadata.name={name}").into(),
+            ..Collection::all(Resource::NODES)
         }
     }
 

@@ -73,8 +73,11 @@ pub async fn follow_object(client: Client, key: ObjectKey, watches: Watches, fou
         ObjectKind::Token | ObjectKind::Claim => return,
     };
     let selector = if key.name.is_empty() { String::new() } else { format!("metadata.name={}", key.name) };
-    let collection =
-        Collection { resource, namespace: (*key.namespace).into(), field_selector: selector.into() };
+    let collection = Collection {
+        namespace: (*key.namespace).into(),
+        field_selector: selector.into(),
+        ..Collection::all(resource)
+    };
     let may_be_many = matches!(key.kind, ObjectKind::ConfigMap | ObjectKind::Secret);
     let watches_max = if may_be_many { KUBE_WATCHES_MAX } else { KUBE_WATCHES_ALL_MAX };
     let mut follower = follower(key, found);

@@ -87,14 +87,27 @@ fn services_are_served_while_they_are_there() {
     let config = serving(&world);
     world.start_with(config.clone());
     world.until("it is served", |_| ask(CLUSTER_IP) == Ok("one".to_owned()));
-    let watched: Vec<String> = world
+    let mut watched: Vec<String> = world
         .api
         .requests()
         .into_iter()
         .filter(|request| request.user == PROXY && request.verb == "watch")
-        .map(|request| request.path)
+        .map(|request| format!("{} {}", request.path, request.query.split("&labelSelector=").nth(1).unwrap()))
         .collect();
-    assert_eq!(watched.len(), 2, "{watched:?}");
+    watched.sort();
+    assert_eq!(
+        watched,
+        [
+            "/api/v1/services %21service.kubernetes.io%2Fservice-proxy-name",
+            "/apis/discovery.k8s.io/v1/endpointslices %21service.kubernetes.io%2Fheadless"
+        ]
+    );
+    // Another proxy gets it, and gives it back.
+    for (proxy, is_served) in [(json!("mesh"), false), (Value::Null, true)] {
+        let labels = json!({"metadata": {"labels": {"service.kubernetes.io/service-proxy-name": proxy}}});
+        world.api.patch("services", "default", "web", &labels);
+        world.until("it is served or not", |_| ask(CLUSTER_IP).is_ok() == is_served);
+    }
 
     // Another endpoint instead, and none.
     let to = |addresses: &[&str]| json!({"endpoints": slice("web", addresses)["endpoints"]});
