@@ -128,6 +128,8 @@ mod tests {
     use super::*;
     #[cfg(feature = "tls")]
     use crate::config::Config;
+    #[cfg(feature = "tls")]
+    use crate::kernel_tunables::network::Conntrack;
 
     #[cfg(feature = "tls")]
     #[test]
@@ -146,6 +148,9 @@ mod tests {
             "--lb-server-port=7000",
             "--kubelet-arg=max-pods=50",
             "--kubelet-arg=cgroup-driver=systemd",
+            "--kube-proxy-arg=conntrack-max-per-core=1024",
+            "--kube-proxy-arg=conntrack-tcp-timeout-established=2h",
+            "--kube-proxy-arg=cluster-cidr=10.42.0.0/16",
             "--container-runtime-endpoint=/run/containerd/containerd.sock",
             "--private-registry=/etc/registries.yaml",
             "--protect-kernel-defaults",
@@ -157,6 +162,9 @@ mod tests {
         let k3s = config.k3s.unwrap();
         assert_eq!((k3s.server.as_str(), k3s.load_balancer_port), ("https://10.0.0.1:6443", Some(7000)));
         assert!(k3s.node_id.is_some() && config.protect_kernel_defaults);
+        let wanted = Conntrack { max_per_core: 1024, tcp_established_seconds: 7200, ..Conntrack::default() };
+        assert_eq!(k3s.conntrack, wanted);
+        assert_eq!(config.service_proxy.unwrap().cluster_cidrs.len(), 1);
         assert_eq!(config.node_name.as_deref(), Some("gw"));
         let registration = config.registration;
         assert_eq!((registration.labels.len(), registration.taints.len()), (2, 1));
@@ -175,6 +183,11 @@ mod tests {
             k3s_flags::of_args(&["-s", "https://a", "--lb-server-port=x"].map(str::to_owned)).unwrap();
         let why = args_of(&k3s_flags::translate(&given, |_| None).unwrap()).err().unwrap();
         assert!(why.contains("lb-server-port"), "{why}");
+        let args = ["-s", "https://a", "-t", "x", "--kube-proxy-arg=conntrack-tcp-timeout-close-wait=soon"];
+        let given = k3s_flags::of_args(&args.map(str::to_owned)).unwrap();
+        let args = args_of(&k3s_flags::translate(&given, |_| None).unwrap()).unwrap();
+        let why = Config::load(&args.flags, None).unwrap_err().to_string();
+        assert!(why.starts_with("--conntrack-tcp-timeout-close-wait: \"soon\": must be"), "{why}");
     }
 
     #[test]

@@ -26,6 +26,8 @@ enum Meaning {
     Endpoint,
     /// A flag of the kubelet, `NAME=VALUE`.
     Kubelet,
+    /// A flag of kube-proxy, `NAME=VALUE`.
+    KubeProxy,
     /// k3s' directory, below which are images and manifests.
     DataDir,
     /// It has no effect here, for this reason.
@@ -36,12 +38,11 @@ enum Meaning {
     Refused(&'static str),
 }
 
-use Meaning::{DataDir, Endpoint, Kubelet, List, One, Refused, Switch, Unused, UnusedSwitch};
+use Meaning::{DataDir, Endpoint, KubeProxy, Kubelet, List, One, Refused, Switch, Unused, UnusedSwitch};
 
 const OWN_FLANNEL: &str = "is not supported: the pods' network is as the servers have it; leave it out, or have the servers run with \
      --flannel-backend=none and install another network";
 const NO_VPN: &str = "VPNs are not included";
-const NO_PROXY: &str = "kube-proxy is not included";
 const OTHER_RUNTIME: &str = "it is a setting of k3s' own containerd";
 const OTHER_LOG: &str = "smolet logs to standard error: --log-level of smolet run";
 const NOT_SUPPORTED: &str = "it is not supported";
@@ -73,7 +74,7 @@ const FLAGS: [(&str, &str, &str, Meaning); 46] = [
     ("no-flannel", "", "", Switch(NO_FLANNEL)),
     ("vpn-auth", "", "K3S_VPN_AUTH", Unused(NO_VPN)),
     ("vpn-auth-file", "", "K3S_VPN_AUTH_FILE", Unused(NO_VPN)),
-    ("kube-proxy-arg", "", "", Unused(NO_PROXY)),
+    ("kube-proxy-arg", "", "", KubeProxy),
     ("snapshotter", "", "", Unused(OTHER_RUNTIME)),
     ("pause-image", "", "", Unused(OTHER_RUNTIME)),
     ("airgap-extra-registry", "", "", Unused(OTHER_RUNTIME)),
@@ -146,7 +147,7 @@ pub(super) fn of_args(args: &[String]) -> Result<Vec<Given>, String> {
         let value = match (value, meaning) {
             (Some(value), _) => value,
             (None, Switch(_) | UnusedSwitch(_)) => "true".to_owned(),
-            (None, One(_) | List(_) | Endpoint | Kubelet | DataDir | Unused(_) | Refused(_)) => {
+            (None, One(_) | List(_) | Endpoint | Kubelet | KubeProxy | DataDir | Unused(_) | Refused(_)) => {
                 args.next().cloned().ok_or_else(|| format!("{arg}: needs a value"))?
             }
         };
@@ -259,6 +260,7 @@ pub(super) fn translate(
                 None => lists.push((flag, vec![value.clone()])),
             },
             Kubelet => kubelet_arg(value, &mut out),
+            KubeProxy => kube_proxy_arg(value, &mut out),
             Unused(why) if is_last => out.warnings.push(format!("--{name}: has no effect: {why}")),
             Refused(why) if !value.is_empty() => return Err(format!("--{name}: {why}")),
             UnusedSwitch(why) if is_last && is_true(name, value)? => {
@@ -332,9 +334,7 @@ fn kubelet_arg(text: &str, out: &mut Translated) {
         "register-with-taints",
         "root-dir",
     ];
-    let text = text.trim_start_matches('-');
-    let (name, value) = text.split_once('=').unwrap_or((text, "true"));
-    let name = name.trim_end_matches(['+', '-']);
+    let (name, value) = component_arg(text);
     if OWN.contains(&name) {
         out.run.push(format!("--{name}={value}"));
     } else if fields::of_flag(name).is_some() {
@@ -342,6 +342,35 @@ fn kubelet_arg(text: &str, out: &mut Translated) {
     } else {
         out.warnings.push(format!("--kubelet-arg={name}: has no effect: smolet has no such flag"));
     }
+}
+
+/// A flag of kube-proxy.
+fn kube_proxy_arg(text: &str, out: &mut Translated) {
+    /// Those that `smolet run` has too.
+    const OWN: [&str; 5] = [
+        "cluster-cidr",
+        "conntrack-max-per-core",
+        "conntrack-min",
+        "conntrack-tcp-timeout-close-wait",
+        "conntrack-tcp-timeout-established",
+    ];
+    let (name, value) = component_arg(text);
+    let why = match name {
+        _ if OWN.contains(&name) => return out.run.push(format!("--{name}={value}")),
+        "metrics-bind-address" | "metrics-port" => {
+            "smolet has no metrics of kube-proxy; its own are on the port of the node's API"
+        }
+        "nodeport-addresses" => "node ports are on all addresses of the node",
+        _ => "smolet serves Services itself and has no such flag",
+    };
+    out.warnings.push(format!("--kube-proxy-arg={name}: has no effect: {why}"));
+}
+
+/// Name and value of a component's flag; `+` or `-` behind the name say how k3s merges it with others.
+fn component_arg(text: &str) -> (&str, &str) {
+    let text = text.trim_start_matches('-');
+    let (name, value) = text.split_once('=').unwrap_or((text, "true"));
+    (name.trim_end_matches(['+', '-']), value)
 }
 
 #[cfg(test)]
@@ -467,6 +496,39 @@ mod tests {
             (&["--kubelet-arg=feature-gates+=A=true"], "", "feature-gates=A=true", ""),
             (&["--kubelet-arg=v=4"], "", "v=4", ""),
             (&["--kubelet-arg=nonsense=4"], "", "", "--kubelet-arg=nonsense: has no effect"),
+            (&["--kube-proxy-arg=cluster-cidr=10.42.0.0/16"], "--cluster-cidr=10.42.0.0/16", "", ""),
+            (&["--kube-proxy-arg", "--conntrack-min=0"], "--conntrack-min=0", "", ""),
+            (&["--kube-proxy-arg=conntrack-max-per-core=1024"], "--conntrack-max-per-core=1024", "", ""),
+            (
+                &["--kube-proxy-arg=conntrack-tcp-timeout-established=2h"],
+                "--conntrack-tcp-timeout-established=2h",
+                "",
+                "",
+            ),
+            (
+                &["--kube-proxy-arg=conntrack-tcp-timeout-close-wait=1m"],
+                "--conntrack-tcp-timeout-close-wait=1m",
+                "",
+                "",
+            ),
+            (
+                &["--kube-proxy-arg=metrics-bind-address=0.0.0.0:10249"],
+                "",
+                "",
+                "--kube-proxy-arg=metrics-bind-address: has no effect: smolet has no metrics of kube-proxy",
+            ),
+            (
+                &["--kube-proxy-arg=nodeport-addresses=primary"],
+                "",
+                "",
+                "--kube-proxy-arg=nodeport-addresses: has no effect: node ports are on all addresses",
+            ),
+            (
+                &["--kube-proxy-arg=proxy-mode=ipvs"],
+                "",
+                "",
+                "--kube-proxy-arg=proxy-mode: has no effect: smolet serves Services itself",
+            ),
             (&["--flannel-iface", "eth1"], "--flannel-iface=eth1", "", ""),
             (&["--vpn-auth", "x"], "", "", "--vpn-auth: has no effect"),
             (&["--docker"], "", "", "--docker: has no effect"),

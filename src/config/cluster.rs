@@ -2,9 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::kernel_tunables::network::Conntrack;
 use crate::limits::CLUSTER_CIDRS_MAX;
 use crate::model::Network;
 
+use super::kubelet::parse_go_duration;
 use super::{Call, ConfigError, FileSettings, Flags, NodeApi, paths};
 
 /// A secret string: its `Debug` does not show it.
@@ -47,6 +49,8 @@ pub struct K3s {
     pub call: Call,
     /// The program that loads the kernel modules of the cluster's network.
     pub modprobe: PathBuf,
+    /// The kernel's table of connections.
+    pub conntrack: Conntrack,
 }
 
 /// Settings of the service proxy.
@@ -149,7 +153,34 @@ pub(super) fn k3s(flags: &Flags) -> Result<Option<K3s>, ConfigError> {
         load_balancer_port: Some(flags.lb_server_port.unwrap_or(LOAD_BALANCER_PORT)).filter(|port| *port > 0),
         call: Call::default(),
         modprobe: paths::MODPROBE.into(),
+        conntrack: conntrack(flags)?,
     }))
+}
+
+fn conntrack(flags: &Flags) -> Result<Conntrack, ConfigError> {
+    let usual = Conntrack::default();
+    let seconds = |flag: &str, given: Option<&str>, usual: u64| match given {
+        None => Ok(usual),
+        Some(text) => parse_go_duration(text).map(|time| time.as_secs()).ok_or_else(|| {
+            ConfigError(format!("{flag}: {text:?}: must be a duration such as 20s, 1m30s or 2h"))
+        }),
+    };
+    let (established, close_wait) =
+        (&flags.conntrack_tcp_timeout_established, &flags.conntrack_tcp_timeout_close_wait);
+    Ok(Conntrack {
+        max_per_core: flags.conntrack_max_per_core.unwrap_or(usual.max_per_core),
+        min: flags.conntrack_min.unwrap_or(usual.min),
+        tcp_established_seconds: seconds(
+            "--conntrack-tcp-timeout-established",
+            established.as_deref(),
+            usual.tcp_established_seconds,
+        )?,
+        tcp_close_wait_seconds: seconds(
+            "--conntrack-tcp-timeout-close-wait",
+            close_wait.as_deref(),
+            usual.tcp_close_wait_seconds,
+        )?,
+    })
 }
 
 /// Whether the cluster signs the certificate of the node's API.

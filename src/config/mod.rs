@@ -191,6 +191,19 @@ pub struct Flags {
     /// Ranges of the cluster's pods: what comes from elsewhere to a cluster IP is masqueraded [default: with --server the server's]
     #[arg(long, value_name = "CIDRS")]
     pub cluster_cidr: Option<String>,
+    /// Connections that the kernel tracks for each processor, 0 = as it is (kube-proxy's flag); needs --server [default: 32768]
+    #[arg(long, value_name = "COUNT", requires = "server")]
+    pub conntrack_max_per_core: Option<u32>,
+    /// Connections that the kernel tracks at least (kube-proxy's flag) [default: 131072]
+    #[arg(long, value_name = "COUNT", requires = "server")]
+    pub conntrack_min: Option<u32>,
+    /// Time without packets after which the kernel forgets an established connection, 0 = as it is (kube-proxy's flag)
+    /// [default: 24h]
+    #[arg(long, value_name = "DURATION", requires = "server")]
+    pub conntrack_tcp_timeout_established: Option<String>,
+    /// The same of a connection in the state `CLOSE_WAIT` (kube-proxy's flag) [default: 1h]
+    #[arg(long, value_name = "DURATION", requires = "server")]
+    pub conntrack_tcp_timeout_close_wait: Option<String>,
     /// Bring up the pods' network between nodes as k3s agent does (flannel: vxlan or host-gw, as the server has it); needs --server
     #[arg(long)]
     pub flannel: bool,

@@ -196,8 +196,9 @@ pub fn collect(config: &Config, bad_settings: Option<String>) -> Facts {
             watches: number("/proc/sys/fs/inotify/max_user_watches"),
         },
         tunables: kernel_tunables::differing(Path::new("/proc/sys")),
-        cluster_network: config.k3s.as_ref().map(|_| {
-            let of = Network { has_ipv6: has_ipv6(config), cpus: u64::try_from(facts::cpus()).unwrap_or(1) };
+        cluster_network: config.k3s.as_ref().map(|k3s| {
+            let cpus = u64::try_from(facts::cpus()).unwrap_or(1);
+            let of = Network { has_ipv6: has_ipv6(config), cpus, conntrack: k3s.conntrack };
             cluster_network::lacking(Path::new("/proc/sys"), of)
         }),
         name_servers: config.resolver().pod_servers(),

@@ -106,7 +106,8 @@ impl JoinTask {
 
     /// Sets up the kernel for the network of a cluster with these settings; what lacks is logged once.
     async fn set_up_kernel(&self, settings: &Settings) {
-        let of = Network { has_ipv6: settings.has_ipv6(), cpus: self.kernel.cpus };
+        let conntrack = self.k3s.conntrack;
+        let of = Network { has_ipv6: settings.has_ipv6(), cpus: self.kernel.cpus, conntrack };
         let (root, modprobe) = (self.kernel.sysctl_root.clone(), self.k3s.modprobe.clone());
         let done = apart(move || network::set_up(&root, of, |module| load(&modprobe, module))).await;
         let why = done.err().unwrap_or_default();

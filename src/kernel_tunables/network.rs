@@ -13,19 +13,15 @@ use super::{Differing, set};
 const MODULES: [(&str, &str); 2] =
     [("br_netfilter", "net/bridge/bridge-nf-call-iptables"), ("nf_conntrack", CONNECTIONS_MAX)];
 const CONNECTIONS_MAX: &str = "net/netfilter/nf_conntrack_max";
-/// kube-proxy's `conntrack.maxPerCore` and `conntrack.min`.
-const CONNECTIONS_PER_CPU: u64 = 32_768;
-const CONNECTIONS_MIN: u64 = 131_072;
+/// However many processors there are (`getConntrackMax`).
+const CONNECTIONS_SCALED_MAX: u64 = 1 << 20;
 
 /// Settings below `/proc/sys`, with their required values.
-const SETTINGS: [(&str, u64); 5] = [
+const SETTINGS: [(&str, u64); 3] = [
     // A new network namespace takes one or the other, by the kernel's version.
     ("net/ipv4/conf/all/forwarding", 1),
     ("net/ipv4/conf/default/forwarding", 1),
     ("net/bridge/bridge-nf-call-iptables", 1),
-    // kube-proxy's `conntrack.tcpEstablishedTimeout` and `conntrack.tcpCloseWaitTimeout`.
-    ("net/netfilter/nf_conntrack_tcp_timeout_established", 86_400),
-    ("net/netfilter/nf_conntrack_tcp_timeout_close_wait", 3600),
 ];
 
 /// The same of a cluster with IPv6. With them the kernel ignores router advertisements: others do not get them.
@@ -36,6 +32,47 @@ const SETTINGS_IPV6: [(&str, u64); 4] = [
     ("net/bridge/bridge-nf-call-ip6tables", 1),
 ];
 
+/// The table of connections (kube-proxy's `KubeProxyConntrackConfiguration`). What is 0 stays as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conntrack {
+    /// Connections for each processor.
+    pub max_per_core: u32,
+    /// Connections at least, unless there is nothing for a processor.
+    pub min: u32,
+    /// Time after which an established connection of TCP without packets is forgotten, in seconds.
+    pub tcp_established_seconds: u64,
+    /// The same of one that is half closed.
+    pub tcp_close_wait_seconds: u64,
+}
+
+impl Default for Conntrack {
+    fn default() -> Self {
+        Self {
+            max_per_core: 32_768,
+            min: 131_072,
+            tcp_established_seconds: 86_400,
+            tcp_close_wait_seconds: 3600,
+        }
+    }
+}
+
+impl Conntrack {
+    fn settings(self, cpus: u64) -> impl Iterator<Item = (&'static str, u64)> {
+        let scaled = cpus.saturating_mul(self.max_per_core.into());
+        let connections = match scaled {
+            0 => 0,
+            _ if scaled > CONNECTIONS_SCALED_MAX => CONNECTIONS_SCALED_MAX,
+            _ => scaled.max(self.min.into()),
+        };
+        let all = [
+            (CONNECTIONS_MAX, connections),
+            ("net/netfilter/nf_conntrack_tcp_timeout_established", self.tcp_established_seconds),
+            ("net/netfilter/nf_conntrack_tcp_timeout_close_wait", self.tcp_close_wait_seconds),
+        ];
+        all.into_iter().filter(|(_, wanted)| *wanted > 0)
+    }
+}
+
 /// The cluster and the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network {
@@ -43,6 +80,8 @@ pub struct Network {
     pub has_ipv6: bool,
     /// Processors of the machine.
     pub cpus: u64,
+    /// Its table of connections.
+    pub conntrack: Conntrack,
 }
 
 /// Modules that are not there, and settings that differ; one that this kernel does not have is left out.
@@ -74,9 +113,8 @@ impl Lacking {
 pub fn lacking(root: &Path, of: Network) -> Lacking {
     let is_missing = |(_, setting): &&(&str, &str)| !root.join(setting).exists();
     let modules = MODULES.iter().filter(is_missing).map(|(name, _)| *name).collect();
-    let connections = [(CONNECTIONS_MAX, (of.cpus * CONNECTIONS_PER_CPU).max(CONNECTIONS_MIN))];
     let ipv6 = if of.has_ipv6 { &SETTINGS_IPV6[..] } else { &[] };
-    let all = SETTINGS.iter().chain(ipv6).chain(&connections).copied();
+    let all = SETTINGS.iter().chain(ipv6).copied().chain(of.conntrack.settings(of.cpus));
     let differs = |(path, wanted): (&str, u64)| {
         let actual = fs::read_to_string(root.join(path)).ok()?.trim().parse().ok()?;
         let is_right = if path == CONNECTIONS_MAX { actual >= wanted } else { actual == wanted };
@@ -126,7 +164,13 @@ mod tests {
 
     use super::*;
 
-    const SMALL: Network = Network { has_ipv6: false, cpus: 2 };
+    const USUAL: Conntrack = Conntrack {
+        max_per_core: 32_768,
+        min: 131_072,
+        tcp_established_seconds: 86_400,
+        tcp_close_wait_seconds: 3600,
+    };
+    const SMALL: Network = Network { has_ipv6: false, cpus: 2, conntrack: USUAL };
 
     fn put(root: &Path, settings: &[(&str, u64)]) {
         for (path, value) in settings {
@@ -169,13 +213,18 @@ mod tests {
         };
         assert_eq!(set_up(&root, SMALL, load), Ok(()));
         assert_eq!(*loaded.borrow(), ["br_netfilter", "nf_conntrack"]);
-        for (path, wanted) in SETTINGS.into_iter().chain([(CONNECTIONS_MAX, CONNECTIONS_MIN)]) {
+        let connections = [
+            (CONNECTIONS_MAX, 131_072),
+            ("net/netfilter/nf_conntrack_tcp_timeout_established", 86_400),
+            ("net/netfilter/nf_conntrack_tcp_timeout_close_wait", 3600),
+        ];
+        for (path, wanted) in SETTINGS.into_iter().chain(connections) {
             assert_eq!(read(&root, path), wanted, "{path}");
         }
         assert_eq!(read(&root, "net/ipv6/conf/all/forwarding"), 0, "the cluster has none");
         assert_eq!(set_up(&root, SMALL, |name| panic!("{name} is there")), Ok(()));
 
-        let large = Network { has_ipv6: true, cpus: 8 };
+        let large = Network { has_ipv6: true, cpus: 8, ..SMALL };
         assert_eq!(set_up(&root, large, |name| panic!("{name} is there")), Ok(()));
         assert_eq!((read(&root, "net/ipv6/conf/all/forwarding"), read(&root, CONNECTIONS_MAX)), (1, 262_144));
         // The owner's larger table stays.
@@ -183,6 +232,26 @@ mod tests {
         assert_eq!(set_up(&root, large, |name| panic!("{name} is there")), Ok(()));
         assert_eq!(read(&root, CONNECTIONS_MAX), 1_000_000);
         fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn the_table_of_connections_is_kube_proxys() {
+        assert_eq!(Conntrack::default(), USUAL);
+        // For each processor, at least, established, half closed; what is set on a machine with that many processors.
+        for (of, cpus, wanted) in [
+            ((32_768, 131_072, 86_400, 3600), 1, "131072 86400 3600"),
+            ((32_768, 131_072, 86_400, 3600), 8, "262144 86400 3600"),
+            ((32_768, 131_072, 86_400, 3600), 64, "1048576 86400 3600"),
+            ((1024, 0, 7200, 60), 4, "4096 7200 60"),
+            ((1, 65_536, 7200, 60), 4, "65536 7200 60"),
+            ((0, 131_072, 7200, 0), 4, "7200"),
+            ((0, 0, 0, 60), 4, "60"),
+        ] {
+            let (max_per_core, min, tcp_established_seconds, tcp_close_wait_seconds) = of;
+            let of = Conntrack { max_per_core, min, tcp_established_seconds, tcp_close_wait_seconds };
+            let shown: Vec<String> = of.settings(cpus).map(|(_, wanted)| wanted.to_string()).collect();
+            assert_eq!(shown.join(" "), wanted, "{of:?} {cpus}");
+        }
     }
 
     #[test]

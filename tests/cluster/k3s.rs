@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use smolet::config::{Call, Config, K3s as Joins, NodeApi, Registration, TokenSource};
+use smolet::kernel_tunables::network::Conntrack;
 use smolet::limits::{TUNNEL_CONNECTIONS_MAX, TUNNEL_PING_PERIOD, TUNNELS_MAX};
 
 use crate::client::Client;
@@ -39,6 +40,7 @@ pub fn joining(world: &World, k3s: &K3s, token: &str) -> Config {
             load_balancer_port: None,
             call: Call::default(),
             modprobe: world.path("modprobe"),
+            conntrack: Conntrack::default(),
         }),
         node_api: NodeApi { client_ca: None, ..config.node_api.clone() },
         ..config
