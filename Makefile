@@ -129,7 +129,7 @@ size: release  ## the release binary is static and as small as promised
 	@size=$$(stat -c %s $(RELEASE)); echo "$(RELEASE): $$size of at most $(SIZE_MAX) bytes"; [ $$size -le $(SIZE_MAX) ]
 	@if readelf -lW $(RELEASE) | grep INTERP; then echo "$(RELEASE) needs a shared C library" >&2; exit 1; fi
 
-attack: release  ## the release binary under attack, by manifests, the runtime, containers and clients: it keeps to 16 MiB and is never silent for 250 ms
+attack: setup release  ## the release binary under attack, by manifests, the runtime, containers and clients: it keeps to 16 MiB and is never silent for 250 ms
 	$(call step,memory under attack)
 	@SMOLET_BIN=$(CURDIR)/$(RELEASE) $(TEST) --quiet --test attack -- --nocapture --test-threads=3 $(addprefix --skip ,$(ATTACKS_ALONE))
 	$(call step,silence under attack)

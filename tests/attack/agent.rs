@@ -115,6 +115,10 @@ impl Agent {
         answer
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// What the agent has logged.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(self.path("agent.log")).expect("the log")).into_owned()

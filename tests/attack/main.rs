@@ -20,8 +20,14 @@ mod agent;
 // Where the tests' API server is.
 #[cfg(all(feature = "tls", target_arch = "x86_64"))]
 mod burst;
+#[cfg(all(feature = "tls", target_arch = "x86_64"))]
+mod cluster;
 mod files;
 mod silence;
+#[cfg(all(feature = "tls", target_arch = "x86_64"))]
+#[path = "../cluster/supervisor.rs"]
+#[allow(dead_code, reason = "a part of it is used here")]
+mod supervisor;
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};

@@ -4,6 +4,11 @@ use std::process::Command;
 
 /// Runs the test of that name, with its module's, once more in a network namespace of its own, which ends with the process. True inside.
 pub fn in_namespace(test: &str) -> bool {
+    in_namespaces(test, &["--net"])
+}
+
+/// The same with other namespaces besides, as flags of `unshare`.
+pub fn in_namespaces(test: &str, namespaces: &[&str]) -> bool {
     const INSIDE: &str = "SMOLET_TEST_IN_NAMESPACE";
     if std::env::var_os(INSIDE).is_some() {
         ip("link set lo up");
@@ -11,7 +16,8 @@ pub fn in_namespace(test: &str) -> bool {
     }
     let exe = std::env::current_exe().unwrap();
     let ended = Command::new("unshare")
-        .args(["--net", exe.to_str().unwrap(), "--exact", test, "--nocapture"])
+        .args(namespaces)
+        .args([exe.to_str().unwrap(), "--exact", test, "--nocapture"])
         .env(INSIDE, "1")
         .status()
         .expect("unshare of util-linux is there");
