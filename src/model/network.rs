@@ -18,6 +18,7 @@ pub(crate) fn parse_ip(text: &str) -> Option<IpAddr> {
 }
 
 /// The address in the order of the network.
+#[cfg(feature = "tls")]
 pub(crate) fn octets(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(address) => address.octets().into(),
@@ -36,6 +37,7 @@ pub enum Transport {
     Sctp = 132,
 }
 
+#[cfg(feature = "tls")]
 impl Transport {
     /// The one of the API's name, which is TCP by default; `None`: the API does not know it.
     pub(crate) fn read(name: Option<&str>) -> Option<Self> {
