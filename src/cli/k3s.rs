@@ -4,10 +4,10 @@
 //! Everything that can be wrong is looked at before anything is changed. When smolet does not come up, k3s agent is started again.
 
 use std::fs;
-use std::io::Write as _;
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use super::{agent, fail, print, say};
@@ -20,13 +20,14 @@ use crate::k3s::takeover::{
 };
 use crate::limits::{
     CONFIG_FILE_BYTES_MAX, TAKEOVER_FILE_BYTES_MAX, TAKEOVER_LOOK_PERIOD, TAKEOVER_RESTARTS,
-    TAKEOVER_RULES_TIME, TAKEOVER_UNIT_TIME,
+    TAKEOVER_RULES_BYTES_MAX, TAKEOVER_RULES_TIME, TAKEOVER_UNIT_TIME,
 };
 use crate::netlink::{Netlink, Protocol};
 use crate::network_policy;
 use crate::nftables::{self, Batch, Family};
 use crate::paths::K3S_CONTAINERD;
 use crate::service_proxy;
+use crate::volume::program;
 
 /// Units of the machine's owner.
 const UNITS: &str = "/etc/systemd/system";
@@ -34,23 +35,19 @@ const UNITS: &str = "/etc/systemd/system";
 const DROP_IN: &str = "k3s-agent.service.d/smolet.conf";
 /// The unit of smolet's package.
 const OWN_UNIT: &str = "smolet.service";
+/// The search path of iptables: the machine's own, else that of k3s.
+const TOOLS: &str = "PATH=$PATH:/usr/sbin:/sbin:/var/lib/rancher/k3s/data/current/bin/aux";
+/// Root's alone: what a program prints, or reads.
+const CAPTURE: &str = "/run/smolet/takeover";
 /// The kubelet's directory, with the volumes of the pods that run.
 const KUBELET_DIR: &str = "/var/lib/kubelet";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    #[command(subcommand)]
-    command: Action,
-}
-
-#[derive(Debug, clap::Subcommand)]
-enum Action {
-    /// Take the place of k3s agent on this board. Its pods run on, the node keeps its name, password, certificates and flags
-    Takeover(Takeover),
-}
-
-#[derive(Debug, clap::Args)]
-struct Takeover {
+    /// takeover: take the place of k3s agent on this board. Its pods run on, the node keeps its name, password, certificates and
+    /// flags
+    #[arg(value_name = "COMMAND", value_parser = ["takeover"])]
+    _command: String,
     /// Give the board back to k3s agent; its pods run on
     #[arg(long)]
     back: bool,
@@ -60,7 +57,6 @@ struct Takeover {
 }
 
 pub(super) fn run(args: &Args) -> ExitCode {
-    let Action::Takeover(args) = &args.command;
     let done = if args.back { give_back() } else { take_over(args.dry_run) };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -117,8 +113,8 @@ impl Board {
             return Err(format!("{AGENT_UNIT} runs smolet already: {} leads to it", command.program));
         }
         let files = environment_files(&unit);
-        let texts: Vec<String> =
-            files.iter().map(|file| file.trim_start_matches('-')).map(read_text).collect();
+        let text = |file: &String| read_text(file.trim_start_matches('-'), TAKEOVER_FILE_BYTES_MAX);
+        let texts: Vec<String> = files.iter().map(text).collect();
         let known = |name: &str| texts.iter().rev().find_map(|text| variable(text, name)).map(str::to_owned);
         let first = agent::translate(&command.flags, known)?;
         let given =
@@ -142,7 +138,9 @@ impl Board {
                 })?;
             }
             more.push(format!("--container-runtime-endpoint={K3S_CONTAINERD}"));
-            if given("--cgroup-driver").is_none() && has_systemd_cgroups(&read_text(&config)) {
+            if given("--cgroup-driver").is_none()
+                && has_systemd_cgroups(&read_text(&config.to_string_lossy(), TAKEOVER_FILE_BYTES_MAX))
+            {
                 more.push("--kubelet-arg=cgroup-driver=systemd".to_owned());
             }
             Some(containerd_unit(&data_dir, &files))
@@ -183,11 +181,6 @@ impl Board {
     /// Gives smolet what the node has of its cluster: its certificates count also where its token has expired.
     fn import_identity(&self) -> Result<(), String> {
         let to = self.root_dir.join("k3s");
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&to)
-            .map_err(|error| format!("{}: {error}", to.display()))?;
         for (name, parts) in [
             ("server-ca.crt", ["server-ca.crt"].as_slice()),
             ("client-ca.crt", &["client-ca.crt"]),
@@ -317,36 +310,16 @@ fn rule_programs() -> impl Iterator<Item = String> {
     ["iptables", "ip6tables"].into_iter().flat_map(move |of| kinds.map(|kind| format!("{of}{kind}-save")))
 }
 
-/// The program in the machine's own search path, else in that of k3s.
-fn tool(program: &str) -> Command {
-    let mut command = Command::new(program);
-    let own = std::env::var("PATH").unwrap_or_default();
-    let of_k3s = "/var/lib/rancher/k3s/data/current/bin/aux";
-    command.env("PATH", format!("{own}:/usr/sbin:/sbin:{of_k3s}")).env("LC_ALL", "C");
-    command
-}
-
 /// What it prints; nothing, when it is not there.
 fn saved(program: &str) -> String {
-    let output = tool(program).stdin(Stdio::null()).output();
-    output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default()
+    captured(&format!("{TOOLS}; {program}"), TAKEOVER_RULES_BYTES_MAX).unwrap_or_default()
 }
 
 fn restore(program: &str, script: &str) -> Result<(), String> {
-    let failed = |why: &dyn std::fmt::Display| format!("{program} --noflush: {why}");
-    let mut child = tool(program)
-        .args(["-w", "5", "--noflush"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|error| failed(&error))?;
-    let written = child.stdin.take().map(|mut stdin| stdin.write_all(script.as_bytes()));
-    let output = child.wait_with_output().map_err(|error| failed(&error))?;
-    if output.status.success() && written.is_some_and(|written| written.is_ok()) {
-        return Ok(());
-    }
-    Err(failed(&String::from_utf8_lossy(&output.stderr).trim()))
+    put(Path::new(CAPTURE), script.as_bytes(), 0o600)?;
+    let done = shell(&format!("{TOOLS}; {program} -w 5 --noflush {CAPTURE}"));
+    let _ = fs::remove_file(CAPTURE);
+    done.map(drop).map_err(|why| format!("{program} --noflush: {why}"))
 }
 
 fn own_tables() -> impl Iterator<Item = (Family, &'static str)> {
@@ -406,21 +379,39 @@ fn wait(time: Duration, is_done: impl Fn() -> bool) -> bool {
     }
 }
 
-/// What it prints.
+/// The beginning of what it prints.
 fn systemctl(arguments: &[&str]) -> Result<String, String> {
-    let failed = |why: &dyn std::fmt::Display| format!("systemctl {}: {why}", arguments.join(" "));
-    let mut command = Command::new("systemctl");
-    let output = command.args(arguments).env("LC_ALL", "C").stdin(Stdio::null()).output();
-    let output = output.map_err(|error| failed(&error))?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    let words = arguments.join(" ");
+    shell(&format!("systemctl {words}")).map_err(|why| format!("systemctl {words}: {why}"))
+}
+
+/// All that the command prints, of at most that length.
+fn captured(command: &str, bytes_max: usize) -> Result<String, String> {
+    put(Path::new(CAPTURE), b"", 0o600)?;
+    let done = shell(&format!("{command} > {CAPTURE}"));
+    let text = read_text(CAPTURE, bytes_max);
+    let _ = fs::remove_file(CAPTURE);
+    done.map(|_| text)
+}
+
+/// The beginning of what the command prints.
+///
+/// # Errors
+/// The same, of one that fails or does not end in time.
+fn shell(command: &str) -> Result<String, String> {
+    let arguments = ["-c".to_owned(), command.to_owned()];
+    let ended = program::run("sh", &arguments, TAKEOVER_UNIT_TIME, &AtomicBool::new(false));
+    let ended = ended.map_err(|error| format!("sh: {error}"))?;
+    match ended.status {
+        Some(status) if status.success() => Ok(ended.output),
+        Some(_) => Err(ended.output.trim().to_owned()),
+        None => Err(format!("not finished after {} s; killed", TAKEOVER_UNIT_TIME.as_secs())),
     }
-    Err(failed(&String::from_utf8_lossy(&output.stderr).trim()))
 }
 
 /// Nothing, when it cannot be read.
-fn read_text(path: impl AsRef<Path>) -> String {
-    let bytes = read_linked(path.as_ref(), TAKEOVER_FILE_BYTES_MAX).unwrap_or_default();
+fn read_text(path: &str, bytes_max: usize) -> String {
+    let bytes = read_linked(Path::new(path), bytes_max).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 

@@ -159,6 +159,10 @@ pub(super) fn k3s(flags: &Flags) -> Result<Option<K3s>, ConfigError> {
 
 fn conntrack(flags: &Flags) -> Result<Conntrack, ConfigError> {
     let usual = Conntrack::default();
+    let count = |flag: &str, given: Option<i32>, usual: u32| {
+        let count = given.map_or(Ok(usual), u32::try_from);
+        count.map_err(|_| ConfigError(format!("{flag}: must be 0 or more")))
+    };
     let seconds = |flag: &str, given: Option<&str>, usual: u64| match given {
         None => Ok(usual),
         Some(text) => parse_go_duration(text).map(|time| time.as_secs()).ok_or_else(|| {
@@ -168,8 +172,8 @@ fn conntrack(flags: &Flags) -> Result<Conntrack, ConfigError> {
     let (established, close_wait) =
         (&flags.conntrack_tcp_timeout_established, &flags.conntrack_tcp_timeout_close_wait);
     Ok(Conntrack {
-        max_per_core: flags.conntrack_max_per_core.unwrap_or(usual.max_per_core),
-        min: flags.conntrack_min.unwrap_or(usual.min),
+        max_per_core: count("--conntrack-max-per-core", flags.conntrack_max_per_core, usual.max_per_core)?,
+        min: count("--conntrack-min", flags.conntrack_min, usual.min)?,
         tcp_established_seconds: seconds(
             "--conntrack-tcp-timeout-established",
             established.as_deref(),

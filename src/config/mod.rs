@@ -193,10 +193,10 @@ pub struct Flags {
     pub cluster_cidr: Option<String>,
     /// Connections that the kernel tracks for each processor, 0 = as it is (kube-proxy's flag); needs --server [default: 32768]
     #[arg(long, value_name = "COUNT", requires = "server")]
-    pub conntrack_max_per_core: Option<u32>,
+    pub conntrack_max_per_core: Option<i32>,
     /// Connections that the kernel tracks at least (kube-proxy's flag) [default: 131072]
     #[arg(long, value_name = "COUNT", requires = "server")]
-    pub conntrack_min: Option<u32>,
+    pub conntrack_min: Option<i32>,
     /// Time without packets after which the kernel forgets an established connection, 0 = as it is (kube-proxy's flag)
     /// [default: 24h]
     #[arg(long, value_name = "DURATION", requires = "server")]

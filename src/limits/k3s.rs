@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{CERTIFICATE_CHECK_PERIOD, KIB};
+use super::{CERTIFICATE_CHECK_PERIOD, KIB, MIB};
 
 /// Servers of a cluster besides the one that the user names: etcd goes to seven. More: the last ones in alphabetical order are
 /// skipped with a message.
@@ -43,3 +43,5 @@ pub const TAKEOVER_RULES_TIME: Duration = Duration::from_mins(1);
 pub const TAKEOVER_LOOK_PERIOD: Duration = Duration::from_millis(200);
 /// Bytes of a file of k3s' that it reads. More: it counts as empty.
 pub const TAKEOVER_FILE_BYTES_MAX: usize = 256 * KIB;
+/// Bytes of the rules that `iptables-save` prints. More: they count as none.
+pub const TAKEOVER_RULES_BYTES_MAX: usize = 64 * MIB;
