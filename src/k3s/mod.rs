@@ -15,8 +15,8 @@
 //!
 //! Differs from `k3s agent`: a node asks a server for the list of servers, because it may not watch the endpoints of
 //! `default/kubernetes` as the agent does with a certificate that may write any Node; its clients do not go through the load balancer,
-//! each moves from one server to the next by itself; flannel is in a module of its own; kube-proxy and the network policy controller are
-//! not included, they run as pods.
+//! each moves from one server to the next by itself; flannel, Services and network policies are modules of their own, in the place of
+//! flannel, kube-proxy and kube-router.
 
 mod authority;
 mod component;

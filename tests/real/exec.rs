@@ -275,7 +275,10 @@ pub fn a_terminal_has_the_size_of_ours_and_is_given_back(runtime: &Runtime) {
     assert!(terminal.seen().contains("/dev/pts/"), "{}", terminal.seen());
     terminal.types("exit 5\r");
     assert_eq!(terminal.ends().code(), Some(5));
-    assert!(terminal.is_as_before() && terminal.seen().contains("command terminated with exit code 5"));
+    assert!(terminal.is_as_before());
+    // What it has written last is read a little later.
+    let code = "command terminated with exit code 5";
+    wait_for("its exit code is told", PATIENCE, || terminal.seen().contains(code).then_some(()));
 
     let mut terminal = Terminal::start(&shell);
     terminal.types_until("echo $((40 + 2))\r", "42");
