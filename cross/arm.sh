@@ -180,7 +180,7 @@ E
 }
 
 std() { # builds std for one target and puts it into the unpacked compiler's sysroot
-    local t=$1 lib=$SYSROOT/lib/rustlib/$1/lib w=$ARM_HOME/std/$1 done=.opt-$STD_OPT-small-short
+    local t=$1 lib=$SYSROOT/lib/rustlib/$1/lib w=$ARM_HOME/std/$1 done=.opt-$STD_OPT-small-named
     [ -e "$lib/$done" ] && return
     rm -rf "$w" "$lib"; mkdir -p "$w/src"
     echo '#![no_std]' >"$w/src/lib.rs"
@@ -199,7 +199,7 @@ debug = false
 [profile.release.package.panic_abort]
 rustflags = ["-Cpanic=abort"]
 E
-    (cd "$w" && RUSTC=$ARM_HOME/bin/rustc RUSTC_BOOTSTRAP=1 __CARGO_DEFAULT_LIB_METADATA=stdshim RUSTFLAGS="-Cembed-bitcode=yes --remap-path-prefix=$SYSROOT/lib/rustlib/src/rust/=" \
+    (cd "$w" && RUSTC=$ARM_HOME/bin/rustc RUSTC_BOOTSTRAP=1 __CARGO_DEFAULT_LIB_METADATA=stdshim RUSTFLAGS="-Cembed-bitcode=yes --remap-path-prefix=$SYSROOT/lib/rustlib/src/rust/=$(short_paths)" \
         cargo build -q --release --target "$t" --target-dir "$w/target" \
         -Zbuild-std=std,panic_abort,panic_unwind,test,proc_macro \
         -Zbuild-std-features=panic-unwind,optimize_for_size) # no names in backtraces, which stripped binaries have none of
@@ -211,11 +211,12 @@ E
     touch "$lib/$done"
 }
 
-# Where cargo keeps the sources of crates; they are fetched once, so that all builds have the same flags.
-registries() {
-    local sources=${CARGO_HOME:-$HOME/.cargo}/registry/src
-    [ -d "$sources" ] || cargo fetch --quiet --locked
-    ls -d "$sources"/*/
+# Flags by which what panics names a crate and its file, and not where this machine has them: no path of its, and 20 KB.
+short_paths() {
+    local sources=${CARGO_HOME:-$HOME/.cargo}/registry/src registry
+    # The sources are fetched once, so that all builds have the same flags.
+    [ -d "$sources" ] || (cd "$repo" && cargo fetch --quiet --locked)
+    for registry in "$sources"/*/; do printf ' --remap-path-prefix=%s=' "$registry"; done
 }
 
 exports() {
@@ -226,8 +227,7 @@ exports() {
     armv7-*-gnueabihf) cc=arm-linux-gnueabihf-gcc ar=arm-linux-gnueabihf-ar ;;
     *) cc=$ARM_HOME/bin/cc-$t ar=$ARM_HOME/bin/zig-ar flags="-Clink-self-contained=no -Ctarget-feature=+crt-static" ;;
     esac
-    # What a panic names is the crate and its file, and not where this machine has them: no path of its, and 20 KB.
-    for registry in $(registries); do flags+=" --remap-path-prefix=$registry="; done
+    flags+=$(short_paths)
     # Instructions that many functions have in a row stand there once, as a function: a twenty-fifth of the binary. For
     # aarch64 LLVM does so of its own accord where it optimises for size.
     case $t in x86_64-*) flags+=" -Cllvm-args=-enable-machine-outliner=always" ;; esac

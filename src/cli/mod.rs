@@ -1,5 +1,6 @@
 //! The command line: one file per subcommand. Their output is formatted in `printers`.
 
+#[cfg(feature = "tls")]
 mod agent;
 mod archives;
 mod attach;
@@ -13,6 +14,7 @@ mod exec;
 mod image;
 #[cfg(feature = "tls")]
 mod k3s;
+#[cfg(feature = "tls")]
 mod k3s_flags;
 mod k3s_link;
 mod kubelet_flags;
@@ -50,6 +52,7 @@ enum Command {
     /// Run the agent
     Run(Box<run::Args>),
     /// Run the agent in the words of k3s agent, with its configuration files and variables
+    #[cfg(feature = "tls")]
     Agent(agent::Args),
     /// Take the place of k3s agent on its board, or give it back
     #[cfg(feature = "tls")]
@@ -105,8 +108,14 @@ pub fn main() -> ExitCode {
 fn run_command() -> ExitCode {
     let mut words = std::env::args_os().take(2).map(|word| word.to_string_lossy().into_owned());
     let called = words.next().unwrap_or_default();
-    if let Some(why) = k3s_link::refusal(&called, words.next().as_deref()) {
+    let named = words.next();
+    if let Some(why) = k3s_link::refusal(&called, named.as_deref()) {
         return fail(&why);
+    }
+    // `agent`, and what belongs to it.
+    #[cfg(not(feature = "tls"))]
+    if let Some(name @ ("agent" | "k3s")) = named.as_deref() {
+        return fail(&format!("{name}: needs TLS, and this program was built without it (--features tls)"));
     }
     let (cli, kubelet) = parse_apart();
     match cli.command {
@@ -114,6 +123,7 @@ fn run_command() -> ExitCode {
             args.flags.kubelet = kubelet;
             run::run(&args)
         }
+        #[cfg(feature = "tls")]
         Command::Agent(args) => agent::run(&args),
         #[cfg(feature = "tls")]
         Command::K3s(args) => k3s::run(&args),

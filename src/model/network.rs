@@ -176,6 +176,7 @@ mod tests {
         assert_eq!(long, [vec![255; 8], vec![128], vec![0; 7]].concat());
     }
 
+    #[cfg(feature = "tls")]
     #[test]
     fn protocols_have_the_numbers_of_ip() {
         for (name, number) in [

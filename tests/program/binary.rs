@@ -174,13 +174,18 @@ fn called_as_k3s_it_is_the_agent_and_refuses_the_rest() {
         let output = output.unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
+    let agent = if cfg!(feature = "tls") {
+        "--server: is missing; give it, or K3S_URL"
+    } else {
+        "agent: needs TLS, and this program was built without it"
+    };
     for (name, words, wanted) in [
         ("k3s", &["server", "--disable", "traefik"][..], "k3s server: smolet is a node agent"),
         ("k3s", &["kubectl", "get", "nodes"], "k3s kubectl: not included"),
         ("kubectl", &["get", "nodes"], "kubectl: not included"),
         ("crictl", &["ps"], "crictl: not included"),
         ("ctr", &["version"], "ctr: not included"),
-        ("k3s", &["agent", "--token", "x"], "--server: is missing; give it, or K3S_URL"),
+        ("k3s", &["agent", "--token", "x"], agent),
     ] {
         let (code, text) = said(name, words);
         assert!(code == Some(1) && text.contains(wanted), "{name} {words:?}: {code:?} {text}");
