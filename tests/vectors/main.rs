@@ -20,6 +20,7 @@ mod container_statuses;
 mod cpu_memory_conversion;
 mod crash_backoff;
 mod env_expand;
+#[cfg(target_arch = "x86_64")]
 mod fixture;
 mod gc;
 mod image_ref;
