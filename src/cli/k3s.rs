@@ -98,9 +98,10 @@ struct Board {
 impl Board {
     /// Looks at everything that is needed.
     fn find() -> Result<Self, String> {
-        let unit = systemctl(&["cat", AGENT_UNIT]).map_err(|_| {
-            format!("{AGENT_UNIT} is not there: this board has no k3s agent to take over from")
-        })?;
+        let unit =
+            captured(&format!("systemctl cat {AGENT_UNIT}"), TAKEOVER_FILE_BYTES_MAX).map_err(|_| {
+                format!("{AGENT_UNIT} is not there: this board has no k3s agent to take over from")
+            })?;
         for question in ["is-active", "is-enabled"] {
             if systemctl(&[question, OWN_UNIT]).is_ok() {
                 return Err(format!(
@@ -219,8 +220,7 @@ fn take_over(is_dry: bool) -> Result<(), String> {
     }
     board.import_identity()?;
     if let Err(why) = board.write_units().and_then(|()| change_agent(board.containerd.is_some())) {
-        let back =
-            systemctl(&["stop", AGENT_UNIT]).and_then(|_| remove_files()).and_then(|()| start(AGENT_UNIT));
+        let back = return_to_k3s();
         let back = back.map_or_else(|error| error, |()| "k3s agent runs again".to_owned());
         return Err(format!("{why}; {back}"));
     }
@@ -244,9 +244,7 @@ fn give_back() -> Result<(), String> {
     if !drop_in.exists() {
         return Err(format!("smolet has not taken this board over: {} is not there", drop_in.display()));
     }
-    systemctl(&["stop", AGENT_UNIT])?;
-    remove_files()?;
-    start(AGENT_UNIT)?;
+    return_to_k3s()?;
     say("k3s agent runs again; its pods run on");
     // Until kube-proxy has written its rules, those of smolet serve.
     if exists(Family::Ip, service_proxy::TABLE) {
@@ -256,6 +254,13 @@ fn give_back() -> Result<(), String> {
         delete_table(family, table)?;
     }
     Ok(())
+}
+
+/// Ends smolet, and starts k3s agent whatever goes wrong before: a board without an agent is out of reach.
+fn return_to_k3s() -> Result<(), String> {
+    let stopped = systemctl(&["stop", AGENT_UNIT]).map(drop);
+    let removed = remove_files();
+    stopped.and(removed).and(start(AGENT_UNIT))
 }
 
 /// Removes the units' files and k3s' containerd as a unit of its own.

@@ -412,11 +412,7 @@ impl Runtime for GrpcRuntime {
         resources: cri::LinuxContainerResources,
         overhead: cri::LinuxContainerResources,
     ) -> RuntimeResult<()> {
-        let request = cri::UpdatePodSandboxResourcesRequest {
-            pod_sandbox_id: id.to_string(),
-            overhead: Some(overhead),
-            resources: Some(resources),
-        };
+        let request = requests::update_pod_sandbox_resources(id, resources, overhead);
         const METHOD: &str = method!("Runtime", "UpdatePodSandboxResources");
         self.call::<cri::UpdatePodSandboxResourcesResponse>(METHOD, request).await.map(drop)
     }

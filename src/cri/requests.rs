@@ -1,7 +1,7 @@
 //! The CRI's requests that take more than an id: the same over gRPC and to the embedded runtime. PURE.
 
 use super::convert;
-use crate::model::PodUid;
+use crate::model::{PodUid, SandboxId};
 use crate::proto::runtime::v1 as cri;
 use crate::render::labels::POD_UID;
 
@@ -19,6 +19,19 @@ pub fn list_pod_sandboxes(pod: Option<&PodUid>) -> cri::ListPodSandboxRequest {
 pub fn list_containers(pod: Option<&PodUid>) -> cri::ListContainersRequest {
     let filter = pod.map(|uid| cri::ContainerFilter { label_selector: of_pod(uid), ..Default::default() });
     cri::ListContainersRequest { filter }
+}
+
+/// `UpdatePodSandboxResources`.
+pub fn update_pod_sandbox_resources(
+    id: &SandboxId,
+    resources: cri::LinuxContainerResources,
+    overhead: cri::LinuxContainerResources,
+) -> cri::UpdatePodSandboxResourcesRequest {
+    cri::UpdatePodSandboxResourcesRequest {
+        pod_sandbox_id: id.to_string(),
+        overhead: Some(overhead),
+        resources: Some(resources),
+    }
 }
 
 /// An image by its name.

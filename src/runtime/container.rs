@@ -426,7 +426,8 @@ impl Containers {
         }
     }
 
-    /// Lets the OCI runtime forget an ended container: processes that outlived the first one are killed, the cgroup is removed.
+    /// Lets the OCI runtime forget an ended container, at once: processes that outlived the first one are killed, and its cgroup, whose
+    /// quota bounds its pod's, is removed.
     pub(super) async fn clean_up(&self, container: &Rc<Container>) {
         let _turn = container.turn.lock().await;
         if container.phase() == ContainerPhase::Exited

@@ -63,7 +63,7 @@ impl Embedded {
     fn clean_up_later(&self, container: &Rc<Container>) {
         if container.phase() == ContainerPhase::Exited {
             let (containers, container) = (self.containers.clone(), container.clone());
-            let clean_up = async move { ends::clean_up(&containers, &container).await };
+            let clean_up = async move { containers.clean_up(&container).await };
             drop(self.context.to_the_end("ended container", clean_up));
         }
     }

@@ -69,16 +69,9 @@ fn look_soon(containers: &Rc<Containers>, container: &Rc<Container>) {
     let context = containers.context.clone();
     let work = async move {
         look(&containers, &container).await;
-        clean_up(&containers, &container).await;
+        containers.clean_up(&container).await;
     };
     drop(context.to_the_end("end of a container", work));
-}
-
-/// Lets the OCI runtime forget a container that has ended, at once: as long as its cgroup is there, its quota bounds its pod's.
-pub(super) async fn clean_up(containers: &Rc<Containers>, container: &Rc<Container>) {
-    if container.phase() == ContainerPhase::Exited {
-        containers.clean_up(container).await;
-    }
 }
 
 /// What the files of a container's monitor say.

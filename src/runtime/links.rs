@@ -1,8 +1,10 @@
 //! Network interfaces, by netlink: removes a bridge of smolet's own that no pod is attached to, gives a bridge a hardware address, sets a
 //! pod's loopback up. I/O, blocking.
 
-use std::io::{self, Read as _};
+use std::io;
 use std::path::Path;
+
+use rustix::rand::GetRandomFlags;
 
 use crate::filesystem::read_start;
 use crate::netlink::{Message, Netlink, Protocol};
@@ -29,7 +31,7 @@ pub(super) fn give_address(bridge: &str) -> io::Result<()> {
         return Ok(());
     }
     let mut address = [0; 6];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut address)?;
+    rustix::rand::getrandom(&mut address, GetRandomFlags::empty())?;
     // Of one host, administered locally.
     address[0] = address[0] & !1 | 2;
     request([index_of(&dir)?, 0, 0], NEW_LINK, Some((HARDWARE_ADDRESS, &address)))

@@ -125,11 +125,7 @@ impl Runtime for Embedded {
         resources: cri::LinuxContainerResources,
         overhead: cri::LinuxContainerResources,
     ) -> RuntimeResult<()> {
-        let request = cri::UpdatePodSandboxResourcesRequest {
-            pod_sandbox_id: id.to_string(),
-            overhead: Some(overhead),
-            resources: Some(resources),
-        };
+        let request = requests::update_pod_sandbox_resources(id, resources, overhead);
         self.update_pod_sandbox_resources_cri(request).await.map(drop)
     }
 

@@ -25,7 +25,12 @@ wait $containerd $kubelet
 /// As k3s' installer writes it for an agent.
 const UNIT: &str = r"[Unit]
 Description=Lightweight Kubernetes
-After=network.target
+Documentation=https://k3s.io
+Wants=network-online.target
+After=network-online.target
+
+[Install]
+WantedBy=multi-user.target
 
 [Service]
 Type=exec
@@ -36,13 +41,26 @@ KillMode=process
 Delegate=yes
 LimitNOFILE=1048576
 TasksMax=infinity
+# Having non-zero Limit*s causes performance problems due to accounting overhead
+# in the kernel. We recommend using cgroups to do container-local accounting.
+LimitNPROC=infinity
+LimitCORE=infinity
 TimeoutStartSec=0
 Restart=always
 RestartSec=5s
+ExecStartPre=/bin/sh -xc '! /usr/bin/systemctl is-enabled --quiet nm-cloud-setup.service 2>/dev/null'
+ExecStartPre=-/sbin/modprobe br_netfilter
+ExecStartPre=-/sbin/modprobe overlay
 ExecStart=/usr/local/bin/k3s \
     agent \
 	'--node-name' \
 	'gw' \
+	'--node-label' \
+	'example.com/site=the-greenhouse-behind-the-house' \
+	'--node-label' \
+	'example.com/owner=somebody-with-many-boards' \
+	'--node-external-ip' \
+	'192.0.2.1' \
 	'--kubelet-arg=eviction-hard=memory.available<0%%' \
 	'--kubelet-arg=image-gc-high-threshold=100' \
 ";

@@ -112,7 +112,9 @@ impl Plugins {
             if let Some(bridge) = network.bridge(index).map(str::to_owned) {
                 let name = bridge.clone();
                 if let Err(error) = self.blocking.run(move || links::give_address(&name)).await {
-                    log::warn!("bridge {bridge} has no hardware address, and gets none: {error}");
+                    log::warn!(
+                        "bridge {bridge}: a missing hardware address cannot be set: {error}; attaching the pod all the same"
+                    );
                 }
             }
             let stdin = network.request(index, &attachment.capabilities, result.as_ref(), None);
