@@ -57,7 +57,7 @@ FUZZ_SECONDS ?= 600
 # How often `make test` runs each.
 FUZZ_TIMES := 5000
 
-.PHONY: help demo test lint fmt clippy deny deny-here unit unit-beside-release sim proto vectors attack embedded network real real-embedded systemd real-beside-others size leftovers package packages pages arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
+.PHONY: help demo test lint fmt clippy deny deny-here unit unit-beside-release sim proto vectors attack embedded network real real-embedded systemd real-beside-others size leftovers sweep package packages pages arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
 	setup-rust release
 
 help:  ## this list
@@ -67,7 +67,7 @@ demo: setup  ## runs tests/manifests on a private containerd; Ctrl-C ends it. ON
 	@$(CARGO) build --release --locked --quiet
 	@ONCE='$(ONCE)' RUNTIME='$(RUNTIME)' tests/env/demo.sh target/release/smolet $(DEMO_DIR) tests/manifests
 
-test: setup fmt unit-beside-release vectors network size attack embedded systemd real-beside-others leftovers  ## every check and test, the ones on a real containerd and on the embedded runtime included
+test: setup sweep fmt unit-beside-release vectors network size attack embedded systemd real-beside-others leftovers  ## every check and test, the ones on a real containerd and on the embedded runtime included
 	@printf '\nmake test: all passed\n'
 
 lint: fmt clippy  ## rustfmt and clippy
@@ -173,6 +173,9 @@ real-beside-others: setup release
 	too=0; wait $$embedded || too=$$?; cat target/tmp/real-embedded.log; \
 	rest=0; wait $$others || rest=$$?; \
 	cat target/tmp/others.log; exit $$((real | too | rest))
+
+sweep:  ## removes what earlier test runs left that were killed
+	@tests/env/runtime.sh sweep
 
 leftovers:  ## fails when a test left a process, mount, bridge or rule behind
 	$(call step,leftovers)

@@ -11,6 +11,7 @@
 #   runtime.sh down DIR        ends pods and containerd, and removes everything `up` and the pods made, DIR included
 #   runtime.sh leftovers [DIR] fails and names what is there of DIR, or of any instance whose containerd has ended,
 #                              and agents that outlived their test
+#   runtime.sh sweep           removes what test runs left here that were killed: `leftovers` then tells of later ones alone
 #
 # Each DIR is an instance with its own root, state, socket, bridge, subnet and cgroup: several run side by side.
 # `up` is idempotent and clears what a crashed run left in DIR. All names begin with smolet-test (the bridge with
@@ -470,6 +471,31 @@ leftovers() {
     [ -z "$left" ] || die "left on this machine (runtime.sh down DIR removes an instance):"$'\n'"$left"
 }
 
+# The test that made the folder smolet-test-PID-N (tests/common/mod.rs) where this path is, or the folder itself, runs: its PID may
+# be another program's by now.
+in_use() {
+    local maker
+    maker=$(sed -n 's|^.*/smolet-test-\([0-9]*\)-[0-9]*\(/.*\)\?$|\1|p' <<<"$1")
+    [ -z "$maker" ] || [[ $(readlink "/proc/$maker/exe" 2>/dev/null) == */deps/* ]]
+}
+
+# Of runs that were killed before they could clean up.
+sweep() {
+    local file
+    for file in "$REGISTRY"/smolet-test-*; do
+        [ -e "$file" ] || continue
+        # Another run may start or end an instance meanwhile.
+        (names "$(cat "$file")" && { containerd_pid >/dev/null || down; }) || true
+    done
+    kill_all orphans
+    for file in $(cut -d' ' -f5 /proc/self/mountinfo | grep smolet-test- | sort -r); do
+        in_use "$file" || umount -l "$file" || true
+    done
+    for file in "${TMPDIR:-/tmp}"/smolet-test-* /dev/shm/smolet-test-*; do
+        in_use "$file" || rm -rf --one-file-system "$file"
+    done
+}
+
 # ---- commands --------------------------------------------------------------------------------------------------
 
 up() {
@@ -510,6 +536,9 @@ kill) end_containerd KILL ;;
 start) start ;;
 gateway) import_images gateway_images $(cut -d' ' -f1 <<<"$GATEWAY_IMAGES") ;;
 down) down ;;
+sweep)
+    [ "$(id -u)" != 0 ] || sweep
+    ;;
 leftovers)
     if [ $# -ge 2 ]; then
         names "$2"
