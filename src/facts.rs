@@ -60,6 +60,7 @@ pub fn node_settings(config: &Config, node_name: &str) -> NodeSettings {
     node.cluster_dns = config.cluster_dns.iter().map(|server| server.as_str().into()).collect();
     node.cluster_domain = config.cluster_domain.as_str().into();
     node.seccomp_default = config.seccomp_default;
+    node.opens_devices = config.opens_devices;
     node.memory_swap = config.memory_swap;
     node.single_process_oom_kill = config.single_process_oom_kill;
     node.pod_pids_limit = config.pod_pids_limit;

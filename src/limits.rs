@@ -5,6 +5,7 @@ use std::time::Duration;
 mod choice;
 mod cri_server;
 mod debug;
+mod device;
 mod eviction;
 mod flannel;
 mod gc;
@@ -40,6 +41,7 @@ mod why;
 pub use choice::*;
 pub use cri_server::*;
 pub use debug::*;
+pub use device::*;
 pub use eviction::*;
 pub use flannel::*;
 pub use gc::*;
@@ -650,7 +652,7 @@ pub const CONNTRACK_DELETED_MAX: usize = 4096;
 /// All kept structures; `node::show` measures them in this order.
 pub static BOUNDS: [Bound; BOUNDED] = BOUNDS_TABLE;
 /// Number of kept structures.
-pub const BOUNDED: usize = 22;
+pub const BOUNDED: usize = 23;
 
 /// Memory in bytes of all kept structures when full, with a status store of the given bytes. It includes neither code, stacks and
 /// free memory of the allocator, nor data in flight: a manifest that is being read, responses of the runtime that are being
@@ -696,6 +698,8 @@ const BOUNDS_TABLE: [Bound; BOUNDED] = [
     Bound::of("unknown_events", UNKNOWN_EVENTS_MAX, CRI_ID_BYTES_MAX + 64),
     Bound::of("awaited_changes", CHANGES_AWAITED_MAX, CRI_ID_BYTES_MAX + 256),
     Bound::of("outside_paths", OUTSIDE_JOBS_MAX, PATH_BYTES_MAX),
+    // The last look, and what it is compared with.
+    Bound::of("devices", 2 * DEVICES_WATCHED_MAX, DEVICE_PATH_BYTES_MAX + 64),
     // The container's id is shared with the relist.
     Bound::of("watched_logs", LOGS_WATCHED_MAX, LOG_PATH_BYTES_MAX + 256),
     // An event of the runtime's stream has two ids.

@@ -13,6 +13,7 @@ mod cluster;
 mod cluster;
 mod container_gc;
 mod debug;
+mod devices;
 mod drain;
 mod effects;
 mod event_ring;

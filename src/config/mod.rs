@@ -220,6 +220,9 @@ pub struct Flags {
     /// OCI runtime of the embedded runtime; with NAME= that of the `RuntimeClass` handler NAME, once for each [default: crun, else runc]
     #[arg(long, value_name = "[NAME=]PATH")]
     pub oci_runtime: Vec<String>,
+    /// In a cluster too, hostPath volumes of type `CharDevice` and `BlockDevice` open their device to containers that are not privileged
+    #[arg(long)]
+    pub host_path_devices: bool,
     /// Directory of CNI configurations of the embedded runtime [default: /etc/cni/net.d]
     #[arg(long, value_name = "DIR")]
     pub cni_conf_dir: Option<PathBuf>,
@@ -281,6 +284,8 @@ pub struct Config {
     pub cpu_cfs_quota_period: Duration,
     /// Pods without a seccomp profile get `RuntimeDefault`.
     pub seccomp_default: bool,
+    /// hostPath volumes of type `CharDevice` and `BlockDevice` open their device to containers that are not privileged.
+    pub opens_devices: bool,
     /// Unsafe sysctls that pods may set; a trailing `*` matches the rest of a name. `None`: none, or those that a k3s server's
     /// own pods need.
     pub allowed_unsafe_sysctls: Option<Vec<String>>,
@@ -451,6 +456,8 @@ impl Config {
             cpu_cfs_quota: file.bool("cpuCFSQuota").unwrap_or(true),
             cpu_cfs_quota_period: time("cpuCFSQuotaPeriod", Duration::from_millis(100)),
             seccomp_default: file.bool("seccompDefault").unwrap_or(false),
+            // In a cluster a pod's author is not the node's owner.
+            opens_devices: flags.host_path_devices || (flags.kubeconfig.is_none() && flags.server.is_none()),
             // None, as the kubelet's default says, is no choice of the configuration's.
             allowed_unsafe_sysctls: Some(file.texts("allowedUnsafeSysctls")).filter(|all| !all.is_empty()),
             cluster_dns: file.texts("clusterDNS"),

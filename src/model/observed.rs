@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use super::device::ContainerDevice;
 use super::ids::{ContainerId, PodKey, SandboxId};
 use super::sizes::Sizes;
 use super::time::{Mono, Wall};
@@ -113,6 +114,8 @@ pub struct ContainerMeta {
     /// The container's actual CPU and memory (the kubelet's `actuated_pods_state`): those of its creation
     /// (`smolet.io/resources`), or of a later resize; `None` on a container of another agent.
     pub sizes: Option<Sizes>,
+    /// Its device volumes as they were when it was created (`smolet.io/devices`); `None` = it has none.
+    pub devices: Option<Rc<[ContainerDevice]>>,
 }
 
 /// CRI `ContainerStatus`, the fields that are used; by default those of an empty message.

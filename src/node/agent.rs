@@ -12,6 +12,7 @@
 use super::checkpoint::Checkpointing;
 use super::cluster::{Cluster, ClusterEvent};
 use super::container_gc::ContainerGc;
+use super::devices::{Devices, FoundDevices};
 use super::effects::{Effect, Effects, Forgotten};
 use super::eviction::{EvictionManager, PodStats};
 use super::identity_file::IdentityFile;
@@ -89,6 +90,8 @@ pub(super) enum Event {
     Query(Query),
     /// The node's addresses changed.
     Addresses(Vec<Box<str>>),
+    /// Other devices are behind the paths of device volumes.
+    Devices(FoundDevices),
     /// A signal, or a notification by logind.
     Stop(Stop),
 }
@@ -116,6 +119,7 @@ impl Event {
             Self::Cluster(_) => "loop: cluster event",
             Self::Query(_) => "loop: request",
             Self::Addresses(_) => "loop: node addresses",
+            Self::Devices(_) => "loop: devices",
             Self::Stop(_) => "loop: stop",
         }
     }
@@ -134,6 +138,7 @@ pub(super) struct Agent<R> {
     eviction: EvictionManager,
     garbage: ContainerGc,
     prober: Prober<R>,
+    devices: Devices,
     shutdown: ShutdownManager,
     /// The cluster that this node has joined.
     cluster: Option<Cluster>,
@@ -159,6 +164,7 @@ impl<R: Runtime + 'static> Agent<R> {
             eviction: EvictionManager::new(config, now.mono),
             garbage: ContainerGc::new(config.dead_containers),
             prober: Prober::new(pods.ctx()),
+            devices: Devices::default(),
             shutdown: ShutdownManager::new(config.shutdown.clone()),
             cluster,
             out,
@@ -249,6 +255,7 @@ impl<R: Runtime + 'static> Agent<R> {
             Event::Probed(number, answer) => self.prober.take(number, answer, pods, out),
             Event::Swept(slow) => pods.sweep_ended(slow, out),
             Event::Addresses(addresses) => self.addresses_changed(&addresses),
+            Event::Devices(found) => pods.set_devices(found, out),
             Event::Cluster(event) => {
                 if let Some(cluster) = &mut self.cluster {
                     cluster.take(*event, pods, now, out);
@@ -277,6 +284,7 @@ impl<R: Runtime + 'static> Agent<R> {
             Effect::Applied(over) => {
                 pods.update_readiness_gates();
                 pods.end_terminal(&over, out);
+                self.devices.follow(pods, out);
             }
             Effect::Evict { uid, message, grace, why } => pods.evict(&uid, &message, grace, why, out),
             Effect::EndForShutdown(uid, group) => {

@@ -48,7 +48,6 @@ impl Tasks {
     }
 
     /// A task that sends its own events to the loop, if any.
-    #[cfg(feature = "tls")]
     pub(super) fn run(&self, name: &'static str, work: impl Future<Output = ()> + 'static) -> smol::Task<()> {
         self.executor.spawn(name, work)
     }

@@ -9,18 +9,20 @@ use crate::cri::Runtime;
 use crate::events::EventKind;
 use crate::limits::{NFS_LEFTOVERS_MAX, NFS_MOUNT_TIME, NFS_UNMOUNT_TIME, ORPHAN_DIRS_MAX, OUTSIDE_PATIENCE};
 use crate::model::SortedSet;
-use crate::model::{ContainerKind, DesiredPod, Objects, ObservedPod, PodKey, PodUid, SandboxItem};
+use crate::model::{
+    ContainerDevice, ContainerKind, DesiredPod, Objects, ObservedPod, PodKey, PodUid, SandboxItem,
+};
 use crate::poison::{self, SetAside};
-use crate::proto::runtime::v1::Mount;
+use crate::proto::runtime::v1::{Device, Mount};
 use crate::render::{Environment, NodeSettings, paths};
 use crate::sync::act::{ActContext, act, remove_pod};
 use crate::sync::kill::{remove_dead_links, remove_pod_logs};
 use crate::sync::outcome::Outcome;
 use crate::sync::plan::Plan;
-use crate::sync::start::{EnvFiles, VolumeFuture, VolumeMounts};
+use crate::sync::start::{EnvFiles, OpenedDevice, VolumeFuture, VolumeMounts};
 use crate::volume::nfs::{has_volumes, mounted_below};
 use crate::volume::subpath::{self, SubPath};
-use crate::volume::{self, KillOnDrop, Nfs, VolumeError, VolumeImages, files::Sources};
+use crate::volume::{self, DeviceMount, KillOnDrop, Nfs, VolumeError, VolumeImages, files::Sources};
 
 /// The volumes of pods, below the agent's root directory.
 pub(super) struct DiskVolumes {
@@ -67,6 +69,41 @@ impl VolumeMounts for DiskVolumes {
                 self.bind(&pod.key.uid, part).await?;
             }
             Ok(mounts)
+        })
+    }
+
+    fn devices<'a>(
+        &'a self,
+        pod: &'a DesiredPod,
+        kind: ContainerKind,
+        index: usize,
+        waits: &'a mut dyn FnMut(),
+    ) -> VolumeFuture<'a, Result<Vec<OpenedDevice>, String>> {
+        let wanted = if self.node.opens_devices {
+            volume::device_mounts(pod, pod.container(kind, index).volume_mounts)
+        } else {
+            Ok(Vec::new())
+        };
+        Box::pin(async move {
+            let mut opened = Vec::new();
+            for DeviceMount { volume, container_path, read_only } in wanted? {
+                waits();
+                let theirs = volume.clone();
+                let found =
+                    self.blocking.run_outside_of(&pod.key.uid, &volume.path, move || theirs.device()).await;
+                let found = found.unwrap_or_else(|stuck| Err(volume.failed(&stuck.to_string())));
+                let (real, number) = found.map_err(|error| error.0)?;
+                let path = volume.path.to_string_lossy().into();
+                opened.push(OpenedDevice {
+                    device: ContainerDevice { path, number },
+                    asked: Device {
+                        container_path,
+                        host_path: real.to_string_lossy().into_owned(),
+                        permissions: if read_only { "r" } else { "rw" }.to_owned(),
+                    },
+                });
+            }
+            Ok(opened)
         })
     }
 

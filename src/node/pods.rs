@@ -11,6 +11,7 @@
 
 mod admission;
 mod allocation;
+mod devices;
 mod endings;
 mod events;
 mod find;
@@ -42,6 +43,7 @@ pub(super) use {
 
 use super::cgroups::NodeCgroups;
 use super::checkpoint::{Restored, Saved};
+use super::devices::FoundDevices;
 use super::effects::{Effect, Effects};
 use crate::config::Config;
 use crate::cri::Runtime;
@@ -132,6 +134,8 @@ pub(super) struct Facts {
     surplus: SortedMap<PodUid, Vec<GcRemoval>>,
     /// The contents of the checkpoint file.
     saved: Saved,
+    /// The devices behind the paths of device volumes.
+    devices: FoundDevices,
 }
 
 impl<R: Runtime + 'static> Pods<R> {
@@ -187,6 +191,7 @@ impl<R: Runtime + 'static> Pods<R> {
                 garbage: config.dead_containers,
                 surplus: SortedMap::new(),
                 saved: Saved::default(),
+                devices: FoundDevices::new(),
             },
         }
     }

@@ -113,6 +113,7 @@ fn usage<R: Runtime + 'static>(pods: &Pods<R>, out: &Effects, parts: PartsUse) -
         parts.unknown_events,
         (awaited().count(), awaited().map(|id| size_of::<Awaited>() + id.len()).sum()),
         pods.manager().blocking.held(),
+        pods.devices_held(),
         pods.logs_held(),
         (out.tasks().queued(), out.tasks().queued() * size_of::<Event>()),
         // Capacity of the buffers; only the kernel and hyper know how full they are.

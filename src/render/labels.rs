@@ -9,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde::Deserialize as _;
 
 use crate::limits::{ANNOTATION_PATH_BYTES_MAX, CRI_JSON_BYTES_MAX};
+use crate::model::device::parse_device_lines;
 use crate::model::{ContainerMeta, DesiredPod, Sizes, container_hash};
 use crate::text::push_json_text;
 
@@ -16,6 +17,10 @@ use crate::text::push_json_text;
 pub const NODE_ANNOTATION: &str = "smolet.io/node";
 /// smolet's own annotation on containers: the CPU and memory at its creation ([`Sizes`]).
 pub const RESOURCES_ANNOTATION: &str = "smolet.io/resources";
+/// smolet's own annotation on containers: their device volumes at their creation ([`device_lines`]).
+///
+/// [`device_lines`]: crate::model::device::device_lines
+pub const DEVICES_ANNOTATION: &str = "smolet.io/devices";
 /// Label: the pod's name.
 pub const POD_NAME: &str = "io.kubernetes.pod.name";
 /// Label: the pod's namespace.
@@ -129,6 +134,7 @@ pub fn container_meta(annotations: &Map) -> ContainerMeta {
             .map(Box::from),
         ports: json(PORTS).filter(|json| container_ports(json).is_some()).map(Box::from),
         sizes: text(RESOURCES_ANNOTATION).and_then(Sizes::parse),
+        devices: text(DEVICES_ANNOTATION).and_then(parse_device_lines),
     }
 }
 

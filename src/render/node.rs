@@ -99,6 +99,8 @@ pub struct NodeSettings {
     pub cluster_domain: Box<str>,
     /// The kubelet's `seccompDefault`.
     pub seccomp_default: bool,
+    /// hostPath volumes of type `CharDevice` and `BlockDevice` open their device to containers that are not privileged.
+    pub opens_devices: bool,
     /// `singleProcessOOMKill`: on cgroup v2 only the process that runs out of memory is killed, not the whole container.
     /// False by default on v2.
     pub single_process_oom_kill: bool,
@@ -139,6 +141,7 @@ impl NodeSettings {
             cluster_dns: Vec::new(),
             cluster_domain: "".into(),
             seccomp_default: false,
+            opens_devices: false,
             single_process_oom_kill: false,
             pod_pids_limit: None,
             memory_swap: SwapBehavior::NoSwap,

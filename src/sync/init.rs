@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::Container;
 
-use super::plan::{Kill, PlanInput, Start, hash_at, needs_restart, start};
+use super::plan::{Kill, PlanInput, Start, has_another_device, hash_at, needs_restart, start};
 use super::resize::Resizes;
 use super::rules::{RestartPolicy, container_policy, is_sidecar, pod_policy, should_container_be_restarted};
 use super::{KillReason, ProbeResult};
@@ -153,11 +153,15 @@ fn decide_init_container(
             }
             let liveness =
                 container.liveness_probe.as_ref().and_then(|_| input.probes.liveness.of(&status.id));
+            let devices = input.probes.devices.of(&status.id);
             InitDecision::Through(match liveness {
                 Some(ProbeResult::Failure) => Some(kill(
                     KillReason::LivenessProbe,
                     format!("Init container {name} failed liveness probe"),
                 )),
+                _ if devices == Some(ProbeResult::Failure) => {
+                    Some(kill(KillReason::Changed, has_another_device(name)))
+                }
                 // A container whose resources are unknown is not resized either.
                 None if container.liveness_probe.is_some() => None,
                 Some(ProbeResult::Success | ProbeResult::Unknown) | None => resizes

@@ -81,6 +81,8 @@ pub struct Probes {
     pub liveness: ProbeResults,
     /// Of startup probes.
     pub startup: ProbeResults,
+    /// `Failure` of a container with a device volume behind which there is another device now.
+    pub devices: ProbeResults,
 }
 
 /// Why a container is killed (`containerKillReason`); selects the grace period.

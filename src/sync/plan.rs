@@ -415,6 +415,7 @@ enum AppDecision {
 /// | exited | start when its policy or a rule says so |
 /// | running, definition changed | kill, then start whatever the policy |
 /// | running, liveness or startup `Failure` | kill; start unless the policy is Never (rules do not count) |
+/// | running, another device is behind a device volume | kill, then start; keep when the policy is Never (not in the kubelet) |
 /// | running, other CPU or memory granted, its policy is `RestartContainer` | kill, then start |
 /// | running | keep |
 fn decide_app_container(
@@ -454,16 +455,19 @@ fn decide_app_container(
             format!("Container {name} definition changed, will be restarted"),
         ));
     }
+    let policy = container_policy(container).unwrap_or(pod_policy(&pod.pod));
     let (reason, probe) = if failed(&input.probes.liveness) {
         (KillReason::LivenessProbe, "liveness")
     } else if failed(&input.probes.startup) {
         (KillReason::StartupProbe, "startup")
+    } else if policy != RestartPolicy::Never && failed(&input.probes.devices) {
+        return AppDecision::KillAndStart(kill(KillReason::Changed, has_another_device(name)));
     } else if resizes.look(ContainerKind::App, index, container, status) {
         return AppDecision::KillAndStart(kill(KillReason::Changed, needs_restart(name)));
     } else {
         return AppDecision::Keep;
     };
-    match container_policy(container).unwrap_or(pod_policy(&pod.pod)) {
+    match policy {
         RestartPolicy::Always | RestartPolicy::OnFailure => AppDecision::KillAndStart(kill(
             reason,
             format!("Container {name} failed {probe} probe, will be restarted"),
@@ -477,6 +481,11 @@ fn decide_app_container(
 /// The kubelet's message for a container that is killed because of its `resizePolicy`.
 pub(super) fn needs_restart(name: &str) -> String {
     format!("Container {name} resize requires restart")
+}
+
+/// The message for a container behind whose device volume there is another device.
+pub(super) fn has_another_device(name: &str) -> String {
+    format!("Container {name}: a device volume has another device now, will be restarted")
 }
 
 // ---- back-off --------------------------------------------------------------------------------------------

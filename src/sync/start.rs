@@ -19,11 +19,13 @@ use super::start_limiter::{StartCall, StartPermit};
 use crate::cri::Runtime;
 use crate::events::{About, EventKind};
 use crate::model::SortedMap;
+use crate::model::device::device_lines;
 use crate::model::{
-    ContainerId, ContainerKind, ContainerSpec, ContainerState, DesiredPod, ObjectKind, ObservedPod, Sizes,
+    ContainerDevice, ContainerId, ContainerKind, ContainerSpec, ContainerState, DesiredPod, ObjectKind,
+    ObservedPod, Sizes,
 };
-use crate::proto::runtime::v1::{ContainerConfig, Mount};
-use crate::render::labels::{RESOURCES_ANNOTATION, cdi_annotations};
+use crate::proto::runtime::v1::{ContainerConfig, Device, Mount};
+use crate::render::labels::{DEVICES_ANNOTATION, RESOURCES_ANNOTATION, cdi_annotations};
 use crate::render::resources::sizes;
 use crate::render::{
     ContainerInput, EnvSources, Environment, container_config, hosts_file, mounts_hosts_file, paths,
@@ -264,15 +266,32 @@ async fn configuration<R: Runtime>(
     let waits = &mut || permit.release();
     let mounts =
         ctx.manager.volumes.mounts(pod, start.kind, start.index, of_volumes, &variables, waits).await?;
+    let opened = ctx.manager.volumes.devices(pod, start.kind, start.index, waits).await?;
     input.mounts = &mounts;
     let written = write_files(ctx, pod, sandbox, (mounts_hosts_file(&input), name));
     permit.files(&ctx.manager.clock, written).await?;
     let mut config = container_config(&ctx.node, &input).map_err(|error| error.to_string())?;
+    open_devices(&mut config, opened);
     if let Some(sizes) = sizes_of(pod, start) {
         // Records the resources on the container itself, so that they survive the agent and its files.
         config.annotations.insert(RESOURCES_ANNOTATION.to_owned(), sizes.to_string());
     }
     Ok(config)
+}
+
+/// Opens the devices of its volumes in the container's device cgroup, and records on the container which they are.
+///
+/// Differs from the kubelet, which mounts the nodes and leaves them closed to containers that are not privileged (kubernetes#5607).
+fn open_devices(config: &mut ContainerConfig, opened: Vec<OpenedDevice>) {
+    if opened.is_empty() {
+        return;
+    }
+    let devices: Vec<ContainerDevice> = opened.iter().map(|of| of.device.clone()).collect();
+    config.annotations.insert(DEVICES_ANNOTATION.to_owned(), device_lines(&devices));
+    let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+    if !context.is_some_and(|context| context.privileged) {
+        config.devices = opened.into_iter().map(|of| of.asked).collect();
+    }
 }
 
 /// The CPU and memory of a container that requests any.
@@ -359,6 +378,15 @@ pub trait VolumeMounts {
         waits: &'a mut dyn FnMut(),
     ) -> VolumeFuture<'a, Result<Vec<Mount>, String>>;
 
+    /// The devices of the container's device volumes; none where the node does not open them. `waits` as above.
+    fn devices<'a>(
+        &'a self,
+        pod: &'a DesiredPod,
+        kind: ContainerKind,
+        index: usize,
+        waits: &'a mut dyn FnMut(),
+    ) -> VolumeFuture<'a, Result<Vec<OpenedDevice>, String>>;
+
     /// The contents of the files that the container's variables come from (`fileKeyRef`); `waits` as above.
     fn files<'a>(
         &'a self,
@@ -367,6 +395,15 @@ pub trait VolumeMounts {
         index: usize,
         waits: &'a mut dyn FnMut(),
     ) -> VolumeFuture<'a, EnvFiles>;
+}
+
+/// A device volume where a container mounts it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenedDevice {
+    /// The volume's path, and the device behind it.
+    pub device: ContainerDevice,
+    /// In the runtime's words.
+    pub asked: Device,
 }
 
 /// The future of a [`VolumeMounts`] call.
@@ -425,6 +462,16 @@ impl VolumeMounts for NoVolumes {
             )),
         };
         Box::pin(std::future::ready(mounts))
+    }
+
+    fn devices<'a>(
+        &'a self,
+        _: &'a DesiredPod,
+        _: ContainerKind,
+        _: usize,
+        _: &'a mut dyn FnMut(),
+    ) -> VolumeFuture<'a, Result<Vec<OpenedDevice>, String>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
     }
 
     fn files<'a>(

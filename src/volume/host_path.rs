@@ -4,12 +4,16 @@
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _};
-use std::path::PathBuf;
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::{Volume, VolumeMount};
+use rustix::fs::{major, minor};
 
 use super::{VolumeError, set_up_failed};
-use crate::model::DesiredPod;
+use crate::limits::{CONTAINER_DEVICES_OPENED_MAX, DEVICE_PATH_BYTES_MAX};
 use crate::model::object::VolumeSource;
+use crate::model::{DesiredPod, DeviceNumber};
 
 /// A hostPath volume with a type.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +40,15 @@ enum Kind {
 }
 
 impl Kind {
+    fn is_device(self) -> bool {
+        match self {
+            Self::CharDevice | Self::BlockDevice => true,
+            Self::DirectoryOrCreate | Self::Directory | Self::FileOrCreate | Self::File | Self::Socket => {
+                false
+            }
+        }
+    }
+
     /// `None` for empty text and for an unknown type, which the source rejects.
     fn parse(text: &str) -> Option<Self> {
         Some(match text {
@@ -53,26 +66,86 @@ impl Kind {
 
 /// The pod's hostPath volumes with a type, in spec order.
 pub fn of(pod: &DesiredPod) -> Vec<HostPath> {
-    let volumes = pod.spec().volumes.iter().flatten();
-    let found = volumes.filter_map(|volume| {
-        let (path, kind) = match (&volume.host_path, pod.claimed(volume)) {
-            (Some(source), _) => (&*source.path, source.type_.as_deref()?),
-            (None, Some(Ok(claimed))) => match &claimed.volume.source {
-                VolumeSource::Path { path, kind } => (&**path, &**kind),
-                VolumeSource::Nfs(_) => return None,
-            },
-            (None, Some(Err(_)) | None) => return None,
-        };
-        Some(HostPath {
-            name: volume.name.as_str().into(),
-            path: PathBuf::from(path),
-            kind: Kind::parse(kind)?,
-        })
-    });
-    found.collect()
+    pod.spec().volumes.iter().flatten().filter_map(|volume| of_volume(pod, volume)).collect()
+}
+
+fn of_volume(pod: &DesiredPod, volume: &Volume) -> Option<HostPath> {
+    let (path, kind) = match (&volume.host_path, pod.claimed(volume)) {
+        (Some(source), _) => (&*source.path, source.type_.as_deref()?),
+        (None, Some(Ok(claimed))) => match &claimed.volume.source {
+            VolumeSource::Path { path, kind } => (&**path, &**kind),
+            VolumeSource::Nfs(_) => return None,
+        },
+        (None, Some(Err(_)) | None) => return None,
+    };
+    Some(HostPath { name: volume.name.as_str().into(), path: PathBuf::from(path), kind: Kind::parse(kind)? })
+}
+
+/// A volume of type `CharDevice` or `BlockDevice` where a container mounts it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceMount {
+    /// The volume.
+    pub volume: HostPath,
+    /// `mountPath`.
+    pub container_path: String,
+    /// `readOnly`.
+    pub read_only: bool,
+}
+
+/// The container's mounts of device volumes, in spec order. A `subPath` of a device does not exist.
+///
+/// # Errors
+/// There are too many, or a path is too long; names the volume.
+pub fn device_mounts(pod: &DesiredPod, mounts: &[VolumeMount]) -> Result<Vec<DeviceMount>, String> {
+    let mut found = Vec::new();
+    for mount in mounts {
+        let volume = pod.spec().volumes.iter().flatten().find(|volume| volume.name == mount.name);
+        let volume = volume.and_then(|volume| of_volume(pod, volume));
+        let Some(volume) = volume.filter(|volume| volume.kind.is_device()) else { continue };
+        let refused = |why: String| Err(format!("volume {:?}: {why}", mount.name));
+        if volume.path.as_os_str().len() > DEVICE_PATH_BYTES_MAX {
+            return refused(format!("the path of a device has at most {DEVICE_PATH_BYTES_MAX} bytes"));
+        }
+        if found.len() == CONTAINER_DEVICES_OPENED_MAX {
+            return refused(format!("a container has at most {CONTAINER_DEVICES_OPENED_MAX} device volumes"));
+        }
+        let slash = if mount.mount_path.starts_with('/') { "" } else { "/" };
+        let container_path = format!("{slash}{}", mount.mount_path);
+        found.push(DeviceMount { volume, container_path, read_only: mount.read_only.unwrap_or(false) });
+    }
+    Ok(found)
+}
+
+/// The paths of the pod's device volumes that may be watched.
+pub fn device_paths(pod: &DesiredPod) -> impl Iterator<Item = PathBuf> {
+    let devices = of(pod).into_iter().filter(|volume| volume.kind.is_device());
+    devices.map(|volume| volume.path).filter(|path| path.as_os_str().len() <= DEVICE_PATH_BYTES_MAX)
+}
+
+/// The device behind a path, if there is one. Blocking.
+pub fn device_at(path: &Path) -> Option<DeviceNumber> {
+    let metadata = path.metadata().ok()?;
+    let kind = metadata.file_type();
+    (kind.is_char_device() || kind.is_block_device()).then(|| DeviceNumber {
+        is_block: kind.is_block_device(),
+        major: major(metadata.rdev()),
+        minor: minor(metadata.rdev()),
+    })
 }
 
 impl HostPath {
+    /// The volume's device, and its path without links. Blocking.
+    ///
+    /// # Errors
+    /// As [`HostPath::check`].
+    pub fn device(&self) -> Result<(PathBuf, DeviceNumber), VolumeError> {
+        self.check()?;
+        let gone = || self.failed(&format!("{} does not exist", self.path.display()));
+        let real = self.path.canonicalize().map_err(|_| gone())?;
+        let number = device_at(&real).ok_or_else(gone)?;
+        Ok((real, number))
+    }
+
     /// Checks the path's type, and creates it when the type allows that.
     ///
     /// # Errors
@@ -115,7 +188,6 @@ impl HostPath {
 mod tests {
     use super::*;
     use serde_json::json;
-    use std::path::Path;
 
     fn host_paths(path: &Path, kind: &str) -> Vec<HostPath> {
         let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [], "volumes": [
@@ -156,5 +228,48 @@ mod tests {
         }
         assert_eq!(host_paths(&root, ""), [], "not checked");
         std::fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn device_volumes_are_found_with_their_mounts() {
+        let mounts = |volumes: &serde_json::Value, mounts: &serde_json::Value| {
+            let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [], "volumes": volumes}});
+            let pod = DesiredPod::new(serde_json::from_value(pod).unwrap());
+            let wanted: Vec<VolumeMount> = serde_json::from_value(mounts.clone()).unwrap();
+            device_mounts(&pod, &wanted).map(|found| {
+                found
+                    .iter()
+                    .map(|of| format!("{} {} {}", of.volume.name, of.container_path, of.read_only))
+                    .collect()
+            })
+        };
+        let device = |path: &str, kind: &str| json!({"name": kind, "hostPath": {"path": path, "type": kind}});
+        let volumes = json!([device("/dev/null", "CharDevice"), device("/dev/sda", "BlockDevice"),
+            device("/dev", "Directory"), device("/dev/null", ""), {"name": "own", "emptyDir": {}}]);
+        let wanted = json!([{"name": "BlockDevice", "mountPath": "dev/b", "readOnly": true},
+            {"name": "Directory", "mountPath": "/d"}, {"name": "", "mountPath": "/e"}, {"name": "own", "mountPath": "/o"},
+            {"name": "none", "mountPath": "/n"}, {"name": "CharDevice", "mountPath": "/dev/c"}]);
+        let found: Vec<String> = mounts(&volumes, &wanted).unwrap();
+        assert_eq!(found, ["BlockDevice /dev/b true", "CharDevice /dev/c false"]);
+        let many =
+            vec![json!({"name": "CharDevice", "mountPath": "/dev/c"}); CONTAINER_DEVICES_OPENED_MAX + 1];
+        let why = mounts(&volumes, &json!(many)).unwrap_err();
+        assert_eq!(why, "volume \"CharDevice\": a container has at most 16 device volumes");
+        let long = json!([device(&"/x".repeat(DEVICE_PATH_BYTES_MAX), "CharDevice")]);
+        let why = mounts(&long, &json!([{"name": "CharDevice", "mountPath": "/dev/c"}])).unwrap_err();
+        assert_eq!(why, "volume \"CharDevice\": the path of a device has at most 512 bytes");
+    }
+
+    #[test]
+    fn a_volume_has_its_device_behind_its_links() {
+        let link = std::env::temp_dir().join(format!("smolet-device-{}", std::process::id()));
+        let _ = std::fs::remove_file(&link);
+        std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+        let (real, number) = host_paths(&link, "CharDevice")[0].device().unwrap();
+        assert_eq!((real, number.to_string()), (PathBuf::from("/dev/null"), "c 1:3".to_owned()));
+        let why = host_paths(&link, "BlockDevice")[0].device().unwrap_err();
+        assert!(why.0.ends_with("is not a block device"), "{why}");
+        std::fs::remove_file(&link).unwrap();
+        assert!(host_paths(&link, "CharDevice")[0].device().is_err());
     }
 }

@@ -40,7 +40,7 @@ use files::{File, Sources};
 
 pub use disk::{make, make_or_keep};
 pub use env_file::{EnvFile, of as env_files};
-pub use host_path::{HostPath, of as host_paths};
+pub use host_path::{DeviceMount, HostPath, device_at, device_mounts, device_paths, of as host_paths};
 pub use mounts::{ImageVolume, Mounts, VolumeImages, container_mounts, image_volumes, needs_variables};
 pub use nfs::{Nfs, of as nfs_volumes};
 pub use program::KillOnDrop;

@@ -280,6 +280,50 @@ fn every_plan_for_one_container() {
     assert_eq!(count, 3 * 6 * 84);
 }
 
+/// Another device behind a volume restarts what may be started again, and nothing else.
+#[test]
+fn a_running_container_with_another_device_is_restarted() {
+    let spec = json!({"initContainers": [{"name": "s", "image": "i:1", "restartPolicy": "Always"}],
+        "containers": [container("a"), container("b")]});
+    let backoff = Backoff::new(Mono(0), CRASH_BACKOFF_MAX);
+    for (policy, changed, wanted) in [
+        ("Always", "a", "a"),
+        ("OnFailure", "b", "b"),
+        ("Never", "a", ""),
+        ("Never", "s", "s"),
+        ("Always", "", ""),
+    ] {
+        let mut spec = spec.clone();
+        spec["restartPolicy"] = json!(policy);
+        let pod = desired(&json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": spec}));
+        let (mut observed, mut probes) = (ObservedPod::default(), Probes::default());
+        observed.sandboxes = sandboxes(SandboxCase::Ready);
+        let hashes = [("s", pod.init_hashes[0]), ("a", pod.app_hashes[0]), ("b", pod.app_hashes[1])];
+        for (name, hash) in hashes {
+            observed.containers.push(status(name, name, ContainerState::Running, 0, hash, 0));
+        }
+        if !changed.is_empty() {
+            probes.devices.set(&changed.into(), ProbeResult::Failure);
+        }
+        let made = plan(&PlanInput {
+            pod: &pod,
+            observed: &observed,
+            probes: &probes,
+            backoff: &backoff,
+            now: NOW,
+            restart_all: false,
+            resizing: false,
+        });
+        let PodAction::Keep { kills, starts, .. } = &made.action else {
+            panic!("{policy} {changed}: {made:#?}")
+        };
+        let killed: Vec<&str> = kills.iter().map(|kill| kill.id.as_str()).collect();
+        assert_eq!(killed.concat(), wanted, "{policy} {changed}");
+        assert_eq!(starts.len(), killed.len(), "{policy} {changed}");
+        assert!(kills.iter().all(|kill| kill.message.contains("another device")), "{kills:#?}");
+    }
+}
+
 #[test]
 fn every_plan_for_two_containers() {
     let both = json!({"containers": [container("a"), container("b")]});

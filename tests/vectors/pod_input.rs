@@ -105,5 +105,5 @@ pub fn probes(input: &Value) -> Probes {
         }
         results
     };
-    Probes { liveness: results("liveness"), startup: results("startup") }
+    Probes { liveness: results("liveness"), startup: results("startup"), ..Probes::default() }
 }

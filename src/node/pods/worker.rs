@@ -10,6 +10,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::PodStatus;
 
 use super::Pods;
+use super::devices::other_devices;
 use super::record::Record;
 use crate::cri::{Runtime, RuntimeError, RuntimeResult};
 use crate::events::{About, EventKind};
@@ -149,10 +150,12 @@ impl<R: Runtime + 'static> Pods<R> {
             record.worker.finished();
             return None;
         }
+        let mut probes = record.probers.for_plan();
+        other_devices(&self.facts.devices, &observed, &mut probes.devices);
         let input = PlanInput {
             pod: &pod,
             observed: &observed,
-            probes: &record.probers.for_plan(),
+            probes: &probes,
             backoff: &self.backoff,
             now,
             restart_all: self.statuses.is_restarting(uid),
