@@ -171,6 +171,16 @@ case " $* " in *" -c "*) ZIG_LINK= ;; esac
 said=$("$zig" cc $z "$@" -v 2>&1) || { echo "$said" >&2; exit 1; }
 exec "$zig" $(echo "$said" | sed -n '/^ld\.lld /h; ${x;p}') $ZIG_LINK
 E
+    # What panics names file and line of smolet, and of others' crates the file. For that alone a stable compiler is told to take
+    # an unstable flag, and only for the targets' crates, so that no build script takes it for a nightly one.
+    cat >"$ARM_HOME/bin/rustc-places" <<'E'
+#!/bin/sh
+case " $* " in *" -C metadata="*) ;; *) exec "$@" ;; esac
+case " $* " in *" --target "*) ;; *) exec "$@" ;; esac
+case " $* " in *" --crate-name smolet "*) places=file,line ;; *) places=file ;; esac
+# Symbols as without that: build.rs goes by their names.
+RUSTC_BOOTSTRAP=1 exec "$@" -Zlocation-detail=$places -Zunstable-options -Csymbol-mangling-version=legacy
+E
     local t
     for t in "${TARGETS[@]}"; do
         case $t in *musl*) printf '#!/bin/sh\nexec %s/bin/zig-cc %s %s "$@"\n' "$ARM_HOME" "$ARM_HOME" "$t" >"$ARM_HOME/bin/cc-$t" ;; esac
@@ -180,7 +190,7 @@ E
 }
 
 std() { # builds std for one target and puts it into the unpacked compiler's sysroot
-    local t=$1 lib=$SYSROOT/lib/rustlib/$1/lib w=$ARM_HOME/std/$1 done=.opt-$STD_OPT-small-named
+    local t=$1 lib=$SYSROOT/lib/rustlib/$1/lib w=$ARM_HOME/std/$1 done=.opt-$STD_OPT-small-files
     [ -e "$lib/$done" ] && return
     rm -rf "$w" "$lib"; mkdir -p "$w/src"
     echo '#![no_std]' >"$w/src/lib.rs"
@@ -199,7 +209,7 @@ debug = false
 [profile.release.package.panic_abort]
 rustflags = ["-Cpanic=abort"]
 E
-    (cd "$w" && RUSTC=$ARM_HOME/bin/rustc RUSTC_BOOTSTRAP=1 __CARGO_DEFAULT_LIB_METADATA=stdshim RUSTFLAGS="-Cembed-bitcode=yes --remap-path-prefix=$SYSROOT/lib/rustlib/src/rust/=$(short_paths)" \
+    (cd "$w" && RUSTC=$ARM_HOME/bin/rustc RUSTC_BOOTSTRAP=1 __CARGO_DEFAULT_LIB_METADATA=stdshim RUSTFLAGS="-Cembed-bitcode=yes -Zlocation-detail=file --remap-path-prefix=$SYSROOT/lib/rustlib/src/rust/=$(short_paths)" \
         cargo build -q --release --target "$t" --target-dir "$w/target" \
         -Zbuild-std=std,panic_abort,panic_unwind,test,proc_macro \
         -Zbuild-std-features=panic-unwind,optimize_for_size) # no names in backtraces, which stripped binaries have none of
@@ -300,6 +310,7 @@ release() {
         eval "$(exports "$t")"
         args+=(--target "$t")
     done
+    export RUSTC_WRAPPER=$ARM_HOME/bin/rustc-places
     # The addresses that start-up code corrects as bits and not as 24 bytes each; functions that are the same once.
     (cd "$repo" && ZIG_LINK="--pack-dyn-relocs=relr --icf=all" cargo build --release --locked --quiet "${args[@]}")
 }
