@@ -304,6 +304,8 @@ pub const IMAGE_RECORDS_MAX: usize = 4096;
 pub const IMAGE_RECORD_BYTES_MAX: usize = 16 * KIB;
 const _: () = assert!(IMAGE_CHUNK_BYTES < GRPC_REQUEST_BYTES_MAX);
 
+/// Time from the first use of an image, or its import, until its disk is written out: pods come in bursts.
+pub const IMAGE_SYNC_DELAY: Duration = Duration::from_secs(2);
 /// Images whose first detection and last use are remembered. Full: a further one is not, and is not collected, until another is
 /// gone.
 pub const IMAGES_SEEN_MAX: usize = 512;

@@ -22,6 +22,7 @@ mod find_runtime;
 mod identity_file;
 mod image_gc;
 mod image_lists;
+mod image_sync;
 mod jobs;
 #[cfg(feature = "tls")]
 mod join;

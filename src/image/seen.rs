@@ -30,18 +30,22 @@ pub struct ImagesSeen {
 
 impl ImagesSeen {
     /// Marks the images of containers just observed, each by its id or by a name with a digest (`imageRef`), as in use until
-    /// the next list of all images.
-    pub fn used<'a>(&mut self, images: impl Iterator<Item = &'a str>, now: Mono) {
+    /// the next list of all images. True when one of them was not before.
+    pub fn used<'a>(&mut self, images: impl Iterator<Item = &'a str>, now: Mono) -> bool {
+        let mut is_new = false;
         for image in images.filter(|image| fits(image)) {
-            match self.index(image) {
-                Ok(at) => {
-                    let seen = &mut self.images[at];
-                    seen.last = now;
-                    self.changes += u64::from(!std::mem::replace(&mut seen.in_use, true));
-                }
-                Err(_) => self.put(SeenImage { image: image.into(), first: now, last: now, in_use: true }),
+            if let Ok(at) = self.index(image) {
+                let seen = &mut self.images[at];
+                seen.last = now;
+                let begins = !std::mem::replace(&mut seen.in_use, true);
+                self.changes += u64::from(begins);
+                is_new |= begins;
+            } else {
+                self.put(SeenImage { image: image.into(), first: now, last: now, in_use: true });
+                is_new = true;
             }
         }
+        is_new
     }
 
     /// Records that exactly these images exist at `now`, in use or not (`detectImages`). Times recorded under another name

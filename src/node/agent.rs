@@ -17,6 +17,7 @@ use super::effects::{Effect, Effects, Forgotten};
 use super::eviction::{EvictionManager, PodStats};
 use super::identity_file::IdentityFile;
 use super::image_gc::{ImageGc, ListedImages, RemovedImage};
+use super::image_sync::ImageSync;
 use super::local_storage::{LocalStorage, LocalStorageUsage};
 #[cfg(feature = "tls")]
 use super::node_api;
@@ -75,6 +76,8 @@ pub(super) enum Event {
     Measured(Box<LocalStorageUsage>),
     /// The list of images was read.
     ImagesListed(Result<Box<ListedImages>, String>),
+    /// Images were written out to their disk.
+    ImagesWritten(Result<(), String>),
     /// The removal of an image ended.
     ImageRemoved(Box<RemovedImage>),
     /// Memory and file systems were measured.
@@ -112,6 +115,7 @@ impl Event {
             Self::CheckpointWritten(_) => "loop: checkpoint file",
             Self::Measured(_) => "loop: local storage usage",
             Self::ImagesListed(_) => "loop: image list",
+            Self::ImagesWritten(_) => "loop: image write-out",
             Self::ImageRemoved(_) => "loop: image removal",
             Self::Observed(_) => "loop: node stats",
             Self::PodsMeasured(_) => "loop: pod stats",
@@ -135,6 +139,7 @@ pub(super) struct Agent<R> {
     checkpointing: Checkpointing,
     measuring: LocalStorage,
     images: ImageGc,
+    image_sync: ImageSync,
     eviction: EvictionManager,
     garbage: ContainerGc,
     prober: Prober<R>,
@@ -160,6 +165,7 @@ impl<R: Runtime + 'static> Agent<R> {
             identity_file: IdentityFile::default(),
             checkpointing: Checkpointing::new(file, out.clock().boot_id(), now.mono),
             measuring: LocalStorage::new(config.meminfo.clone(), now.mono),
+            image_sync: ImageSync::new(image_store.is_some()),
             images: ImageGc::new(config.image_gc, image_store, now.mono),
             eviction: EvictionManager::new(config, now.mono),
             garbage: ContainerGc::new(config.dead_containers),
@@ -184,6 +190,7 @@ impl<R: Runtime + 'static> Agent<R> {
             self.checkpointing.due(&self.pods),
             self.measuring.due(&self.pods),
             self.images.due(&self.pods),
+            self.image_sync.due(),
             self.eviction.due(),
             self.garbage.due(),
             self.prober.due(&self.pods),
@@ -226,7 +233,11 @@ impl<R: Runtime + 'static> Agent<R> {
             self.apply_effects();
         }
         self.identity_file.turn(&mut self.pods, now.mono, &self.out);
-        self.checkpointing.turn(&self.pods, &mut self.images, now.mono, &self.out);
+        if self.images.note_used(&self.pods, now.mono) {
+            self.image_sync.request(now.mono);
+        }
+        self.image_sync.turn(&self.pods, now.mono, &self.out);
+        self.checkpointing.turn(&self.pods, &self.images, now.mono, &self.out);
         self.pods.pack();
     }
 
@@ -236,7 +247,10 @@ impl<R: Runtime + 'static> Agent<R> {
         let (pods, out) = (&mut self.pods, &mut self.out);
         match event {
             Event::Source(update) => self.source(*update),
-            Event::Imported(images) => pods.imported(&images, out),
+            Event::Imported(images) => {
+                pods.imported(&images, out);
+                self.image_sync.request(now);
+            }
             Event::Relisted(result) => self.relisted(result, now),
             Event::Runtime(event) => self.runtime_events.take(event, pods, now, out),
             Event::StreamEnded(stream, result) => {
@@ -249,6 +263,7 @@ impl<R: Runtime + 'static> Agent<R> {
             Event::CheckpointWritten(result) => self.checkpointing.take(result, now, out),
             Event::Measured(found) => self.measuring.take(*found, pods, out),
             Event::ImagesListed(looked) => self.images.take_list(looked, pods, out),
+            Event::ImagesWritten(written) => self.image_sync.take(written),
             Event::ImageRemoved(removed) => self.images.take_removed(*removed, pods, out),
             Event::Observed(seen) => self.eviction.take_observation(*seen, pods, out),
             Event::PodsMeasured(measures) => self.eviction.take_measures(*measures, pods, out),

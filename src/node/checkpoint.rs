@@ -167,11 +167,10 @@ impl Checkpointing {
     pub(super) fn turn<R: Runtime + 'static>(
         &mut self,
         pods: &Pods<R>,
-        images: &mut ImageGc,
+        images: &ImageGc,
         now: Mono,
         out: &Effects,
     ) {
-        images.note_used(pods, now);
         let mark = self.mark(pods, images);
         let aged = self.ages_due(pods).is_some_and(|at| at <= now);
         if self.saved == Some(mark) && !aged {

@@ -143,12 +143,14 @@ impl ImageGc {
     }
 
     /// Records which images are in use, when a pod was read since the last time.
-    pub(super) fn note_used<R: Runtime + 'static>(&mut self, pods: &Pods<R>, now: Mono) {
+    /// True when one of them was not in use then.
+    pub(super) fn note_used<R: Runtime + 'static>(&mut self, pods: &Pods<R>, now: Mono) -> bool {
         if std::mem::replace(&mut self.reads, pods.reads()) != pods.reads() {
             let observed = pods.iter().filter_map(|(_, record)| record.worker().observed());
             let containers = observed.flat_map(|observed| &observed.containers);
-            self.seen.used(containers.map(|container| &*container.image_ref), now);
+            return self.seen.used(containers.map(|container| &*container.image_ref), now);
         }
+        false
     }
 
     /// When the next collection begins: not before every source was read once, since until then used images are unknown.

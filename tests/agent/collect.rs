@@ -57,15 +57,15 @@ fn await_looks(world: &World) {
         let looks = page.lines().filter(|line| line.starts_with("smolet_image_looks_total"));
         looks.map(|line| line.rsplit(' ').next().unwrap().parse::<usize>().unwrap()).sum::<usize>()
     };
-    world.wait("the end of a look", |world| ended(world) == world.fake.count("ImageFsInfo"));
+    world.wait("the end of a look", |world| ended(world) == world.fake.count("ListImages"));
     world.settle();
 }
 
 /// Lets the next collection begin, and waits for its end.
 fn collect(world: &World) {
-    let before = world.fake.count("ImageFsInfo");
+    let before = world.fake.count("ListImages");
     world.leap(PERIOD);
-    world.wait("a look at the images", |world| world.fake.count("ImageFsInfo") > before);
+    world.wait("a look at the images", |world| world.fake.count("ListImages") > before);
     await_looks(world);
 }
 
@@ -204,13 +204,13 @@ fn a_pull_on_a_full_disk_triggers_a_collection_at_a_limited_rate() {
         world.count("RemoveImage") == 3
     });
     assert!(world.seconds() - began < 60, "not with the next period");
-    assert_eq!(world.fake.count("ImageFsInfo"), 1);
+    assert_eq!(world.fake.count("ListImages"), 1);
     world.until("the pull", |world| {
         await_looks(world);
         world.phase("web") == "Running"
     });
     // After 10, 20 and 40 s; of the two failures within 30 s of the first collection, one requests another.
-    assert!(world.fake.count("ImageFsInfo") <= 3, "{}", world.trace());
+    assert!(world.fake.count("ListImages") <= 3, "{}", world.trace());
 }
 
 #[test]

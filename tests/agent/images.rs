@@ -407,3 +407,23 @@ fn a_failed_pull_leaves_no_record() {
     world.until("both", |world| world.running().len() == 2);
     assert_eq!(world.count("PullImage"), 2, "{}", world.trace());
 }
+
+/// What containerd has unpacked is on the disk soon, however many pods use it, and nothing is written for what is there.
+#[test]
+fn an_image_is_written_out_when_it_is_first_used() {
+    let world = World::new();
+    world.fake.state().image_mountpoint = Some(world.path("root").to_string_lossy().into_owned());
+    let writes = || world.fake.count("ImageFsInfo");
+    let before = writes();
+    world.run("one", "containers: [{name: app, image: 'one:1'}]");
+    world.run("two", "containers: [{name: app, image: 'two:1'}, {name: more, image: 'two:2'}]");
+    world.pass(10);
+    let after = writes();
+    assert!((1..=3).contains(&(after - before)), "{} for three images", after - before);
+    world.run("again", "containers: [{name: app, image: 'two:1'}]");
+    world.pass(10);
+    assert_eq!(writes(), after, "its image has long been on the disk");
+    world.run("other", "containers: [{name: app, image: 'three:1'}]");
+    world.pass(10);
+    assert_eq!(writes(), after + 1);
+}

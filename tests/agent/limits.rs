@@ -132,7 +132,7 @@ fn a_containers_own_limit_applies_where_images_share_the_disk() {
             look(&world);
             assert_eq!(world.phase("two"), "Running", "its writable layer is on another disk");
         }
-        assert_eq!(world.fake.count("ImageFsInfo"), 1, "the images' disk is queried once");
+        assert_eq!(world.fake.count("ImageFsInfo"), 2, "once for the limits, once to write the image out");
     }
 }
 
