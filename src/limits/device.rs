@@ -14,5 +14,7 @@ pub const DEVICE_LINKS_MAX: usize = 40;
 /// Time from a change in a directory of devices until its devices are looked at, and the least between two looks: udev makes several
 /// links for one device.
 pub const DEVICE_SETTLE: Duration = Duration::from_millis(250);
+/// Wait after a change until its devices are looked at once more, for containers that were created at that moment.
+pub const DEVICE_LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// Wait before devices are looked at again that could not be looked at, or not be watched.
 pub const DEVICE_RETRY: Duration = Duration::from_secs(10);

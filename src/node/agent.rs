@@ -94,7 +94,7 @@ pub(super) enum Event {
     /// The node's addresses changed.
     Addresses(Vec<Box<str>>),
     /// Other devices are behind the paths of device volumes.
-    Devices(FoundDevices),
+    Devices(Box<FoundDevices>),
     /// A signal, or a notification by logind.
     Stop(Stop),
 }
@@ -270,7 +270,7 @@ impl<R: Runtime + 'static> Agent<R> {
             Event::Probed(number, answer) => self.prober.take(number, answer, pods, out),
             Event::Swept(slow) => pods.sweep_ended(slow, out),
             Event::Addresses(addresses) => self.addresses_changed(&addresses),
-            Event::Devices(found) => pods.set_devices(found, out),
+            Event::Devices(found) => pods.set_devices(*found, out),
             Event::Cluster(event) => {
                 if let Some(cluster) = &mut self.cluster {
                     cluster.take(*event, pods, now, out);

@@ -23,12 +23,20 @@ use super::pods::Pods;
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::cri::Runtime;
-use crate::limits::{DEVICE_LINKS_MAX, DEVICE_RETRY, DEVICE_SETTLE, DEVICES_WATCHED_MAX};
-use crate::model::{DeviceNumber, SortedMap, SortedSet};
+use crate::limits::{DEVICE_LINKS_MAX, DEVICE_LOOK_AGAIN, DEVICE_RETRY, DEVICE_SETTLE, DEVICES_WATCHED_MAX};
+use crate::model::{DeviceNumber, SortedMap, SortedSet, Wall};
 use crate::volume::{device_at, device_paths};
 
 /// The device behind each watched path, if there is one.
-pub(super) type FoundDevices = SortedMap<Box<str>, Option<DeviceNumber>>;
+pub(super) type DevicesByPath = SortedMap<Box<str>, Option<DeviceNumber>>;
+
+/// What was found at one look.
+#[derive(Default)]
+pub(super) struct FoundDevices {
+    pub(super) by_path: DevicesByPath,
+    /// From when on it is true.
+    pub(super) at: Wall,
+}
 
 /// Follows the devices of the pods' volumes.
 #[derive(Default)]
@@ -51,6 +59,7 @@ impl Devices {
             return;
         }
         self.paths = paths;
+        pods.forget_devices(|path| !self.paths.contains(Path::new(path)));
         self.watch = (!self.paths.is_empty()).then(|| {
             let watch = Watch {
                 paths: self.paths.iter().cloned().collect(),
@@ -72,23 +81,36 @@ struct Watch {
 
 impl Watch {
     async fn run(self) {
-        let mut last = None;
+        let (mut last, mut looks_again) = (None, false);
         loop {
-            let paths: Vec<PathBuf> = self.paths.to_vec();
+            let (paths, at) = (self.paths.to_vec(), self.clock.now().wall);
             let looked = self.blocking.run_outside(&self.paths[0], move || look(&paths)).await;
             let (found, watched) = match looked {
                 Ok((found, watched)) => (Some(found), watched),
                 Err(stuck) => (None, Err(io::Error::other(stuck))),
             };
-            if found.is_some() && found != last {
-                last.clone_from(&found);
-                if self.events.send(Event::Devices(found.unwrap_or_default())).await.is_err() {
-                    return;
+            if let Some(by_path) = found {
+                let is_new = last.as_ref() != Some(&by_path);
+                if is_new || looks_again {
+                    last = Some(by_path.clone());
+                    let found = Box::new(FoundDevices { by_path, at });
+                    if self.events.send(Event::Devices(found)).await.is_err() {
+                        return;
+                    }
                 }
+                // A container that was created while this look was made may have either device.
+                looks_again = is_new;
             }
             match watched.and_then(Async::new_nonblocking) {
                 // What happened is seen by looking; the watches are made anew with each look, as links may lead elsewhere.
-                Ok(inotify) => drop(inotify.readable().await),
+                Ok(inotify) => {
+                    let changed = async { drop(inotify.readable().await) };
+                    if looks_again {
+                        smol::future::or(changed, self.clock.sleep(DEVICE_LOOK_AGAIN)).await;
+                    } else {
+                        changed.await;
+                    }
+                }
                 Err(error) => {
                     log::debug!("devices: {error}; looking again in {} s", DEVICE_RETRY.as_secs());
                     self.clock.sleep(DEVICE_RETRY).await;
@@ -100,7 +122,7 @@ impl Watch {
 }
 
 /// Watches the directories of these paths, then looks what is there: no change after that is missed. Blocking.
-fn look(paths: &[PathBuf]) -> (FoundDevices, io::Result<OwnedFd>) {
+fn look(paths: &[PathBuf]) -> (DevicesByPath, io::Result<OwnedFd>) {
     let watched = watch(paths);
     let found = paths.iter().map(|path| (path.to_string_lossy().into(), device_at(path)));
     (found.collect(), watched)

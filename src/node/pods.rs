@@ -191,7 +191,7 @@ impl<R: Runtime + 'static> Pods<R> {
                 garbage: config.dead_containers,
                 surplus: SortedMap::new(),
                 saved: Saved::default(),
-                devices: FoundDevices::new(),
+                devices: FoundDevices::default(),
             },
         }
     }
