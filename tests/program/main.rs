@@ -6,3 +6,4 @@ mod binary;
 #[path = "../common/mod.rs"]
 mod common;
 mod crash;
+mod upgrade;
