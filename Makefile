@@ -21,8 +21,9 @@ RELEASE := target/static/$(STATIC)/release/smolet
 else
 RELEASE := target/release/smolet
 endif
-# Debian's names of ARM's architectures, with the build of each; armhf is ARMv6, for every Pi.
-ARM_PACKAGES := arm64=aarch64-unknown-linux-musl armhf=arm-unknown-linux-musleabihf
+# Debian's names of ARM's architectures, with the build of each; armhf is ARMv6, for every Pi. With armel=arm-unknown-linux-musleabi
+# there is one for ARMv6 without a FPU, which no test runs.
+ARM_PACKAGES ?= arm64=aarch64-unknown-linux-musl armhf=arm-unknown-linux-musleabihf
 VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' Cargo.toml | head -n 1)
 PACKAGE := target/packages/smolet_$(VERSION)_amd64.deb
 # The first promises of docs/promises.md: the binary, and one without TLS, which is measured on ARM.
@@ -57,7 +58,7 @@ FUZZ_SECONDS ?= 600
 # How often `make test` runs each.
 FUZZ_TIMES := 5000
 
-.PHONY: help demo test lint fmt clippy deny deny-here unit unit-beside-release sim proto vectors attack embedded network real real-embedded systemd real-beside-others size leftovers sweep package packages pages arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
+.PHONY: help demo test lint fmt clippy deny deny-here unit unit-beside-release sim proto vectors attack embedded network real real-embedded systemd real-beside-others size leftovers sweep package packages dist pages arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
 	setup-rust release
 
 help:  ## this list
@@ -158,8 +159,8 @@ embedded: setup release  ## the release binary as the runtime of its own contain
 
 systemd: setup package  ## the release binary with the cgroup driver systemd and as a service, on a systemd and a containerd of its own
 	$(call step,tests on a real systemd)
-	@tests/env/setup.sh systemd openrc
-	@trap 'for name in v1 v2 agent package openrc; do tests/env/systemd.sh down target/tmp/systemd-$$name; done' EXIT; \
+	@tests/env/setup.sh systemd openrc sign sbom
+	@trap 'for name in v1 v2 agent package openrc archive archive-openrc apk; do tests/env/systemd.sh down target/tmp/systemd-$$name; done' EXIT; \
 	SMOLET_BIN=$(CURDIR)/$(RELEASE) SMOLET_PACKAGE=$(CURDIR)/$(PACKAGE) \
 	$(TEST) --quiet --test systemd -- --nocapture --test-threads=4
 
@@ -184,7 +185,7 @@ leftovers:  ## fails when a test left a process, mount, bridge or rule behind
 	done
 	@tests/env/runtime.sh leftovers && echo none
 
-packages: package  ## Debian packages for amd64, arm64 and armhf, below target/packages
+packages: package  ## Debian packages for amd64, arm64 and armhf (or ARM_PACKAGES), below target/packages
 	$(call step,packages)
 	@cross/arm.sh release $(foreach package,$(ARM_PACKAGES),$(lastword $(subst =, ,$(package)))) >/dev/null
 	@for package in $(ARM_PACKAGES); do \
@@ -192,11 +193,21 @@ packages: package  ## Debian packages for amd64, arm64 and armhf, below target/p
 	done
 	@cd target/packages && stat -c '%n: %s bytes' smolet_$(VERSION)_*.deb
 
-# That of this machine alone, from the binary that is tested.
+# Those of this machine alone, from the binary that is tested.
 package: release pages
 ifdef STATIC
-	@dist/build.sh amd64 $(RELEASE) target/pages target/packages >/dev/null
+	@for format in deb archive apk ipk; do \
+		dist/build.sh amd64 $(RELEASE) target/pages target/packages $$format >/dev/null; \
+	done
 endif
+
+dist: release pages  ## a release, in target/dist: packages of all kinds and architectures, source, SBOM, sums. MINISIGN_KEY, COSIGN_KEY, APK_KEY: keys that sign
+	$(call step,release)
+	@tests/env/setup.sh sbom sign
+	@cross/arm.sh release $(foreach package,$(ARM_PACKAGES),$(lastword $(subst =, ,$(package)))) >/dev/null
+	@dist/release.sh target/pages target/dist amd64=$(STATIC)=$(RELEASE) \
+		$(foreach package,$(ARM_PACKAGES),$(package)=$$(cross/arm.sh path $(lastword $(subst =, ,$(package))))/release/smolet)
+	@cd target/dist && cat SHA256SUMS
 
 pages: setup-rust  ## man pages and completions, below target/pages
 	@rm -rf target/pages

@@ -16,7 +16,8 @@
 #   arm.sh path TARGET            prints the target's build folder
 #
 # Targets: aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf arm-unknown-linux-musleabihf (armv6, Pi Zero)
-#          x86_64-unknown-linux-musl aarch64-unknown-linux-gnu armv7-unknown-linux-gnueabihf
+#          arm-unknown-linux-musleabi (armv6 without a FPU) x86_64-unknown-linux-musl aarch64-unknown-linux-gnu
+#          armv7-unknown-linux-gnueabihf
 # ARM_HOME: where everything goes (default: .cache/arm of the repository). STD_OPT: opt-level of std (default "z").
 # ARM_TESTS: integration tests. ARM_BRIEF: targets that leave out the agent's, the longest. ARM_SKIP: modules of the agent's
 # that the others leave out. TEST_SECONDS: how long the tests of a target may take.
@@ -28,7 +29,7 @@ ARM_HOME=$(realpath -m "${ARM_HOME:-$repo/.cache/arm}")
 STD_OPT=${STD_OPT:-z}
 TEST_SECONDS=${TEST_SECONDS:-700}
 ZIG_VERSION=0.15.2
-TARGETS=(aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf arm-unknown-linux-musleabihf
+TARGETS=(aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf arm-unknown-linux-musleabihf arm-unknown-linux-musleabi
     x86_64-unknown-linux-musl aarch64-unknown-linux-gnu armv7-unknown-linux-gnueabihf)
 # Not here: repository (Cargo.lock, proto/ and the source are the same everywhere), sim (minutes under an emulator), attack (it
 # would measure the emulator's memory), real (a machine of the target with containerd). `make arm-all` has more: vectors,
@@ -151,6 +152,7 @@ case $t in
 aarch64-unknown-linux-musl) z="-target aarch64-linux-musl" ;;
 armv7-unknown-linux-musleabihf) z="-target arm-linux-musleabihf -mcpu=generic+v7a+vfp3d16+thumb2" ;;
 arm-unknown-linux-musleabihf) z="-target arm-linux-musleabihf -mcpu=arm1176jzf_s" ;;
+arm-unknown-linux-musleabi) z="-target arm-linux-musleabi -mcpu=arm1176jz_s" ;;
 x86_64-unknown-linux-musl) z="-target x86_64-linux-musl" ;;
 *) echo "zig-cc: unknown target $t" >&2; exit 1 ;;
 esac

@@ -6,6 +6,8 @@
 #   setup.sh openrc      OpenRC and logrotate, unpacked into .cache/tools
 #   setup.sh rust        a C linker, and Debian's Rust when no cargo is in PATH
 #   setup.sh fuzz        a C++ compiler, which builds libFuzzer
+#   setup.sh sign        minisign and signify, for the signatures of releases
+#   setup.sh sbom        CycloneDX' library, which validates a release's list of parts, from PyPI into .cache/tools
 #   setup.sh cargo-deny  the licence and dependency check, built from crates.io into .cache/tools
 #
 # A program that is already there, from whatever source, is kept: only missing ones are installed.
@@ -125,6 +127,26 @@ cargo_deny() {
         CARGO_PROFILE_DEV_DEBUG=0 cargo install --quiet --locked --debug --root "$tools" cargo-deny
 }
 
+sign() {
+    local need=()
+    has minisign || need+=(minisign)
+    has signify-openbsd || has signify || need+=(signify-openbsd)
+    has openssl || need+=(openssl)
+    install "${need[@]}"
+}
+
+sbom() {
+    local to=$repo/.cache/tools/sbom need=()
+    [ ! -e "$to/.done" ] || return 0
+    python3 -m pip --version >/dev/null 2>&1 || need+=(python3-pip)
+    install "${need[@]}"
+    rm -rf "$to"
+    # What else is installed on the machine and wants other versions is not touched: pip says so, for nothing.
+    python3 -m pip install -q --root-user-action=ignore --target "$to" 'cyclonedx-python-lib[json-validation]==11.6.0' 2>/dev/null ||
+        die "pip cannot install cyclonedx-python-lib; python3 -m pip install says why"
+    touch "$to/.done"
+}
+
 [ $# -gt 0 ] || set -- runtime rust
 for part; do
     case $part in
@@ -133,7 +155,9 @@ for part; do
     openrc) openrc ;;
     rust) rust ;;
     fuzz) fuzz ;;
+    sign) sign ;;
+    sbom) sbom ;;
     cargo-deny) cargo_deny ;;
-    *) die "unknown part $part; one of: runtime systemd openrc rust fuzz cargo-deny" ;;
+    *) die "unknown part $part; one of: runtime systemd openrc rust fuzz sign sbom cargo-deny" ;;
     esac
 done

@@ -10,6 +10,10 @@
 
 // The packages are made of what is linked with musl, which is built so on these machines.
 #[cfg(target_arch = "x86_64")]
+mod archive;
+#[cfg(target_arch = "x86_64")]
+mod formats;
+#[cfg(target_arch = "x86_64")]
 mod package;
 mod shutdown;
 #[cfg(target_arch = "x86_64")]

@@ -8,10 +8,17 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 
 use super::*;
 
-fn package() -> PathBuf {
+pub fn package() -> PathBuf {
     std::env::var_os("SMOLET_PACKAGE")
         .expect("SMOLET_PACKAGE names a package; make systemd builds one")
         .into()
+}
+
+/// Another package of the same program and version, by the end of its name.
+pub fn beside_package(end: &str) -> PathBuf {
+    let package = package();
+    let name = package.file_name().unwrap().to_str().unwrap().strip_suffix("_amd64.deb").unwrap().to_owned();
+    package.with_file_name(name + end)
 }
 
 /// The program that is tested elsewhere, of which the package is made.
@@ -146,7 +153,7 @@ fn the_same_input_makes_the_same_package_and_the_wrong_program_none() {
     let out = Root::new("package-again");
     let again = text(&build("amd64", &out.0));
     assert!(fs::read(again.trim()).unwrap() == fs::read(package()).unwrap(), "other bytes");
-    for architecture in ["arm64", "armhf"] {
+    for architecture in ["arm64", "armhf", "armel"] {
         let refused = build(architecture, &out.0);
         let why = String::from_utf8_lossy(&refused.stderr);
         assert!(!refused.status.success() && why.contains(&format!("is not for {architecture}")), "{why}");

@@ -1,0 +1,83 @@
+#!/bin/bash
+# Puts a release together: every package of each architecture, the source, the layer for Yocto, the changes, what the programs are
+# made of, sums and signatures.
+#
+#   release.sh PAGES OUT ARCH=TARGET=BINARY...
+#
+# The same commit and programs give the same bytes. MINISIGN_KEY, COSIGN_KEY, APK_KEY: the keys that sign, see dist/sign.sh and
+# dist/build.sh; without them nothing is signed. cosign's signatures differ each time, as ECDSA's do.
+set -euo pipefail
+export LC_ALL=C
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+dist=$repo/dist
+
+die() {
+    echo "release.sh: $*" >&2
+    exit 1
+}
+
+[ $# -ge 3 ] || die "usage: release.sh PAGES OUT ARCH=TARGET=BINARY..."
+pages=$1 out=$2
+shift 2
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$repo/Cargo.toml" | head -n 1)
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$repo" log -1 --format=%ct)}
+export SOURCE_DATE_EPOCH
+rm -rf "$out"
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+umask 022
+
+# packed DIRECTORY NAME FILE: as dist/build.sh packs.
+packed() {
+    tar --create --format=ustar --sort=name --owner=root:0 --group=root:0 --mtime="@$SOURCE_DATE_EPOCH" -C "$1" "$2" | gzip -9n >"$3"
+}
+
+sums=
+for one; do
+    IFS='=' read -r arch target binary <<<"$one"
+    for format in deb archive apk ipk; do
+        # Of the architectures Alpine lacks one.
+        [ "$format" != apk ] || [ "$arch" != armel ] || continue
+        "$dist/build.sh" "$arch" "$binary" "$pages" "$out" "$format" >/dev/null
+    done
+    (cd "$repo" && "$dist/sbom.py" "$target" "$(rustc --version | cut -d' ' -f2)") >"$out/smolet_${version}_$arch.cdx.json"
+    sum=$(sha256sum <"$out/smolet_${version}_linux_$arch.tar.gz" | cut -d' ' -f1)
+    sums+="SRC_URI[$arch.sha256sum] = \"$sum\""$'\n'
+done
+# What a machine can say of them by their own schema, before anyone else finds it wrong.
+PYTHONPATH=$repo/.cache/tools/sbom "$dist/sbom.py" --validate "$out"/*.cdx.json
+
+# What is committed, and nothing else.
+git -C "$repo" archive --format=tar --prefix="smolet-$version/" HEAD | gzip -9n >"$out/smolet_${version}_source.tar.gz"
+
+# fill FILE TO: a recipe with this release's version and sums.
+fill() {
+    while IFS= read -r line; do
+        line=${line//@VERSION@/$version}
+        line=${line//@LICENSE_MD5@/$license}
+        line=${line//@SHA512@/$source}
+        [ "$line" != @SUMS@ ] || line=${sums%$'\n'}
+        printf '%s\n' "$line"
+    done <"$1" >"$2"
+}
+license=$(md5sum <"$repo/LICENSE" | cut -d' ' -f1)
+source=$(sha512sum <"$out/smolet_${version}_source.tar.gz" | cut -d' ' -f1)
+cp -r "$dist/yocto/meta-smolet" "$work/"
+recipe=$work/meta-smolet/recipes-containers/smolet
+fill "$recipe/smolet-bin.bb.in" "$recipe/smolet-bin_$version.bb"
+rm "$recipe/smolet-bin.bb.in"
+cp "$repo/LICENSE" "$work/meta-smolet/"
+packed "$work" meta-smolet "$out/smolet_${version}_yocto.tar.gz"
+fill "$dist/alpine/APKBUILD.in" "$out/alpine/APKBUILD"
+for hook in post-install post-upgrade pre-deinstall; do install -m 755 "$dist/alpine/$hook" "$out/alpine/smolet.$hook"; done
+
+# Of the changelog this version's part, and what is not released yet.
+awk -v version="$version" '/^## / { inside = $2 == version || $2 == "Unreleased" } inside' "$repo/CHANGELOG.md" >"$out/CHANGES.md"
+[ -s "$out/CHANGES.md" ] || die "CHANGELOG.md has no part about $version"
+
+(cd "$out" && find . -type f ! -name 'SHA256SUMS*' -printf '%P\0' | sort -z | xargs -0 sha256sum) >"$work/SHA256SUMS"
+mv "$work/SHA256SUMS" "$out/SHA256SUMS"
+if [ -n "${MINISIGN_KEY:-}" ]; then "$dist/sign.sh" minisign "$out/SHA256SUMS"; fi
+if [ -n "${COSIGN_KEY:-}" ]; then "$dist/sign.sh" cosign "$out/SHA256SUMS"; fi

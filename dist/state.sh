@@ -1,0 +1,32 @@
+# Functions that the scripts of several packages have: dist/build.sh puts this file in the place of their line `#include state.sh`.
+
+# What of smolet's state has been made for pods that are left: their volumes are there, and below a subPath's mount the machine's
+# own files.
+has_pods() {
+    for pod in "$state"/pods/*; do
+        [ ! -e "$pod" ] || return 0
+    done
+    # Where /proc is not mounted nothing runs.
+    grep -qs " $state/" /proc/self/mountinfo
+}
+
+# Removes the state directory $state, unless pods are left. What the owner has put there stays: image archives, seccomp profiles,
+# the logins of registries.
+purge_state() {
+    if has_pods; then
+        echo "smolet: pods are left, and $state stays with their volumes. End them (crictl stopp, crictl rmp), unmount" >&2
+        echo "smolet: what is left mounted there, and remove it." >&2
+        return 0
+    fi
+    for entry in "$state"/* "$state"/.[!.]*; do
+        case "$entry" in
+        */images | */seccomp) rmdir "$entry" 2>/dev/null || true ;;
+        */config.json) ;;
+        *) rm -rf "$entry" ;;
+        esac
+    done
+    [ ! -d "$state" ] || rmdir "$state" 2>/dev/null || true
+    if [ -d "$state" ]; then
+        echo "smolet: $state keeps your image archives, seccomp profiles and logins; remove it if nobody needs them." >&2
+    fi
+}

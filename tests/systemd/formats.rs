@@ -1,0 +1,424 @@
+//! The packages of Alpine and OpenWrt as their package managers read them, the layer for Yocto, and a whole release (dist/release.sh).
+//! Neither apk nor opkg is in Debian: what they would do is done here, step by step.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+
+use flate2::bufread::GzDecoder;
+
+use super::archive::{Bare, openrc, unpacked};
+use super::package::{Root, beside_package, package, program_file, tested_program, version};
+use super::*;
+
+fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn run(words: &[&str]) -> String {
+    text(&Command::new(words[0]).args(&words[1..]).output().unwrap())
+}
+
+/// The sum of a file, by coreutils' program of that name.
+fn sum(program: &str, path: &Path) -> String {
+    let said = run(&[program, path.to_str().unwrap()]);
+    said.split_whitespace().next().unwrap().to_owned()
+}
+
+/// The gzip streams that a file is made of: where each begins, and what is in it.
+fn streams(file: &[u8]) -> Vec<(usize, Vec<u8>)> {
+    let (mut rest, mut found) = (file, Vec::new());
+    while !rest.is_empty() {
+        let begins = file.len() - rest.len();
+        let mut decoder = GzDecoder::new(rest);
+        let mut content = Vec::new();
+        decoder.read_to_end(&mut content).unwrap();
+        rest = decoder.into_inner();
+        found.push((begins, content));
+    }
+    found
+}
+
+/// An entry of a tar archive: its name, its mode, and the fields of the extended header before it.
+struct Entry {
+    name: String,
+    mode: u32,
+    fields: BTreeMap<String, String>,
+    content: Vec<u8>,
+}
+
+/// The entries of a tar archive, and whether it has an end.
+fn entries(mut tar: &[u8]) -> (Vec<Entry>, bool) {
+    let (mut found, mut fields) = (Vec::new(), BTreeMap::new());
+    while !tar.is_empty() {
+        let (header, rest) = tar.split_at(512);
+        if header.iter().all(|byte| *byte == 0) {
+            return (found, true);
+        }
+        let word = |from: usize, to: usize| {
+            let field = &header[from..to];
+            let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
+            String::from_utf8(field[..end].to_vec()).unwrap()
+        };
+        let octal = |from: usize, to: usize| usize::from_str_radix(word(from, to).trim(), 8).unwrap();
+        assert_eq!([octal(108, 116), octal(116, 124)], [0, 0], "root's");
+        let size = octal(124, 136);
+        let (content, after) = rest.split_at(size.next_multiple_of(512));
+        let content = content[..size].to_vec();
+        tar = after;
+        if header[156] == b'x' {
+            // LENGTH NAME=VALUE\n of each field.
+            for line in String::from_utf8(content).unwrap().lines() {
+                let (name, value) = line.split_once(' ').unwrap().1.split_once('=').unwrap();
+                fields.insert(name.to_owned(), value.to_owned());
+            }
+            continue;
+        }
+        let name = format!("{}{}", word(345, 500), word(0, 100));
+        let mode = u32::try_from(octal(100, 108)).unwrap();
+        found.push(Entry { name, mode, fields: std::mem::take(&mut fields), content });
+    }
+    (found, false)
+}
+
+#[test]
+fn alpines_package_is_as_apk_reads_it() {
+    let directory = package().with_file_name("alpine").join("x86_64");
+    let path = directory.join(format!("smolet-{}-r0.apk", env!("CARGO_PKG_VERSION")));
+    let file = fs::read(&path).unwrap();
+    let streams = streams(&file);
+    assert_eq!(streams.len(), 2, "control and data: it is not signed");
+    let (control, ends) = entries(&streams[0].1);
+    assert!(!ends, "the two are one archive, which an end would cut");
+    let names: Vec<&str> = control.iter().map(|entry| &*entry.name).collect();
+    assert_eq!(names, [".PKGINFO", ".post-install", ".post-upgrade", ".pre-deinstall"]);
+    let own = Root::new("formats-apk");
+    let info = String::from_utf8(control[0].content.clone()).unwrap();
+    let field = |name: &str| {
+        let line = info.lines().find_map(|line| line.strip_prefix(&format!("{name} = ")));
+        line.unwrap_or_else(|| panic!("{name}: {info}")).to_owned()
+    };
+    let pkgver = concat!(env!("CARGO_PKG_VERSION"), "-r0");
+    assert_eq!([field("pkgname"), field("pkgver"), field("arch")], ["smolet", pkgver, "x86_64"]);
+    let data_file = own.0.join("data.gz");
+    fs::write(&data_file, &file[streams[1].0..]).unwrap();
+    assert_eq!(field("datahash"), sum("sha256sum", &data_file));
+
+    let (data, ends) = entries(&streams[1].1);
+    assert!(ends);
+    let scratch = own.0.join("one");
+    let mut size = 0;
+    for entry in data.iter().filter(|entry| !entry.content.is_empty()) {
+        fs::write(&scratch, &entry.content).unwrap();
+        let told = entry.fields.get("APK-TOOLS.checksum.SHA1");
+        assert_eq!(told, Some(&sum("sha1sum", &scratch)), "{}", entry.name);
+        size += entry.content.len();
+    }
+    assert_eq!(field("size"), size.to_string());
+    for (name, mode) in [
+        ("usr/bin/smolet", 0o755),
+        ("etc/init.d/smolet", 0o755),
+        ("etc/conf.d/smolet", 0o644),
+        ("etc/smolet/config.yaml", 0o644),
+        ("etc/smolet/manifests", 0o700),
+        ("var/lib/smolet", 0o750),
+        ("usr/share/licenses/smolet/copyright", 0o644),
+        ("usr/share/man/man8/smolet.8.gz", 0o644),
+    ] {
+        let found = data.iter().find(|entry| entry.name.trim_end_matches('/') == name);
+        assert_eq!(found.map(|entry| entry.mode), Some(mode), "{name}");
+    }
+
+    // Signed with a key whose public half is where apk looks for it.
+    let key = own.0.join("maintainers.rsa");
+    run(&["openssl", "genrsa", "-out", key.to_str().unwrap(), "2048"]);
+    let mut build = build("apk", &own.0);
+    text(&build.env("APK_KEY", &key).output().unwrap());
+    let signed = fs::read(own.0.join("alpine/x86_64").join(path.file_name().unwrap())).unwrap();
+    let parts = self::streams(&signed);
+    assert_eq!(parts.len(), 3);
+    assert!(signed[parts[1].0..] == file[..], "behind the signature it is the same");
+    let (signature, ends) = entries(&parts[0].1);
+    assert_eq!((signature.len(), &*signature[0].name, ends), (1, ".SIGN.RSA.maintainers.rsa.pub", false));
+    let (signed_part, written) = (own.0.join("control.gz"), own.0.join("signature"));
+    fs::write(&signed_part, &signed[parts[1].0..parts[2].0]).unwrap();
+    fs::write(&written, &signature[0].content).unwrap();
+    let mut verify = Command::new("openssl");
+    verify.args(["dgst", "-sha1", "-prverify"]).arg(&key).arg("-signature").arg(&written).arg(&signed_part);
+    text(&verify.output().unwrap());
+}
+
+/// dist/build.sh of that format, from the tested program, into a directory.
+fn build(format: &str, out: &Path) -> Command {
+    let mut build = Command::new(repository().join("dist/build.sh"));
+    build.arg("amd64").arg(tested_program()).arg(repository().join("target/pages")).arg(out).arg(format);
+    build
+}
+
+#[test]
+fn alpines_package_runs_under_openrc() {
+    let root = Root::new("formats-apk-openrc");
+    let directory = package().with_file_name("alpine").join("x86_64");
+    let path = directory.join(format!("smolet-{}-r0.apk", env!("CARGO_PKG_VERSION")));
+    run(&["tar", "-xzf", path.to_str().unwrap(), "--ignore-zeros", "-C", root.0.to_str().unwrap()]);
+    let world = World::up("systemd-apk", version());
+    // apk runs the scripts from a place of its own.
+    let script = |name: &str| root.path(&format!(".{name}")).display().to_string();
+    openrc(&world, &[&root.0]);
+    let there = |program: &str, words: &[&str]| text(&world.program(program).args(words).output().unwrap());
+    there("mkdir", &["-m", "750", "/var/lib/smolet"]);
+    let service = |word: &str| world.program("/etc/init.d/smolet").arg(word).output().unwrap();
+    let main = || fs::read_to_string(world.path("/run/openrc/options/smolet/child_pid")).ok();
+
+    let said = there(&script("post-install"), &[]);
+    assert!(said.contains("rc-update add smolet default"), "{said}");
+    there("rc-update", &["add", "smolet", "default"]);
+    assert!(world.path("/etc/runlevels/default/smolet").symlink_metadata().is_ok());
+    there(&script("post-upgrade"), &[]);
+    assert!(!service("status").status.success(), "an upgrade starts nothing that did not run");
+    text(&service("start"));
+    let first = wait_for("its process is known", main);
+    wait_for("it answers", || world.path("/run/smolet/smolet.sock").exists().then_some(()));
+    there(&script("post-upgrade"), &[]);
+    wait_for("another one in its place", || main().filter(|now| *now != first));
+    there(&script("pre-deinstall"), &[]);
+    assert!(!service("status").status.success());
+    assert!(world.path("/etc/runlevels/default/smolet").symlink_metadata().is_err());
+}
+
+/// What /etc/rc.common of OpenWrt does with a service's script, as far as that script uses it: procd is told what the words say.
+const RC_COMMON: &str = r#"#!/bin/sh
+initscript=$1 action=$2
+procd_open_instance() { echo open; }
+procd_close_instance() { echo close; }
+procd_set_param() { echo "$*"; }
+enable() { ln -sf "../init.d/smolet" "/etc/rc.d/S$START"smolet; ln -sf ../init.d/smolet "/etc/rc.d/K$STOP"smolet; }
+disable() { rm -f /etc/rc.d/???smolet; }
+stop() { echo stop; }
+restart() { echo restart; start_service; }
+start() { start_service; }
+. "$initscript"
+$action
+"#;
+
+#[test]
+fn openwrts_package_is_as_opkg_reads_it() {
+    let bare = Bare::new("formats-ipk");
+    let root = &bare.0;
+    let package = beside_package("-1_amd64.ipk");
+    let inside = |path: &str| root.path(path).display().to_string();
+    fs::create_dir_all(root.path("/tmp/ipk/control")).unwrap();
+    run(&["tar", "-xzf", package.to_str().unwrap(), "-C", &inside("/tmp/ipk")]);
+    assert_eq!(fs::read_to_string(root.path("/tmp/ipk/debian-binary")).unwrap(), "2.0\n");
+    run(&["tar", "-xzf", &inside("/tmp/ipk/control.tar.gz"), "-C", &inside("/tmp/ipk/control")]);
+    let control = fs::read_to_string(root.path("/tmp/ipk/control/control")).unwrap();
+    let version = concat!("Version: ", env!("CARGO_PKG_VERSION"), "-1");
+    for line in ["Package: smolet", version, "Architecture: all", "License: Apache-2.0"] {
+        assert!(control.lines().any(|found| found == line), "{line}: {control}");
+    }
+    let (data, _) = entries(&streams(&fs::read(root.path("/tmp/ipk/data.tar.gz")).unwrap())[0].1);
+    let bytes: usize = data.iter().map(|entry| entry.content.len()).sum();
+    assert!(control.contains(&format!("Installed-Size: {bytes}\n")), "{control}");
+    for name in fs::read_to_string(root.path("/tmp/ipk/control/conffiles")).unwrap().lines() {
+        assert!(data.iter().any(|entry| entry.name == format!(".{name}")), "{name}");
+    }
+
+    // In the order in which opkg does it, in a root of its own.
+    let there = |words: &[&str]| bare.run(words);
+    fs::create_dir(root.path("/sbin")).unwrap();
+    let machine = root.path("/sbin/uname");
+    program_file(&machine, "#!/bin/sh\necho mips\n");
+    // busybox' shell would take its own.
+    let refused = there(&["dash", "/tmp/ipk/control/preinst"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        !refused.status.success()
+            && said.contains("this package is for amd64 (x86_64), and this machine is mips"),
+        "{said}"
+    );
+    fs::remove_file(machine).unwrap();
+    text(&there(&["sh", "/tmp/ipk/control/preinst"]));
+    run(&["tar", "-xzf", &inside("/tmp/ipk/data.tar.gz"), "-C", root.0.to_str().unwrap()]);
+    fs::create_dir(root.path("/etc/rc.d")).unwrap();
+    program_file(&root.path("/etc/rc.common"), RC_COMMON);
+    text(&there(&["env", "IPKG_INSTROOT=/", "sh", "/tmp/ipk/control/postinst"]));
+    assert!(!root.path("/etc/rc.d/S95smolet").is_symlink(), "an image is not this machine");
+    let told = text(&there(&["sh", "/tmp/ipk/control/postinst"]));
+    let command = "command /usr/bin/smolet run --config /etc/smolet/config.yaml --root-dir /srv/smolet";
+    assert_eq!(told.lines().map(str::trim).take(3).collect::<Vec<_>>(), ["restart", "open", command]);
+    assert!(told.contains("\nrespawn 3600 5 0\n") && told.ends_with("close\n"), "{told}");
+    assert!(root.path("/etc/rc.d/S95smolet").is_symlink() && root.path("/etc/rc.d/K05smolet").is_symlink());
+    // The program has these arguments, and another place of the state is the owner's to say.
+    let words = ["run", "--config", "/etc/smolet/config.yaml", "--root-dir", "/srv/smolet", "--help"];
+    text(&there(&[&["/usr/bin/smolet"], &words[..]].concat()));
+    fs::write(root.path("/etc/default/smolet"), "SMOLET_EXTRA_ARGS='--root-dir=/mnt/sda1/smolet'\n").unwrap();
+    let told = text(&there(&["/etc/init.d/smolet", "start"]));
+    assert!(told.contains("config.yaml --root-dir=/mnt/sda1/smolet\n"), "{told}");
+    let told = text(&there(&["sh", "/tmp/ipk/control/prerm"]));
+    assert!(told.contains("stop") && !root.path("/etc/rc.d/S95smolet").is_symlink(), "{told}");
+}
+
+/// Of a shell function of a recipe the lines between its braces.
+fn body(recipe: &str, function: &str) -> String {
+    let (_, rest) = recipe.split_once(&format!("{function}() {{\n")).unwrap();
+    rest.split_once("\n}\n").unwrap().0.to_owned()
+}
+
+#[test]
+fn a_release_is_whole_and_the_same_again() {
+    let own = Root::new("formats-release");
+    let out = own.0.join("dist");
+    let triple = "x86_64-unknown-linux-musl";
+    let secret = own.0.join("cosign.pem");
+    run(&[
+        "openssl",
+        "ecparam",
+        "-name",
+        "prime256v1",
+        "-genkey",
+        "-noout",
+        "-out",
+        secret.to_str().unwrap(),
+    ]);
+    let mut release = Command::new(repository().join("dist/release.sh"));
+    release.arg(repository().join("target/pages")).arg(&out);
+    release.arg(format!("amd64={triple}={}", tested_program().display()));
+    // Of these nothing is seen in what comes out.
+    release
+        .env("TZ", "Asia/Tokyo")
+        .env("COSIGN_KEY", &secret)
+        .env("TMPDIR", own.0.join("tmp"))
+        .current_dir("/");
+    text(&release.output().unwrap());
+
+    let version = env!("CARGO_PKG_VERSION");
+    let name = |end: &str| out.join(format!("smolet_{version}{end}"));
+    // `make package` has built the packages before.
+    for end in ["_amd64.deb", "_linux_amd64.tar.gz", "-1_amd64.ipk"] {
+        assert!(fs::read(name(end)).unwrap() == fs::read(beside_package(end)).unwrap(), "{end}: other bytes");
+    }
+    let apk = format!("alpine/x86_64/smolet-{version}-r0.apk");
+    assert!(
+        fs::read(out.join(&apk)).unwrap() == fs::read(package().with_file_name(&apk)).unwrap(),
+        "other bytes"
+    );
+    text(
+        &Command::new("sha256sum").args(["--quiet", "-c", "SHA256SUMS"]).current_dir(&out).output().unwrap(),
+    );
+    let sums = fs::read_to_string(out.join("SHA256SUMS")).unwrap();
+    let listed: Vec<&str> = sums.lines().map(|line| line.split_once("  ").unwrap().1).collect();
+    let found = Command::new("find").args([".", "-type", "f", "-printf", "%P\\n"]).current_dir(&out).output();
+    let found = text(&found.unwrap());
+    let mut found: Vec<&str> = found.lines().filter(|name| !name.starts_with("SHA256SUMS")).collect();
+    found.sort_unstable();
+    assert_eq!(listed, found);
+    assert!(fs::read_to_string(out.join("CHANGES.md")).unwrap().contains(&format!("## {version}")));
+    // cosign's signature of a file, with a key: the DER of ECDSA over its SHA-256, in base64.
+    let signature = own.0.join("signature");
+    let decoded = Command::new("base64").arg("-d").arg(out.join("SHA256SUMS.sig")).output().unwrap();
+    fs::write(&signature, decoded.stdout).unwrap();
+    let mut verify = Command::new("openssl");
+    verify.args(["dgst", "-sha256", "-prverify"]).arg(&secret).arg("-signature").arg(&signature);
+    text(&verify.arg(out.join("SHA256SUMS")).output().unwrap());
+
+    // What the program is made of: every crate of the licences' list, with its sum, and nothing that only the build has.
+    let list: Value = serde_json::from_slice(&fs::read(name("_amd64.cdx.json")).unwrap()).unwrap();
+    let components = list["components"].as_array().unwrap();
+    let copyright = run(&[
+        "tar",
+        "-xOzf",
+        name("_linux_amd64.tar.gz").to_str().unwrap(),
+        &format!("smolet_{version}_linux_amd64/copyright"),
+    ]);
+    let (_, crates) = copyright.split_once("under these licences:\n\n").unwrap();
+    let crates: Vec<&str> = crates.lines().take_while(|line| !line.is_empty()).collect();
+    assert!(crates.len() > 60, "{crates:?}");
+    assert_eq!(components.len(), crates.len() + 3, "and std, musl and the compiler's routines");
+    for line in crates {
+        let mut words = line.split(' ');
+        let purl = format!("pkg:cargo/{}@{}", words.next().unwrap(), &words.next().unwrap()[1..]);
+        let component = components.iter().find(|component| component["purl"] == *purl);
+        let component = component.unwrap_or_else(|| panic!("{purl}"));
+        let hash = component["hashes"][0]["content"].as_str().unwrap();
+        assert!(hash.len() == 64 && component["licenses"][0]["expression"].is_string(), "{component}");
+    }
+
+    // The layer for Yocto: its recipe has the archive's sum, and what it does with the archive is done here.
+    let layer = own.0.join("layer");
+    fs::create_dir(&layer).unwrap();
+    run(&["tar", "-xzf", name("_yocto.tar.gz").to_str().unwrap(), "-C", layer.to_str().unwrap()]);
+    let recipes = layer.join("meta-smolet/recipes-containers/smolet");
+    let recipe = fs::read_to_string(recipes.join(format!("smolet-bin_{version}.bb"))).unwrap();
+    let archive_sum =
+        format!("SRC_URI[amd64.sha256sum] = \"{}\"\n", sum("sha256sum", &name("_linux_amd64.tar.gz")));
+    assert!(recipe.contains(&archive_sum), "{recipe}");
+    let license = sum("md5sum", &repository().join("LICENSE"));
+    assert!(recipe.contains(&format!("file://LICENSE;md5={license}\"")), "{recipe}");
+    assert!(!recipe.contains("\n@") && !recipe.contains("=@"), "what was to be filled in: {recipe}");
+    let (source, destination) = (unpacked(&own.0.join("source")), own.0.join("image"));
+    fs::create_dir(&destination).unwrap();
+    let install = format!(
+        "set -eu\nS={} D={}\n{}",
+        source.display(),
+        destination.display(),
+        body(&recipe, "do_install")
+    );
+    run(&["sh", "-c", &install]);
+    let mut find = Command::new("find");
+    let staged = text(
+        &find.args([".", "!", "-type", "d", "-printf", "/%P\\n"]).current_dir(&destination).output().unwrap(),
+    );
+    for path in [
+        "/usr/bin/smolet",
+        "/usr/lib/systemd/system/smolet.service",
+        "/usr/lib/tmpfiles.d/smolet.conf",
+        "/etc/smolet/config.yaml",
+    ] {
+        assert!(staged.lines().any(|found| found == path), "{path}: {staged}");
+    }
+    assert!(
+        !staged.contains("/var/") && !staged.contains("wants") && !destination.join("var").exists(),
+        "{staged}"
+    );
+
+    // Alpine's recipe has the source's sum, and the source is what is committed.
+    let recipe = fs::read_to_string(out.join("alpine/APKBUILD")).unwrap();
+    let source = name("_source.tar.gz");
+    assert!(
+        recipe.contains(&format!("\n{}  smolet_{version}_source.tar.gz\n", sum("sha512sum", &source))),
+        "{recipe}"
+    );
+    run(&["sh", "-n", out.join("alpine/APKBUILD").to_str().unwrap()]);
+    let listed = run(&["tar", "-tzf", source.to_str().unwrap()]);
+    for file in ["Cargo.toml", "Cargo.lock", "proto/", "dist/openrc/smolet", "build.rs"] {
+        assert!(listed.lines().any(|found| found == format!("smolet-{version}/{file}")), "{file}");
+    }
+}
+
+#[test]
+fn what_cannot_be_built_or_signed_is_refused() {
+    let own = Root::new("formats-refused");
+    let refused = |command: &mut Command, why: &str| {
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(why), "{said}");
+    };
+    refused(&mut build("rpm", &own.0), "unknown format rpm; one of: deb archive apk ipk");
+    let sign = |kind: &str, variable: &str, key: &Path| {
+        let mut sign = Command::new(repository().join("dist/sign.sh"));
+        sign.arg(kind).arg(own.0.join("file")).env(variable, key);
+        sign
+    };
+    fs::write(own.0.join("file"), "text").unwrap();
+    let key = own.0.join("key");
+    refused(&mut sign("minisign", "MINISIGN_KEY", &key), "MINISIGN_KEY names no secret key of minisign");
+    refused(&mut sign("gpg", "GPG_KEY", &key), "unknown kind gpg; one of: minisign cosign");
+    refused(&mut sign("cosign", "COSIGN_KEY", &key), "COSIGN_KEY names no secret key");
+    fs::write(&key, "-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\n").unwrap();
+    refused(
+        sign("cosign", "COSIGN_KEY", &key).env("PATH", "/bin:/usr/bin"),
+        "is a key of cosign's own kind, and cosign is not there",
+    );
+    run(&["openssl", "genrsa", "-out", key.to_str().unwrap(), "2048"]);
+    refused(&mut sign("cosign", "COSIGN_KEY", &key), "is no EC P-256 key in PEM");
+    assert!(!own.0.join("file.sig").exists());
+}
