@@ -38,6 +38,8 @@ pub struct Facts {
     pub bad_settings: Option<String>,
     /// Control groups.
     pub cgroups: CgroupFacts,
+    /// What pods need of the kernel and it was not built with.
+    pub kernel_lacks: Vec<&'static str>,
     /// The configured cgroup driver.
     pub cgroup_driver: CgroupDriver,
     /// The runtime, or an error with its remedy.
@@ -179,6 +181,7 @@ pub fn collect(config: &Config, bad_settings: Option<String>) -> Facts {
         is_root: rustix::process::geteuid().is_root(),
         bad_settings,
         cgroups: cgroups(&config.cgroup_mounts),
+        kernel_lacks: kernel_lacks(Path::new("/proc")),
         cgroup_driver: config.cgroup_driver,
         runtime,
         kubelets: kubelets(),
@@ -203,6 +206,24 @@ pub fn collect(config: &Config, bad_settings: Option<String>) -> Facts {
         }),
         name_servers: config.resolver().pod_servers(),
     }
+}
+
+/// What each container needs of the kernel, by the file that is there with it. Distributions build it in; the kernels of routers
+/// (OpenWrt's images) often lack some. Overlays are not among them: they may be a module that is loaded with the first mount.
+const KERNEL_FEATURES: [(&str, &str); 7] = [
+    ("self/ns/mnt", "mount namespaces (CONFIG_NAMESPACES)"),
+    ("self/ns/pid", "PID namespaces (CONFIG_PID_NS)"),
+    ("self/ns/net", "network namespaces (CONFIG_NET_NS)"),
+    ("self/ns/ipc", "IPC namespaces (CONFIG_IPC_NS)"),
+    ("self/ns/uts", "UTS namespaces (CONFIG_UTS_NS)"),
+    ("sys/fs/mqueue", "message queues (CONFIG_POSIX_MQUEUE)"),
+    ("sys/kernel/seccomp/actions_avail", "seccomp filters (CONFIG_SECCOMP_FILTER)"),
+];
+
+/// `proc`: where procfs is mounted. Without it nothing can be said.
+fn kernel_lacks(proc: &Path) -> Vec<&'static str> {
+    let features = KERNEL_FEATURES.iter().filter(|_| proc.join("self").exists());
+    features.filter(|(file, _)| !proc.join(file).exists()).map(|(_, name)| *name).collect()
 }
 
 /// Whether pods of its cluster have IPv6 addresses, as far as the node knows.
@@ -519,6 +540,21 @@ mod tests {
         ] {
             assert_eq!(memory_disabled(&cgroups, cmdline), disabled, "{cgroups:?} {cmdline:?}");
         }
+    }
+
+    #[test]
+    fn the_kernel_lacks_what_has_no_file_in_proc() {
+        let proc = std::env::temp_dir().join(format!("smolet-doctor-{}", std::process::id()));
+        assert_eq!(kernel_lacks(&proc), [""; 0], "where proc is not mounted nothing is known");
+        for (file, _) in KERNEL_FEATURES {
+            fs::create_dir_all(proc.join(file)).unwrap();
+        }
+        assert_eq!(kernel_lacks(&proc), [""; 0]);
+        fs::remove_dir(proc.join("self/ns/pid")).unwrap();
+        fs::remove_dir(proc.join("sys/fs/mqueue")).unwrap();
+        let lacking = ["PID namespaces (CONFIG_PID_NS)", "message queues (CONFIG_POSIX_MQUEUE)"];
+        assert_eq!(kernel_lacks(&proc), lacking);
+        fs::remove_dir_all(proc).unwrap();
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! | user | | not root: some facts are missing |
 //! | memory cgroup | disabled, or not mounted | |
 //! | cgroups | none; no cpu or pids controller | |
+//! | kernel | built without what containers need | |
 //! | runtime | none answers, or not ready | its status is unknown |
 //! | other agents | one on the same runtime | running sandboxes that smolet did not create |
 //! | cgroup driver | differs from the runtime's, which does not report it by the CRI | differs from the configured one |
@@ -55,6 +56,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     }
     findings.push(memory_cgroup(&facts.cgroups));
     findings.push(cgroups(&facts.cgroups));
+    findings.push(kernel(&facts.kernel_lacks));
     findings.push(runtime(&facts.runtime));
     findings.push(other_agents(&facts.kubelets, facts.runtime.as_ref().ok()));
     if let Ok(runtime) = &facts.runtime {
@@ -115,6 +117,15 @@ fn cgroups(facts: &CgroupFacts) -> Finding {
     }
     let message = format!("{version} without {}", missing.join(" and "));
     Finding::problem(CHECK, message, "use a kernel that has it")
+}
+
+fn kernel(lacks: &[&str]) -> Finding {
+    const CHECK: &str = "kernel";
+    if lacks.is_empty() {
+        return Finding::ok(CHECK, "has what containers need");
+    }
+    let message = format!("built without {}: no pod runs", lacks.join(", "));
+    Finding::problem(CHECK, message, "use a kernel that has them")
 }
 
 // ---- the runtime -----------------------------------------------------------------------------------------

@@ -210,7 +210,7 @@ fn doctor_judges_the_machine_without_an_agent() {
         assert_eq!(level(check), Some(&"ok".into()), "{check}: {said}");
     }
     let others = ["cni", "disk of state", "disk of images", "clock", "swap", "inotify"];
-    for check in ["memory cgroup", "cgroups"].into_iter().chain(others) {
+    for check in ["memory cgroup", "cgroups", "kernel"].into_iter().chain(others) {
         assert!(level(check).is_some(), "{check}: {said}");
     }
     assert_eq!(good, findings.iter().all(|one| one["level"] != "problem"), "{said}");

@@ -66,6 +66,7 @@ fn good() -> Facts {
         cluster_network: None,
         name_servers: Some(name_servers(&["10.0.0.1"], &["10.0.0.1"])),
         cgroup_driver: CgroupDriver::Cgroupfs,
+        kernel_lacks: Vec::new(),
     }
 }
 
@@ -123,6 +124,18 @@ fn the_embedded_runtime_is_judged_by_what_the_machine_has() {
 }
 
 #[test]
+fn what_the_kernel_was_built_without_is_named() {
+    let lacks = vec!["PID namespaces (CONFIG_PID_NS)", "seccomp filters (CONFIG_SECCOMP_FILTER)"];
+    let findings = judge(&Facts { kernel_lacks: lacks, ..good() });
+    let kernel = findings.iter().find(|finding| finding.check == "kernel").unwrap();
+    assert_eq!(kernel.level, Level::Problem);
+    assert_eq!(
+        kernel.message,
+        "built without PID namespaces (CONFIG_PID_NS), seccomp filters (CONFIG_SECCOMP_FILTER): no pod runs"
+    );
+}
+
+#[test]
 fn where_nothing_is_wrong_everything_is_ok() {
     let findings = judge(&good());
     let bad: Vec<_> = findings.iter().filter(|finding| finding.level != Level::Ok).collect();
@@ -133,6 +146,7 @@ fn where_nothing_is_wrong_everything_is_ok() {
         [
             "memory cgroup",
             "cgroups",
+            "kernel",
             "runtime",
             "other agents",
             "pause image",
