@@ -209,7 +209,7 @@ pub fn collect(config: &Config, bad_settings: Option<String>) -> Facts {
 }
 
 /// What each container needs of the kernel, by the file that is there with it. Distributions build it in; the kernels of routers
-/// (OpenWrt's images) often lack some. Overlays are not among them: they may be a module that is loaded with the first mount.
+/// (`OpenWrt`'s images) often lack some. Overlays are not among them: they may be a module that is loaded with the first mount.
 const KERNEL_FEATURES: [(&str, &str); 7] = [
     ("self/ns/mnt", "mount namespaces (CONFIG_NAMESPACES)"),
     ("self/ns/pid", "PID namespaces (CONFIG_PID_NS)"),
