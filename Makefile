@@ -33,10 +33,15 @@ SIZE_MAX_PLAIN := 4194304
 THREADS := $(shell echo $$((2 * $$(nproc))))
 # Of those in a cluster some run on real time, and wait for nearly all of it.
 CLUSTER_THREADS := $(shell echo $$((4 * $$(nproc))))
-# The tests that `cargo test` runs: but for the six that Cargo.toml leaves to targets of their own.
-TESTS := $(filter-out attack embedded network real sim systemd,$(notdir $(patsubst %/main.rs,%,$(wildcard tests/*/main.rs))))
+# The tests that `cargo test` runs: but for the seven that Cargo.toml leaves to targets of their own.
+TESTS := $(filter-out attack board embedded network real sim systemd,$(notdir $(patsubst %/main.rs,%,$(wildcard tests/*/main.rs))))
 # Of the attacks those that run one at a time: beside others it would be the machine whose silence is measured.
 ATTACKS_ALONE := silence:: text_that_grows_when_it_is_escaped
+# The emulated board: its architecture, with Debian's name; its memory in MiB; how often its power is cut.
+ARCH ?= arm64
+MEMORY ?= 1024
+CUTS ?= 100
+CUTS_SHORT := 2
 # Processes that share the tests on a real containerd.
 SHARES := 1 2 3
 # One of 64 bits, without TLS, and one of 32, with it; `make arm-all` has them all.
@@ -58,7 +63,7 @@ FUZZ_SECONDS ?= 600
 # How often `make test` runs each.
 FUZZ_TIMES := 5000
 
-.PHONY: help demo test lint fmt clippy deny deny-here unit unit-beside-release sim proto vectors attack embedded network real real-embedded systemd real-beside-others size leftovers sweep package packages dist pages arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
+.PHONY: help demo test lint fmt clippy deny deny-here unit unit-beside-release sim proto vectors attack embedded network real real-embedded systemd board board-short real-beside-others size leftovers sweep package packages dist pages arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
 	setup-rust release
 
 help:  ## this list
@@ -81,7 +86,7 @@ fmt: setup-rust
 clippy: setup-rust
 	$(call step,clippy)
 	@$(CARGO) clippy --locked --all-targets --quiet -- -D warnings
-	@$(CARGO) clippy --locked --test real --test systemd --test attack --test sim --test embedded --test network --quiet -- -D warnings
+	@$(CARGO) clippy --locked --test real --test systemd --test board --test attack --test sim --test embedded --test network --quiet -- -D warnings
 
 deny: setup-rust  ## licences, sources and banned crates of the dependencies
 	$(call step,cargo-deny)
@@ -163,6 +168,23 @@ systemd: setup package  ## the release binary with the cgroup driver systemd and
 	@trap 'for name in v1 v2 agent package openrc archive archive-openrc apk; do tests/env/systemd.sh down target/tmp/systemd-$$name; done' EXIT; \
 	SMOLET_BIN=$(CURDIR)/$(RELEASE) SMOLET_PACKAGE=$(CURDIR)/$(PACKAGE) \
 	$(TEST) --quiet --test systemd -- --nocapture --test-threads=4
+
+board: ARM_TARGET = $(patsubst $(ARCH)=%,%,$(filter $(ARCH)=%,$(ARM_PACKAGES)))
+board: setup-rust pages  ## an emulated ARM board: the package, pods, reboots, clocks, full disks, CUTS (100) power cuts. MEMORY=512: less of it; ARCH=armhf; STEPS='WORDS': some of it
+	$(call step,a board of $(ARCH))
+	@tests/env/setup.sh board
+	@tests/env/board-image.sh $(ARCH) .cache/board/$(ARCH) & image=$$!; \
+	trap 'kill $$image 2>/dev/null || true' EXIT; \
+	cross/arm.sh release $(ARM_TARGET) >/dev/null; \
+	$(TEST) --quiet --test board --no-run; \
+	wait $$image
+	@dist/build.sh $(ARCH) "$$(cross/arm.sh path $(ARM_TARGET))/release/smolet" target/pages target/packages >/dev/null
+	@trap 'tests/env/board.sh down target/tmp/board' EXIT; \
+	export ARCH=$(ARCH) MEMORY=$(MEMORY) SMOLET_BOARD_CUTS=$(CUTS); \
+	SMOLET_PACKAGE=$(CURDIR)/target/packages/smolet_$(VERSION)_$(ARCH).deb $(TEST) --quiet --test board -- $(STEPS)
+
+board-short:  ## the same in short, within ten minutes of two processors: the most valuable steps, two power cuts
+	@SMOLET_BOARD_SHORT=1 $(MAKE) --no-print-directory board CUTS=$(CUTS_SHORT)
 
 # The one waits most of the time, on either runtime, the others compute. Their tests are built first: clippy keeps the folder to itself.
 real-beside-others: setup release

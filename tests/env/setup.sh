@@ -3,6 +3,7 @@
 #
 #   setup.sh runtime     containerd, runc, CNI plugins, static busybox, iptables, nftables
 #   setup.sh systemd     systemd, its tools and a bus daemon, not started
+#   setup.sh board       what makes and emulates a board of ARM
 #   setup.sh openrc      OpenRC and logrotate, unpacked into .cache/tools
 #   setup.sh rust        a C linker, and Debian's Rust when no cargo is in PATH
 #   setup.sh fuzz        a C++ compiler, which builds libFuzzer
@@ -62,6 +63,21 @@ systemd() {
     has dbus-daemon || need+=(dbus-daemon)
     [ -e /usr/share/dbus-1/system.conf ] || need+=(dbus-system-bus-common)
     has nsenter || need+=(util-linux)
+    install "${need[@]}"
+}
+
+board() {
+    local need=()
+    has mmdebstrap || need+=(mmdebstrap)
+    has qemu-system-aarch64 || need+=(qemu-system-arm)
+    has qemu-aarch64-static || need+=(qemu-user-static)
+    has qemu-img || need+=(qemu-utils)
+    has update-binfmts || need+=(binfmt-support)
+    has arch-test || need+=(arch-test)
+    has mke2fs || need+=(e2fsprogs)
+    has ssh || need+=(openssh-client)
+    has depmod || need+=(kmod)
+    has cpio || need+=(cpio)
     install "${need[@]}"
 }
 
@@ -152,12 +168,13 @@ for part; do
     case $part in
     runtime) runtime ;;
     systemd) systemd ;;
+    board) board ;;
     openrc) openrc ;;
     rust) rust ;;
     fuzz) fuzz ;;
     sign) sign ;;
     sbom) sbom ;;
     cargo-deny) cargo_deny ;;
-    *) die "unknown part $part; one of: runtime systemd openrc rust fuzz sign sbom cargo-deny" ;;
+    *) die "unknown part $part; one of: runtime systemd board openrc rust fuzz sign sbom cargo-deny" ;;
     esac
 done

@@ -1,0 +1,252 @@
+//! The power is cut at random instants; tests/env/board.sh says what the disk loses. Then the board is booted again: every pod is as its
+//! manifest wants it, no restart count has decreased, no state is damaged, and nothing of what was is left over.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::board::Board;
+
+/// A count younger than this at the cut may be taken back (docs/promises.md).
+const YOUNG: Duration = Duration::from_secs(12);
+/// Of the power cuts this part comes while the board still boots.
+const CUTS_IN_A_BOOT_OF: u64 = 4;
+/// Longest time from a board that is as wanted to its cut; from the emulator's start to a cut in a boot.
+const WAIT_MS_MAX: u64 = 30_000;
+const BOOT_MS_MAX: u64 = 60_000;
+/// A container's layer of an image, by what is below containerd's snapshotter.
+const SNAPSHOTS: &str = "/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs/snapshots";
+
+/// xorshift64*, so that a seed repeats a run's instants.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % bound
+    }
+
+    fn millis(&mut self, bound: u64) -> Duration {
+        Duration::from_millis(self.below(bound))
+    }
+}
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok().filter(|text| !text.is_empty()).map(|text| text.parse().expect("a number"))
+}
+
+fn random() -> Random {
+    let seed = number("SMOLET_BOARD_SEED").unwrap_or_else(|| {
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs()
+    });
+    println!("  SMOLET_BOARD_SEED={seed} repeats these instants");
+    Random(seed | 1)
+}
+
+type Counts = BTreeMap<(String, String), u64>;
+
+/// Restart counts that a cut may not take back, and those that are too young for it.
+#[derive(Default)]
+struct Floor {
+    held: Counts,
+    young: Option<(Instant, Counts)>,
+}
+
+impl Floor {
+    fn cut(&mut self) {
+        if let Some((_, counts)) = self.young.take_if(|(at, _)| at.elapsed() >= YOUNG) {
+            self.held = counts;
+        }
+    }
+
+    fn look(&mut self, board: &Board) {
+        let now: Counts = board.containers().into_iter().map(|c| ((c.uid, c.name), c.restarts)).collect();
+        for (container, count) in &self.held {
+            // A pod that was changed is another one.
+            if let Some(found) = now.get(container) {
+                assert!(found >= count, "{container:?}: {found} restarts, {count} before the cut");
+            }
+        }
+        self.young = Some((Instant::now(), now));
+    }
+}
+
+/// Something for the cut to come in between of.
+fn stir(board: &Board, random: &mut Random) -> String {
+    let versioned = |version: u64| {
+        format!(
+            "terminationGracePeriodSeconds: 2, containers: [{{name: c, image: 'smolet.test/version:{version}'}}]"
+        )
+    };
+    match random.below(5) {
+        0 => {
+            let version = 1 + random.below(2);
+            board.put_pod("changes", &versioned(version));
+            format!("changes has version {version}")
+        }
+        1 => {
+            let name = format!("comes-{}", random.below(2));
+            if board.names().contains(&name) {
+                board.run(&format!("rm /etc/smolet/manifests/{name}.yaml"));
+                board.forget(&name);
+                return format!("{name} goes");
+            }
+            board.put_pod(&name, &versioned(1));
+            format!("{name} comes")
+        }
+        2 => {
+            let web = board.container("web");
+            board.run(&format!("ctr -n k8s.io tasks kill -s SIGKILL {}", web.id));
+            "web's container dies".into()
+        }
+        3 => {
+            board.run("kill -KILL $(systemctl show --value -p MainPID smolet)");
+            "the agent dies".into()
+        }
+        _ => "nothing".into(),
+    }
+}
+
+/// After the pods are as wanted: state is whole, and there is no more than they need.
+fn nothing_is_left_over(board: &Board) {
+    let log = board.log();
+    let damaged: Vec<&str> =
+        log.lines().filter(|line| line.contains("damaged") || line.contains("panicked")).collect();
+    assert_eq!(damaged, [""; 0]);
+    let pods: Vec<String> =
+        board.list().iter().map(|pod| pod["metadata"]["uid"].as_str().unwrap().to_owned()).collect();
+    let set_aside = board.run("ls /var/lib/smolet/*.damaged 2>/dev/null || true");
+    assert_eq!(set_aside, "");
+    // What has ended is removed by and by.
+    let mut last = String::new();
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(150) {
+        let found = board.run(
+            "echo cgroups $(find /sys/fs/cgroup/kubepods -maxdepth 2 -type d -name 'pod*' | sed 's,.*/pod,,'); \
+             echo directories $(ls /var/lib/smolet/pods); \
+             echo sandboxes $(ctr -n k8s.io containers ls | grep -c pause); \
+             echo namespaces $(ls /run/netns | wc -l); \
+             echo addresses $(ls /var/lib/cni/networks/pods | grep -c '^10\\.')",
+        );
+        let strange = found
+            .lines()
+            .take(2)
+            .flat_map(|line| line.split(' ').skip(1))
+            .find(|uid| !pods.contains(&(*uid).to_owned()));
+        let counts: Vec<usize> =
+            found.lines().skip(2).map(|line| line.split(' ').nth(1).unwrap().parse().unwrap()).collect();
+        if strange.is_none() && counts.iter().all(|count| *count <= pods.len()) {
+            return;
+        }
+        last = format!("{found}\nof {} pods: {pods:?}", pods.len());
+        std::thread::sleep(Duration::from_secs(5));
+    }
+    panic!("left over: {last}");
+}
+
+/// Files without a byte in the layers of images.
+fn empty_files(board: &Board) -> Vec<String> {
+    let found = board.run(&format!(
+        "find {SNAPSHOTS} -type f -size 0 -path '*/fs/bin/*' -o -type f -size 0 -path '*/fs/etc/version'"
+    ));
+    found.lines().map(str::to_owned).collect()
+}
+
+/// What the disk loses is shown first: a test that loses nothing would hold nothing.
+fn disk_loses_what_it_has_not_flushed(board: &Board) {
+    board.run("for name in lost kept; do dd if=/dev/zero of=/$name bs=64k count=1 2>/dev/null; done; sync");
+    board.cut();
+    board.up(&[]);
+    board.wait();
+    board.run("tr '\\0' x </dev/zero | head -c 65536 >/run/x; dd if=/run/x of=/kept bs=64k conv=notrunc,fsync oflag=direct 2>/dev/null; \
+               dd if=/run/x of=/lost bs=64k conv=notrunc oflag=direct 2>/dev/null");
+    board.cut();
+    board.up(&[]);
+    board.wait();
+    assert_eq!(
+        board.run("for name in kept lost; do tr -d '\\0' </$name | wc -c; done; rm /kept /lost"),
+        "65536\n0"
+    );
+}
+
+pub fn all(board: &Board) {
+    let cuts = number("SMOLET_BOARD_CUTS").unwrap_or(100);
+    let mut random = random();
+    board.wait_for_pods();
+    // What the images' first use has written is on the disk.
+    board.run("sync");
+    disk_loses_what_it_has_not_flushed(board);
+    let mut floor = Floor::default();
+    board.wait_for_pods();
+    floor.look(board);
+    let (mut done, mut slowest) = (0, 0.0_f64);
+    while done < cuts {
+        let what = stir(board, &mut random);
+        let wait = random.millis(WAIT_MS_MAX);
+        std::thread::sleep(wait);
+        floor.cut();
+        board.cut();
+        done += 1;
+        println!("  cut {done}: {what}, {:.1} s later", wait.as_secs_f64());
+        while done < cuts && random.below(CUTS_IN_A_BOOT_OF) == 0 {
+            board.up(&[]);
+            let wait = random.millis(BOOT_MS_MAX);
+            std::thread::sleep(wait);
+            board.cut();
+            done += 1;
+            println!("  cut {done}: {:.1} s after the emulator's start", wait.as_secs_f64());
+        }
+        board.up(&[]);
+        board.wait();
+        let begun = Instant::now();
+        board.wait_for_pods();
+        slowest = slowest.max(board.seconds_to_ssh() + begun.elapsed().as_secs_f64());
+        floor.look(board);
+        nothing_is_left_over(board);
+        assert_eq!(empty_files(board), [""; 0], "files of images that were flushed long ago");
+    }
+    board.figure(
+        "power cuts survived",
+        format!("{done}; at most {slowest:.0} s from power on until all pods were as wanted"),
+    );
+}
+
+/// The tests' images go, and come from their archive again, and pods with them.
+fn import_again(board: &Board) {
+    board.set_aside();
+    let names = "smolet.test/busybox:1 smolet.test/busybox:2 smolet.test/version:1 smolet.test/version:2 smolet.test/pause:1";
+    board.run("mv /var/lib/smolet/images/test.tar /root/");
+    board.wait_for("the end of the images", 120, || {
+        let _ = board.try_run(&format!("smolet image rm {names}"));
+        (!board.run("smolet image ls").contains("smolet.test")).then_some(())
+    });
+    // containerd collects what nothing refers to a little later.
+    board.run("sleep 5; sync; mv /root/test.tar /var/lib/smolet/images/test.tar");
+    board.put_back();
+}
+
+/// Within the write-back time after an image's import: what containerd loses of its layers. The images come again, and their pods with them.
+pub fn after_import(board: &Board) {
+    let cuts = number("SMOLET_BOARD_IMPORT_CUTS").unwrap_or(5);
+    let mut random = random();
+    let (mut damaged, mut seen) = (0, String::new());
+    for _ in 0..cuts {
+        import_again(board);
+        std::thread::sleep(random.millis(WAIT_MS_MAX));
+        board.cut();
+        board.up(&[]);
+        board.wait();
+        let empty = empty_files(board);
+        if !empty.is_empty() {
+            damaged += 1;
+            seen = format!(", {} files as {}", empty.len(), empty[0].trim_start_matches(SNAPSHOTS));
+            println!("  damaged: {empty:?}");
+        }
+        board.run("sync");
+    }
+    board.figure(
+        "power cuts within 30 s of an image's first use that emptied files of it",
+        format!("{damaged} of {cuts}{seen}"),
+    );
+}

@@ -1,0 +1,77 @@
+//! What the agent and the whole board cost while nothing happens.
+
+use crate::board::Board;
+
+/// What is promised of x86-64 (docs/promises.md) is held here too: with 10 pods.
+const RESIDENT_MIB_MAX: f64 = 5.5;
+/// Of all threads in a minute.
+const WAKE_UPS_MAX: u64 = 400;
+
+pub fn resident_mib(board: &Board) -> f64 {
+    let kib: f64 = board
+        .run("awk '/^VmRSS/ { print $2 }' /proc/$(systemctl show --value -p MainPID smolet)/status")
+        .parse()
+        .unwrap();
+    kib / 1024.0
+}
+
+/// What a minute of rest has cost: agent's wake-ups, its CPU in ms, its bytes written, and the bytes that the whole disk was given.
+struct Minute {
+    wake_ups: u64,
+    cpu_ms: u64,
+    written: u64,
+    disk_written: u64,
+}
+
+/// Sums before and after a minute in which no command runs there.
+fn minute(board: &Board) -> Minute {
+    let sums = "sums() { cat /proc/$pid/task/*/status | awk '/ctxt_switches/ { n += $2 } END { print n }'; \
+         awk '{ print ($14 + $15) * 10 }' /proc/$pid/stat; awk '/^write_bytes/ { print $2 }' /proc/$pid/io; \
+         awk '$3 == \"vda\" { print $10 * 512 }' /proc/diskstats; }; \
+         pid=$(systemctl show --value -p MainPID smolet); sync; sleep 5; sums; sleep 60; sums";
+    let found = board.run(sums);
+    let numbers: Vec<u64> = found.lines().map(|line| line.parse().unwrap()).collect();
+    let [wake_ups, cpu_ms, written, disk_written] = [0, 1, 2, 3].map(|at| numbers[4 + at] - numbers[at]);
+    Minute { wake_ups, cpu_ms, written, disk_written }
+}
+
+fn measure(board: &Board, pods: usize) {
+    let minute = minute(board);
+    let resident = resident_mib(board);
+    let Minute { wake_ups, cpu_ms, written, disk_written } = minute;
+    board.figure(
+        &format!("{pods} pods, an idle minute: resident; wake-ups; emulated CPU; written by the agent; by the whole board"),
+        format!("{resident:.1} MiB; {wake_ups}; {cpu_ms} ms; {written} B; {} KiB", disk_written / 1024),
+    );
+    assert_eq!(written, 0, "the agent writes nothing");
+    assert!(wake_ups <= WAKE_UPS_MAX, "{wake_ups} wake-ups");
+    assert!(resident <= RESIDENT_MIB_MAX, "{resident:.2} MiB resident");
+}
+
+pub fn without_pods(board: &Board) {
+    // Of a fresh process: an import has passed through this one.
+    board.run("systemctl restart smolet");
+    measure(board, 0);
+}
+
+/// Nothing but pods that sleep.
+pub fn with_pods(board: &Board) {
+    board.set_aside();
+    let sleepers: Vec<String> = (0..10).map(|n| format!("sleeper-{n}")).collect();
+    for five in sleepers.chunks(5) {
+        for name in five {
+            board.put_pod(name, "terminationGracePeriodSeconds: 2, containers: [{name: c, image: 'smolet.test/busybox:1', command: [forever]}]");
+        }
+        board.wait_for_pods();
+        board.run("systemctl restart smolet");
+        board.wait_for_pods();
+        measure(board, board.names().len());
+    }
+    let pss = board.run(
+        "for name in smolet containerd containerd-shim; do for pid in $(pgrep -x \"$(echo $name | cut -c1-15)\"); do \
+         awk '/^Pss:/ { print $2 }' /proc/$pid/smaps_rollup; done | awk -v n=$name '{ kib += $1 } END { printf \"%s %.1f, \", n, kib / 1024 }'; done",
+    );
+    board.figure("proportional set size with 10 pods, MiB", pss.trim_end_matches([',', ' ']));
+    board.remove_all();
+    board.put_back();
+}

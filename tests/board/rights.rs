@@ -1,0 +1,68 @@
+//! AppArmor, seccomp, groups of volumes and sysctls, as a container sees them on Debian's kernel.
+
+use crate::board::Board;
+
+const PROFILE: &str = "#include <tunables/global>\nprofile board-no-www flags=(attach_disconnected) {\n  #include <abstractions/base>\n  \
+                       file,\n  deny /www/** r,\n}\n";
+
+/// Pod's security context and what is behind its containers; container's; what it says of itself.
+const CASES: [(&str, &str, &str, &str); 4] = [
+    ("rights-usual", "", "", "cri-containerd.apparmor.d (enforce) 0"),
+    (
+        "rights-default",
+        "seccompProfile: {type: RuntimeDefault}, appArmorProfile: {type: RuntimeDefault}, fsGroup: 4321, \
+         sysctls: [{name: net.ipv4.ip_unprivileged_port_start, value: '80'}, {name: kernel.shm_rmid_forced, value: '1'}]",
+        "",
+        "cri-containerd.apparmor.d (enforce) 2",
+    ),
+    (
+        "rights-local",
+        "seccompProfile: {type: Localhost, localhostProfile: none-of-mkdir.json}",
+        "appArmorProfile: {type: Localhost, localhostProfile: board-no-www}",
+        "board-no-www (enforce) 2",
+    ),
+    (
+        "rights-none",
+        "seccompProfile: {type: Unconfined}, appArmorProfile: {type: Unconfined}",
+        "",
+        "unconfined 0",
+    ),
+];
+
+pub fn all(board: &Board) {
+    board.write("/etc/apparmor.d/board-no-www", PROFILE);
+    board.run("apparmor_parser -r /etc/apparmor.d/board-no-www; mkdir -p /var/lib/smolet/seccomp");
+    let refuses = r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO", "errnoRet": 1}]}"#;
+    board.write("/var/lib/smolet/seccomp/none-of-mkdir.json", refuses);
+    for (name, pod, container, _) in CASES {
+        let spec = format!(
+            "terminationGracePeriodSeconds: 2, securityContext: {{{pod}}}, volumes: [{{name: v, emptyDir: {{}}}}], containers: \
+             [{{name: c, image: 'smolet.test/busybox:1', command: [forever], securityContext: {{{container}}}, \
+             volumeMounts: [{{name: v, mountPath: /v}}]}}]"
+        );
+        board.put_pod(name, &spec);
+    }
+    board.wait_for_pods();
+    let inside =
+        |name: &str, script: &str| board.run(&format!("smolet exec {name} -- sh -c '{script}' 2>&1 || true"));
+    for (name, _, _, expected) in CASES {
+        let pid = board
+            .run(&format!("ctr -n k8s.io tasks ls | awk '/^{}/ {{ print $2 }}'", board.container(name).id));
+        let found = board.run(&format!(
+            "echo $(cat /proc/{pid}/attr/current) $(awk '/^Seccomp:/ {{ print $2 }}' /proc/{pid}/status)"
+        ));
+        assert_eq!(found, expected, "{name}");
+    }
+    assert_eq!(
+        inside(
+            "rights-default",
+            "stat -c %g-%a /v; cat /proc/sys/net/ipv4/ip_unprivileged_port_start /proc/sys/kernel/shm_rmid_forced"
+        ),
+        "4321-2777\n80\n1"
+    );
+    assert!(inside("rights-local", "mkdir /v/d").contains("Operation not permitted"));
+    assert!(inside("rights-local", "cat /www/index.html").contains("Permission denied"));
+    assert!(inside("rights-none", "mkdir /v/d; cat /www/index.html").contains("smolet test page 1"));
+    board.remove(&CASES.map(|case| case.0));
+    board.run("rm -r /var/lib/smolet/seccomp");
+}

@@ -1,0 +1,155 @@
+//! Ends of the agent and of containerd; a disk that is read-only or full; too little memory.
+
+use std::time::Instant;
+
+use crate::board::{Board, Container, PODS_SECONDS};
+
+/// The other one runs and the containers are those of before.
+fn untouched(board: &Board, before: &[Container], agent: &str) -> String {
+    let now = board.wait_for("another agent", 120, || {
+        let now = board.try_run("smolet pods >/dev/null && systemctl show --value -p MainPID smolet").ok()?;
+        let now = now.trim().to_owned();
+        (now != agent && now != "0").then_some(now)
+    });
+    board.wait_for_pods();
+    assert_eq!(board.running(), before);
+    now
+}
+
+pub fn kills(board: &Board) {
+    board.wait_for_pods();
+    let before = board.running();
+    let mut agent = board.agent();
+    let begun = Instant::now();
+    board.run(&format!("kill -KILL {agent}"));
+    agent = untouched(board, &before, &agent);
+    board.figure(
+        "agent killed → another one knows all pods",
+        format!("{:.0} s", begun.elapsed().as_secs_f64()),
+    );
+    board.run("systemctl restart smolet");
+    untouched(board, &before, &agent);
+    board.run("systemctl stop smolet");
+    // Nobody watches it die.
+    board.run(&format!("ctr -n k8s.io tasks kill -s SIGKILL {}", board_container(&before, "web").id));
+    board.run("systemctl start smolet");
+    restarted(board, &before, "web");
+
+    // A crash of containerd: its shims live on.
+    let before = board.running();
+    board.run("systemctl kill --kill-whom=main -s KILL containerd");
+    board.wait_for("containerd", 120, || {
+        board.run("systemctl is-active containerd || true").starts_with("active").then_some(())
+    });
+    board.wait_for_pods();
+    assert_eq!(board.running(), before, "no container is touched");
+    let begun = Instant::now();
+    board.run(&format!("ctr -n k8s.io tasks kill -s SIGKILL {}", board_container(&before, "web").id));
+    restarted(board, &before, "web");
+    board.figure(
+        "container killed → its pod is ready again",
+        format!("{:.0} s", begun.elapsed().as_secs_f64()),
+    );
+    board.run("systemctl restart containerd");
+    board.wait_for_pods();
+}
+
+fn board_container<'c>(all: &'c [Container], pod: &str) -> &'c Container {
+    all.iter().find(|container| container.pod == pod).unwrap_or_else(|| panic!("{pod} runs"))
+}
+
+/// This pod's container runs once more, and no other one.
+fn restarted(board: &Board, before: &[Container], pod: &str) {
+    let count = board_container(before, pod).restarts + 1;
+    board.wait_for(&format!("{pod} with {count} restarts"), PODS_SECONDS, || {
+        board.containers().iter().any(|c| c.pod == pod && c.restarts == count && c.ready).then_some(())
+    });
+    board.wait_for_pods();
+    let others = |all: &[Container]| all.iter().filter(|c| c.pod != pod).cloned().collect::<Vec<_>>();
+    assert_eq!(others(&board.running()), others(before));
+}
+
+/// The kernel's own word for it: files that are open for writing do not keep it from it.
+pub fn read_only(board: &Board) {
+    board.wait_for_pods();
+    let before = board.running();
+    let agent = board.agent();
+    board.run("sync; echo u >/proc/sysrq-trigger; sleep 3; ! touch /probe 2>/dev/null");
+    board.run(&format!("ctr -n k8s.io tasks kill -s SIGKILL {}", board_container(&before, "web").id));
+    std::thread::sleep(std::time::Duration::from_secs(60));
+    assert_eq!(board.agent(), agent, "the agent runs on");
+    let others = |all: Vec<Container>| all.into_iter().filter(|c| c.pod != "web").collect::<Vec<_>>();
+    assert_eq!(others(board.running()), others(before.clone()), "and so do the pods");
+    board.run("mount -o remount,rw /; touch /probe; rm /probe");
+    board.wait_for_pods();
+    assert_eq!(board.agent(), agent);
+    assert!(board.container("web").restarts > board_container(&before, "web").restarts);
+    assert_eq!(others(board.running()), others(before));
+}
+
+/// Without eviction, whose subject this is otherwise, and without a byte for root either.
+pub fn full_disk(board: &Board) {
+    board.wait_for_pods();
+    let saved = board.run("cat /etc/smolet/config.yaml");
+    let calm = "evictionHard: {memory.available: 50Mi}\nimageGCHighThresholdPercent: 100\n";
+    board.write("/etc/smolet/config.yaml", &format!("{saved}\n{calm}"));
+    board.run("systemctl restart smolet");
+    board.wait_for_pods();
+    let before = board.running();
+    let agent = board.agent();
+    board.run("fallocate -l $(($(stat -f -c '%f * %S' /))) /fill || true; cat /dev/zero >/fill-too 2>/dev/null || true; sync");
+    assert_eq!(board.run("df --output=avail / | tail -n 1"), "0");
+    board.run(&format!("ctr -n k8s.io tasks kill -s SIGKILL {}", board_container(&before, "web").id));
+    std::thread::sleep(std::time::Duration::from_secs(60));
+    assert_eq!(board.agent(), agent, "the agent runs on");
+    let others = |all: Vec<Container>| all.into_iter().filter(|c| c.pod != "web").collect::<Vec<_>>();
+    assert_eq!(others(board.running()), others(before.clone()), "and so do the pods");
+    board.run("rm -f /fill /fill-too");
+    board.wait_for_pods();
+    assert!(board.container("web").restarts > board_container(&before, "web").restarts);
+    // And what is written then is whole.
+    board.write("/etc/smolet/config.yaml", &saved);
+    board.run("systemctl restart smolet");
+    board.wait_for_pods();
+    assert_eq!(others(board.running()), others(before));
+    assert!(!board.log().contains("is damaged"), "{}", board.log());
+}
+
+/// One that takes all there is goes, by the agent's word or by the kernel's; the others stay.
+pub fn memory(board: &Board) {
+    // Nobody has to wait for five minutes afterwards.
+    let saved = board.run("cat /etc/smolet/config.yaml");
+    board.write("/etc/smolet/config.yaml", &format!("{saved}\nevictionPressureTransitionPeriod: 10s\n"));
+    board.run("systemctl restart smolet");
+    board.wait_for_pods();
+    let before = board.running();
+    let spec = "restartPolicy: Never, terminationGracePeriodSeconds: 1, volumes: [{name: memory, emptyDir: {medium: Memory}}], containers: \
+                [{name: c, image: 'smolet.test/busybox:1', command: [sh, -c, \
+                'n=0; while :; do dd if=/dev/zero of=/memory/$n bs=1M count=16 2>/dev/null; n=$((n + 1)); sleep 1; done'], \
+                volumeMounts: [{name: memory, mountPath: /memory}]}]";
+    board.put(
+        "hog",
+        &format!("{{apiVersion: v1, kind: Pod, metadata: {{name: hog}}, spec: {{{spec}}}}}\n"),
+        None,
+    );
+    let begun = Instant::now();
+    let why = board.wait_for("the hog's end", PODS_SECONDS, || {
+        let list = board.list();
+        let pod = list.iter().find(|pod| pod["metadata"]["name"] == "hog-board")?;
+        let why = [
+            &pod["status"]["reason"],
+            &pod["status"]["containerStatuses"][0]["state"]["terminated"]["reason"],
+        ];
+        (pod["status"]["phase"] == "Failed").then(|| why.map(ToString::to_string).join(" "))
+    });
+    board.figure(
+        "a pod that takes 16 MiB a second ends",
+        format!("after {} s: {}", begun.elapsed().as_secs(), why.replace('"', "")),
+    );
+    board.remove(&["hog"]);
+    board.wait_for_pods();
+    assert_eq!(board.running(), before, "the others stay");
+    board.write("/etc/smolet/config.yaml", &saved);
+    board.run("sleep 15; systemctl restart smolet");
+    board.wait_for_pods();
+}
