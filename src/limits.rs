@@ -536,6 +536,12 @@ pub const ONCE_SETTLE: Duration = Duration::from_secs(2);
 pub const NAME_RESERVED_RETRY: Duration = Duration::from_secs(1);
 /// Pods whose directories are removed at a start. More: the rest is removed at the next start.
 pub const ORPHAN_DIRS_MAX: usize = 1024;
+/// Files of CNI that a power cut has emptied, removed at a start; entries of a directory that are looked at. More: at the next start.
+pub const TORN_CNI_FILES_MAX: usize = 1024;
+/// See `TORN_CNI_FILES_MAX`.
+pub const TORN_CNI_ENTRIES_MAX: usize = 4096;
+/// How long such a file has to stay empty: a plugin that makes one writes it at once.
+pub const TORN_CNI_WAIT: Duration = Duration::from_secs(2);
 /// Pods without a valid manifest that were reported as kept running, so that each is reported once. Full: reported again later.
 pub const HELD_PODS_REPORTED_MAX: usize = 512;
 /// Pods of the runtime that a relist keeps besides the adopted ones: those that the agent manages, and its own orphans; after the

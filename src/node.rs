@@ -48,6 +48,7 @@ mod show;
 mod shutdown;
 mod streams;
 mod top;
+mod torn_cni;
 
 use std::path::Path;
 use std::rc::Rc;
@@ -147,6 +148,8 @@ pub async fn run(
         let systemd = Systemd::new(&config.systemd_socket, clock.clone());
         end = Some(MachineEnd { on_sigterm: config.shutdown_on_sigterm, systemd });
     }
+    let blocking = Blocking::on_threads(clock.clone(), &config.root_dir);
+    executor.spawn("torn CNI files", torn_cni::remove(torn_cni::DIR, blocking, clock.clone())).detach();
     executor.spawn("signals", wait_for_signal(signals, stop, end)).detach();
     poison::watch_panics(&config.root_dir);
     if let Some(directory) = config.socket.parent()
