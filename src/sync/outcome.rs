@@ -191,6 +191,12 @@ impl Outcome {
         failures.any(|failure| texts.iter().any(|text| failure.message.contains(text)))
     }
 
+    /// A container or sandbox that had to end did not.
+    pub fn failed_to_kill(&self) -> bool {
+        let kills = [SyncAction::KillContainer, SyncAction::KillPodSandbox];
+        self.results.iter().any(|result| result.failure.is_some() && kills.contains(&result.action))
+    }
+
     /// The pod's error in one line (`PodSyncResult.Error`), for the log; `None` on success.
     pub fn error(&self) -> Option<String> {
         let mut errors: Vec<String> = Vec::new();

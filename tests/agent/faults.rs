@@ -261,6 +261,21 @@ fn a_failed_stop_is_retried_until_the_pod_is_removed() {
 }
 
 #[test]
+fn a_dead_sandbox_that_cannot_be_stopped_is_told_while_its_pod_waits() {
+    let world = World::new();
+    world.run("web", APP);
+    world.fake.fail("StopPodSandbox", 2, UNKNOWN, "failed to destroy network for sandbox");
+    world.fake.stop_sandbox("web-gw");
+    world.until("a try", |world| world.count("StopPodSandbox web#0") == 1);
+    world.pass(1);
+    let described = world.describe("web");
+    assert!(described.contains("FailedKillPod"), "{described}");
+    assert!(described.contains("failed to destroy network for sandbox"), "{described}");
+    world.until("another start", |world| world.running() == ["web/app#1"]);
+    assert_eq!(world.count("StopPodSandbox web#0"), 3);
+}
+
+#[test]
 fn a_stop_that_hangs_delays_no_other_pod() {
     let world = World::new();
     world.run("web", APP);

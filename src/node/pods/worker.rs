@@ -526,9 +526,12 @@ impl<R: Runtime + 'static> Pods<R> {
         self.reject_not_admitted(uid, outcome);
         if kind == Job::Kill {
             self.note_late_kill(uid, now);
-            if let Some(error) = outcome.error() {
-                self.ctx.note(&key, EventKind::Warning, "FailedKillPod", &error);
-            }
+        }
+        // In a sync too, where the kubelet has `FailedSync`: until the sandbox of before has ended nothing starts.
+        if (kind == Job::Kill || outcome.failed_to_kill())
+            && let Some(error) = outcome.error()
+        {
+            self.ctx.note(&key, EventKind::Warning, "FailedKillPod", &error);
         }
         self.refresh_status(uid, now);
     }
