@@ -16,7 +16,7 @@ const BOOT_SECONDS: u64 = 600;
 /// Any one command there.
 const COMMAND_SECONDS: u64 = 180;
 /// Until pods are as their manifests say: five starts at once take half a minute.
-pub const PODS_SECONDS: u64 = 300;
+pub const PODS_SECONDS: u64 = 600;
 
 /// Ended when dropped, whatever has happened.
 pub struct Board {
@@ -287,7 +287,8 @@ impl Board {
     }
 
     pub fn list(&self) -> Vec<Value> {
-        let list: Value = serde_json::from_str(&self.run("smolet pods -o json")).unwrap();
+        let list = self.wait_for("the agent's answer", 120, || self.try_run("smolet pods -o json").ok());
+        let list: Value = serde_json::from_str(&list).unwrap();
         list["items"].as_array().unwrap().clone()
     }
 

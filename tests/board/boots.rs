@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::board::{Board, Container};
 
 /// The pods end within it; logind waits for no longer than it is told.
-const GRACE_SECONDS: u64 = 20;
+const GRACE_SECONDS: u64 = 30;
 
 /// Ended first, the pods, and then the machine, without a process that it has to wait for; then all run again.
 pub fn graceful(board: &Board) {

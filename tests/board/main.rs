@@ -40,13 +40,13 @@ type Step = (&'static str, Form, fn(&Board));
 const STEPS: &[Step] = &[
     ("the package is installed as the README says", Base, package::installed),
     ("doctor finds nothing wrong", Both, package::doctor),
-    ("an agent without pods", Both, idle::without_pods),
+    ("an agent without pods", Long, idle::without_pods),
     ("the demo's pods run from image archives", Base, pods::demo),
     ("logs, exec, top, port-forward, debug", Both, pods::commands),
     ("cgroups of every class, driver cgroupfs", Both, cgroups::cgroupfs),
     ("cgroups of every class, driver systemd", Long, cgroups::systemd),
-    ("AppArmor, seccomp, fsGroup, sysctls", Both, rights::all),
-    ("the agent killed, stopped, restarted; containerd killed", Both, trouble::kills),
+    ("AppArmor, seccomp, fsGroup, sysctls", Long, rights::all),
+    ("the agent killed, stopped, restarted; containerd killed", Long, trouble::kills),
     ("a reboot ends the pods first", Both, boots::graceful),
     ("the gateway's pods run from image archives", Long, pods::gateway),
     ("an idle minute with 5 and with 10 pods", Long, idle::with_pods),
@@ -61,12 +61,16 @@ const STEPS: &[Step] = &[
     ("the package is upgraded, removed and purged", Long, package::purged),
 ];
 
+/// Not the short form.
+fn is_long() -> bool {
+    std::env::var_os("SMOLET_BOARD_SHORT").is_none()
+}
+
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
-    let short = std::env::var_os("SMOLET_BOARD_SHORT").is_some();
     let taken = |(name, form, _): &Step| {
         let is_named = wanted.is_empty() || wanted.iter().any(|word| name.contains(word.as_str()));
-        *form == Base || is_named && !(short && *form == Long)
+        *form == Base || is_named && (is_long() || *form == Both)
     };
     let board = Board::new();
     let mut failed = Vec::new();
