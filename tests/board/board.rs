@@ -18,6 +18,9 @@ const COMMAND_SECONDS: u64 = 180;
 /// Until pods are as their manifests say: five starts at once take half a minute.
 pub const PODS_SECONDS: u64 = 600;
 
+/// The demo's pods that stay.
+pub const DEMO: [&str; 3] = ["prepared", "sidecar", "web"];
+
 /// Ended when dropped, whatever has happened.
 pub struct Board {
     dir: PathBuf,
@@ -242,12 +245,6 @@ impl Board {
         self.wanted.borrow_mut().remove(name);
     }
 
-    /// How many pods are to run with all of their containers.
-    pub fn wanted_ready(&self) -> usize {
-        let wanted = self.wanted.borrow();
-        wanted.values().flatten().filter(|wanted| wanted.ends_with("Running")).count()
-    }
-
     pub fn names(&self) -> Vec<String> {
         self.wanted.borrow().keys().cloned().collect()
     }
@@ -335,10 +332,10 @@ impl Board {
         self.run("journalctl -u smolet -o cat --no-pager")
     }
 
-    /// How long after the kernel's start the last container started that runs.
-    pub fn seconds_until_all_ran(&self) -> i64 {
-        let last =
-            self.running().into_iter().map(|container| container.started_at).max().expect("a container runs");
+    /// How long after the kernel's start the last container of the demo's pods started that runs.
+    pub fn seconds_until_demo_ran(&self) -> i64 {
+        let running = self.running().into_iter().filter(|container| DEMO.contains(&&*container.pod));
+        let last = running.map(|container| container.started_at).max().expect("a container runs");
         let started: i64 = self.run(&format!("date -d {last} +%s")).parse().unwrap();
         let boot: i64 = self.run("awk '/^btime/ { print $2 }' /proc/stat").parse().unwrap();
         started - boot
