@@ -23,6 +23,9 @@ pub(super) async fn remove(dir: &'static str, blocking: Blocking, clock: SharedC
     }
     clock.sleep(TORN_CNI_WAIT).await;
     let removed = blocking.run(move || found.iter().filter(|file| remove_empty(file)).count()).await;
+    if removed == 0 {
+        return;
+    }
     log::warn!(
         "CNI: {removed} files below {dir} that a power cut had emptied were removed, so that their sandboxes can be stopped and their addresses released"
     );
