@@ -367,8 +367,11 @@ finish_record() {
     done
     # Directories that it has made are its own still.
     recorded directory | sed 's/^/directory /' >>"$scratch/record"
-    sort -u "$scratch/record" >"$root$record.new-smolet"
-    mv -f "$root$record.new-smolet" "$root$record"
+    sort -u "$scratch/record" >"$scratch/sorted"
+    cmp -s "$scratch/sorted" "$root$record" || {
+        cp "$scratch/sorted" "$root$record.new-smolet"
+        mv -f "$root$record.new-smolet" "$root$record"
+    }
     # A power cut from here on finds files whole that the system has not written by itself yet. Not every busybox syncs files alone.
     [ -z "$changed" ] || sed -n "s|^file |$root|p" "$root$record" | xargs sync 2>/dev/null || sync
 }
