@@ -183,7 +183,7 @@ board: setup-rust pages  ## an emulated ARM board: the package, pods, reboots, c
 	export ARCH=$(ARCH) MEMORY=$(MEMORY) SMOLET_BOARD_CUTS=$(CUTS); \
 	SMOLET_PACKAGE=$(CURDIR)/target/packages/smolet_$(VERSION)_$(ARCH).deb $(TEST) --quiet --test board -- $(STEPS)
 
-board-short:  ## the same in short, within ten minutes of two processors: the most valuable steps, two power cuts
+board-short:  ## the same in short, in twelve minutes: the most valuable steps, two power cuts
 	@SMOLET_BOARD_SHORT=1 $(MAKE) --no-print-directory board CUTS=$(CUTS_SHORT)
 
 # The one waits most of the time, on either runtime, the others compute. Their tests are built first: clippy keeps the folder to itself.
