@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::{Volume, VolumeMount};
 use rustix::fs::{major, minor};
 
+use super::mounts::{container_path, is_read_only, volume_of};
 use super::{VolumeError, set_up_failed};
 use crate::limits::{CONTAINER_DEVICES_OPENED_MAX, DEVICE_PATH_BYTES_MAX};
 use crate::model::object::VolumeSource;
@@ -88,7 +89,7 @@ pub struct DeviceMount {
     pub volume: HostPath,
     /// `mountPath`.
     pub container_path: String,
-    /// `readOnly`.
+    /// Of the mount, or of the claim.
     pub read_only: bool,
 }
 
@@ -99,9 +100,8 @@ pub struct DeviceMount {
 pub fn device_mounts(pod: &DesiredPod, mounts: &[VolumeMount]) -> Result<Vec<DeviceMount>, String> {
     let mut found = Vec::new();
     for mount in mounts {
-        let volume = pod.spec().volumes.iter().flatten().find(|volume| volume.name == mount.name);
-        let volume = volume.and_then(|volume| of_volume(pod, volume));
-        let Some(volume) = volume.filter(|volume| volume.kind.is_device()) else { continue };
+        let Some(source) = volume_of(pod, mount) else { continue };
+        let Some(volume) = of_volume(pod, source).filter(|of| of.kind.is_device()) else { continue };
         let refused = |why: String| Err(format!("volume {:?}: {why}", mount.name));
         if volume.path.as_os_str().len() > DEVICE_PATH_BYTES_MAX {
             return refused(format!("the path of a device has at most {DEVICE_PATH_BYTES_MAX} bytes"));
@@ -109,9 +109,8 @@ pub fn device_mounts(pod: &DesiredPod, mounts: &[VolumeMount]) -> Result<Vec<Dev
         if found.len() == CONTAINER_DEVICES_OPENED_MAX {
             return refused(format!("a container has at most {CONTAINER_DEVICES_OPENED_MAX} device volumes"));
         }
-        let slash = if mount.mount_path.starts_with('/') { "" } else { "/" };
-        let container_path = format!("{slash}{}", mount.mount_path);
-        found.push(DeviceMount { volume, container_path, read_only: mount.read_only.unwrap_or(false) });
+        let (container_path, read_only) = (container_path(mount), is_read_only(pod, source, mount));
+        found.push(DeviceMount { volume, container_path, read_only });
     }
     Ok(found)
 }
@@ -187,6 +186,8 @@ impl HostPath {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::desired::ClaimedSource;
+    use crate::model::object::ClaimedVolume;
     use serde_json::json;
 
     fn host_paths(path: &Path, kind: &str) -> Vec<HostPath> {
@@ -258,6 +259,21 @@ mod tests {
         let long = json!([device(&"/x".repeat(DEVICE_PATH_BYTES_MAX), "CharDevice")]);
         let why = mounts(&long, &json!([{"name": "CharDevice", "mountPath": "/dev/c"}])).unwrap_err();
         assert_eq!(why, "volume \"CharDevice\": the path of a device has at most 512 bytes");
+    }
+
+    #[test]
+    fn a_claim_that_is_read_only_opens_its_device_for_reading_alone() {
+        let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [], "volumes": [
+            {"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}});
+        let mut pod = DesiredPod::new(serde_json::from_value(pod).unwrap());
+        let mounts: Vec<VolumeMount> =
+            serde_json::from_value(json!([{"name": "v", "mountPath": "/dev/c"}])).unwrap();
+        for read_only in [true, false] {
+            let source = VolumeSource::Path { path: "/dev/null".into(), kind: "CharDevice".into() };
+            let volume = ClaimedVolume { name: "pv".into(), source, nodes: None };
+            pod.claims = vec![("v".into(), Ok(ClaimedSource { volume: volume.into(), read_only }))];
+            assert_eq!(device_mounts(&pod, &mounts).unwrap()[0].read_only, read_only);
+        }
     }
 
     #[test]

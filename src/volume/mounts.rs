@@ -59,8 +59,25 @@ pub fn image_volumes<'a>(pod: &'a DesiredPod, wanted: &[VolumeMount]) -> Vec<Ima
     found
 }
 
-fn volume_of<'a>(pod: &'a DesiredPod, mount: &VolumeMount) -> Option<&'a Volume> {
+pub(super) fn volume_of<'a>(pod: &'a DesiredPod, mount: &VolumeMount) -> Option<&'a Volume> {
     pod.spec().volumes.iter().flatten().find(|volume| volume.name == mount.name)
+}
+
+/// A relative mount path is relative to the root, as in the kubelet.
+pub(super) fn container_path(mount: &VolumeMount) -> String {
+    let slash = if mount.mount_path.starts_with('/') { "" } else { "/" };
+    format!("{slash}{}", mount.mount_path)
+}
+
+/// By the mount, or by the volume: object and image volumes are read-only whatever the mount says (`GetAttributes`), others where
+/// their source or claim says so.
+pub(super) fn is_read_only(pod: &DesiredPod, volume: &Volume, mount: &VolumeMount) -> bool {
+    let of_volume = match (pod.claimed(volume), &volume.nfs) {
+        (Some(claimed), _) => claimed.is_ok_and(|claimed| claimed.read_only),
+        (None, Some(of)) => of.read_only.unwrap_or(false),
+        (None, None) => volume.host_path.is_none() && volume.empty_dir.is_none(),
+    };
+    mount.read_only.unwrap_or(false) || of_volume
 }
 
 fn is_filled(text: Option<&String>) -> bool {
@@ -123,17 +140,9 @@ pub fn container_mounts(
             Some("Bidirectional") => MountPropagation::PropagationBidirectional,
             _ => MountPropagation::PropagationPrivate,
         };
-        // A relative mount path is relative to the root, as in the kubelet.
-        let slash = if mount.mount_path.starts_with('/') { "" } else { "/" };
-        let read_only = match (claimed, &volume.nfs) {
-            (Some(claimed), _) => claimed.is_ok_and(|claimed| claimed.read_only),
-            (None, Some(of)) => of.read_only.unwrap_or(false),
-            (None, None) => volume.host_path.is_none() && volume.empty_dir.is_none(),
-        };
         found.mounts.push(Mount {
-            container_path: format!("{slash}{}", mount.mount_path),
-            // Object and image volumes are read-only, whatever the mount says (`GetAttributes`).
-            readonly: mount.read_only.unwrap_or(false) || read_only,
+            container_path: container_path(mount),
+            readonly: is_read_only(pod, volume, mount),
             // smolet's own files get the container's SELinux label.
             selinux_relabel: volume.host_path.is_none()
                 && volume.image.is_none()
