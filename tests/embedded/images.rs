@@ -663,6 +663,8 @@ fn a_torn_store_opens_and_an_image_is_whole_or_absent() {
                 0 if torn.is_dir() => fs::remove_dir_all(torn).unwrap(),
                 _ if torn.is_dir() => fs::write(torn.join("garbage"), "x").unwrap(),
                 1 => fs::remove_file(torn).unwrap(),
+                // Torn before.
+                _ if length == 0 => fs::write(torn, "x").unwrap(),
                 2 => {
                     fs::File::options().write(true).open(torn).unwrap().set_len(random.u64(..length)).unwrap()
                 }
