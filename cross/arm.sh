@@ -169,6 +169,17 @@ export ZIG_GLOBAL_CACHE_DIR="$home/zig-cache" ZIG_LOCAL_CACHE_DIR="$home/zig-cac
 zig=$home/zig/ziglang/zig
 case " $* " in *" -c "*) ZIG_LINK= ;; esac
 [ -n "${ZIG_LINK:-}" ] || exec "$zig" cc $z "$@"
+# build.rs leaves out the tables by which one unwinds. A backtrace is empty then, and libunwind, with the printf that it brings,
+# serves nothing: what std would call does nothing instead.
+case $t in
+x86_64-* | aarch64-*)
+    for name in Backtrace GetIP GetIPInfo GetCFA GetGR SetGR SetIP GetLanguageSpecificData GetRegionStart GetTextRelBase \
+        GetDataRelBase FindEnclosingFunction; do
+        ZIG_LINK="$ZIG_LINK --defsym=_Unwind_$name=getpid"
+    done
+    for name in Resume RaiseException DeleteException; do ZIG_LINK="$ZIG_LINK --defsym=_Unwind_$name=abort"; done
+    ;;
+esac
 # zig refuses options that its linker has: it says with which words it calls that, and they are put behind those.
 said=$("$zig" cc $z "$@" -v 2>&1) || { echo "$said" >&2; exit 1; }
 exec "$zig" $(echo "$said" | sed -n '/^ld\.lld /h; ${x;p}') $ZIG_LINK
