@@ -304,6 +304,24 @@ pub const IMAGE_RECORDS_MAX: usize = 4096;
 pub const IMAGE_RECORD_BYTES_MAX: usize = 16 * KIB;
 const _: () = assert!(IMAGE_CHUNK_BYTES < GRPC_REQUEST_BYTES_MAX);
 
+/// Snapshots of containerd that are listed. More: no layer is recorded or removed.
+pub const SNAPSHOTS_MAX: usize = 2048;
+/// Snapshots on one another. Further down none is looked at: images have at most 127 layers.
+pub const SNAPSHOTS_DEPTH_MAX: usize = 130;
+/// How often it is tried to remove layers that a power cut may have damaged.
+pub const SNAPSHOT_TRIES: u32 = 3;
+/// Bytes of the file `unpacked-layers`. More: it is not written, and does not count.
+pub const UNPACKED_LAYERS_BYTES_MAX: usize = 512 * KIB;
+/// Shims that are looked at. More: the rest is not seen.
+pub const SHIMS_MAX: usize = 1024;
+/// Bytes of a process's command line that are read to find shims.
+pub const SHIM_CMDLINE_BYTES_MAX: usize = 4 * KIB;
+/// Time between two looks for shims without a sandbox.
+pub const SHIM_LOOK_PERIOD: Duration = Duration::from_mins(5);
+/// How long a sandbox takes to start at most, pulls and networks included: a younger shim may serve one that is not listed yet.
+pub const SHIM_STARTS_WITHIN: Duration = Duration::from_mins(5);
+/// How long a shim may outlive its sandbox.
+pub const SHIM_LEAVES_WITHIN: Duration = Duration::from_secs(2);
 /// Time from the first use of an image, or its import, until its disk is written out: pods come in bursts.
 pub const IMAGE_SYNC_DELAY: Duration = Duration::from_secs(2);
 /// Images whose first detection and last use are remembered. Full: a further one is not, and is not collected, until another is

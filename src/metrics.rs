@@ -64,6 +64,10 @@ pub struct Metrics {
     pub image_looks: [Counter; 2],
     /// Removed images, by [`Collected`].
     pub images_collected: [Counter; 2],
+    /// Layers of images that a power cut may have damaged, removed to be unpacked again.
+    pub layers_removed: Counter,
+    /// Shims of containerd that serve no sandbox.
+    pub orphaned_shims: Cell<usize>,
     /// Terminated containers.
     pub terminations: Terminations,
     starts: [Starts; 3],
@@ -248,6 +252,10 @@ fn node(page: &mut Page, metrics: &Metrics, shown: &Shown) {
     for (reason, count) in ["age", "space"].iter().zip(&metrics.images_collected) {
         page.labelled("reason", reason, count.get());
     }
+    page.family("smolet_layers_removed_total", "counter", "Layers of images removed after a power cut");
+    page.value("", metrics.layers_removed.get());
+    page.family("smolet_orphaned_shims", "gauge", "Shims of containerd that serve no sandbox");
+    page.value("", metrics.orphaned_shims.get() as u64);
 }
 
 fn runtime_and_pleg(page: &mut Page, metrics: &Metrics) {

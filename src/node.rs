@@ -44,11 +44,13 @@ mod relist;
 mod runtime_events;
 #[cfg(feature = "tls")]
 mod service_proxy;
+mod shims;
 mod show;
 mod shutdown;
 mod streams;
 mod top;
 mod torn_cni;
+mod unpacked_layers;
 
 use std::path::Path;
 use std::rc::Rc;
@@ -207,7 +209,15 @@ pub async fn run_until(
     notify.ready();
 
     let blocking = Rc::new(Blocking::on_threads(clock.clone(), &config.root_dir));
-    let wait = Wait { config, identity: &identity, executor, clock: &clock, blocking: &blocking, once };
+    let wait = Wait {
+        config,
+        identity: &identity,
+        executor,
+        clock: &clock,
+        blocking: &blocking,
+        once,
+        metrics: &metrics,
+    };
     let found = wait_for_runtime(&wait, &asked, &stopped, &notify).await;
     let ended = match found {
         Ok(Some(found)) => {

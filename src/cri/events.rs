@@ -144,7 +144,7 @@ fn pod_of(status: &[u8]) -> Option<PodUid> {
 }
 
 /// `None` when the message is malformed.
-fn each_field(message: &[u8], take: &mut dyn FnMut(Field<'_>)) -> Option<()> {
+pub(super) fn each_field(message: &[u8], take: &mut dyn FnMut(Field<'_>)) -> Option<()> {
     let mut each = |field: Field<'_>| {
         take(field);
         Ok(())

@@ -1,7 +1,7 @@
 //! The container runtime interface: the [`Runtime`] trait in model types, and its gRPC implementation.
 //!
 //! `convert` (PURE) converts received messages to model types; `client` makes the calls; `events` follows the runtime's
-//! event streams; `store` imports images into containerd's own store; `choice` says which kind of runtime the node has; `endpoint` finds the socket; `termination` reads
+//! event streams; `store` imports images into containerd's own store, and knows its layers; `shims` finds its shims; `choice` says which kind of runtime the node has; `endpoint` finds the socket; `termination` reads
 //! containers' termination messages. Configuration is sent as the CRI's own messages (see `crate::proto`).
 
 pub mod choice;
@@ -11,6 +11,7 @@ pub mod endpoint;
 pub mod events;
 pub mod operations;
 pub mod requests;
+pub mod shims;
 pub mod store;
 pub mod termination;
 

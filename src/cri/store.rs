@@ -1,4 +1,4 @@
-//! containerd's own stores behind the CRI, on the same socket: blobs and image records. CRI-O has no such services.
+//! containerd's own stores behind the CRI, on the same socket: blobs, image records and snapshots. CRI-O has no such services.
 //!
 //! ```text
 //! |     lease ─► blobs, referenced ones first ─► image records ─► end of the lease
@@ -7,13 +7,15 @@
 //! Until a record refers to a blob, only the lease keeps it from containerd's garbage collector.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
 use super::client::blame;
+use super::events::each_field;
 use super::{RuntimeError, RuntimeResult};
 use crate::clock::SharedClock;
 use crate::grpc::{Channel, Code, Field, GrpcError, Sender, Streaming, Value};
-use crate::limits::{IMAGE_RECORD_BYTES_MAX, IMAGE_RECORDS_MAX};
+use crate::limits::{IMAGE_RECORD_BYTES_MAX, IMAGE_RECORDS_MAX, SNAPSHOTS_MAX};
 use crate::proto::containerd::images as proto;
 use prost::Message as _;
 
@@ -33,6 +35,11 @@ const DELETE_LEASE: &str = method!("leases", "Leases/Delete");
 const CREATE_IMAGE: &str = method!("images", "Images/Create");
 const UPDATE_IMAGE: &str = method!("images", "Images/Update");
 const LIST_IMAGES: &str = method!("images", "Images/List");
+const LIST_SNAPSHOTS: &str = method!("snapshots", "Snapshots/List");
+const REMOVE_SNAPSHOT: &str = method!("snapshots", "Snapshots/Remove");
+
+/// `Kind.COMMITTED` of a snapshot.
+const COMMITTED: u64 = 3;
 
 /// Labels of a blob or an image record.
 pub type Labels = BTreeMap<String, String>;
@@ -48,7 +55,19 @@ pub struct Target<'a> {
     pub size: u64,
 }
 
+/// A layer of images, or what a container or sandbox has on top of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Its key: a layer's chain ID; the id of the container or sandbox.
+    pub name: Box<str>,
+    /// The key of the one below; empty for none.
+    pub parent: Box<str>,
+    /// A layer that was unpacked to its end.
+    pub is_committed: bool,
+}
+
 /// containerd's image store.
+#[derive(Clone)]
 pub struct ImageStore {
     /// Calls outside the lease.
     plain: Channel,
@@ -66,6 +85,11 @@ impl ImageStore {
             lease: lease.into(),
             timeout,
         }
+    }
+
+    /// Path of containerd's socket.
+    pub fn socket(&self) -> &Path {
+        self.plain.path()
     }
 
     /// Creates the lease; an existing one is reused.
@@ -171,6 +195,48 @@ impl ImageStore {
         listed.map_err(|error| blame(LIST_IMAGES, error))?;
         Ok(found)
     }
+
+    /// All snapshots of that snapshotter, at most `limits::SNAPSHOTS_MAX`; an error when there are more.
+    pub async fn snapshots(&self, snapshotter: &str) -> RuntimeResult<Vec<Snapshot>> {
+        let request = proto::ListSnapshotsRequest { snapshotter: snapshotter.to_owned() };
+        let mut found = Vec::new();
+        let mut each =
+            |field: Field<'_>| {
+                let Field { number: 1, value: Value::Bytes { kept, length } } = field else { return Ok(()) };
+                let snapshot = snapshot(kept).filter(|_| kept.len() as u64 == length);
+                let snapshot = snapshot.filter(|_| found.len() < SNAPSHOTS_MAX);
+                found.push(snapshot.ok_or_else(|| {
+                    GrpcError::Protocol("more or longer snapshots than are kept".to_owned())
+                })?);
+                Ok(())
+            };
+        let (timeout, cap) = (Some(self.timeout), IMAGE_RECORD_BYTES_MAX);
+        let listed = self.plain.stream_fields(LIST_SNAPSHOTS, &request, timeout, cap, &mut each).await;
+        listed.map_err(|error| blame(LIST_SNAPSHOTS, error))?;
+        Ok(found)
+    }
+
+    /// Removes a snapshot that nothing is on; a missing one is no error.
+    pub async fn remove_snapshot(&self, snapshotter: &str, name: &str) -> RuntimeResult<()> {
+        let request =
+            proto::RemoveSnapshotRequest { snapshotter: snapshotter.to_owned(), key: name.to_owned() };
+        match self.plain.unary::<()>(REMOVE_SNAPSHOT, &request, Some(self.timeout)).await {
+            Err(error) if !is(&error, Code::NOT_FOUND) => Err(blame(REMOVE_SNAPSHOT, error)),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+}
+
+/// An `Info` of the snapshots service. PURE.
+fn snapshot(bytes: &[u8]) -> Option<Snapshot> {
+    let (mut name, mut parent, mut kind) = (None, None, 0);
+    each_field(bytes, &mut |field| match (field.number, field.value) {
+        (1, Value::Bytes { kept, .. }) => name = std::str::from_utf8(kept).ok().map(Box::from),
+        (2, Value::Bytes { kept, .. }) => parent = std::str::from_utf8(kept).ok().map(Box::from),
+        (3, Value::Varint(value)) => kind = value,
+        _ => {}
+    })?;
+    Some(Snapshot { name: name?, parent: parent.unwrap_or_default(), is_committed: kind == COMMITTED })
 }
 
 /// An upload of a blob: one piece at a time, each after the previous one is confirmed.

@@ -12,6 +12,7 @@ use crate::clock::{Clock as _, SharedClock, SystemClock};
 use crate::cni::{self, RuntimeSettings};
 use crate::config::{Config, Flags};
 use crate::cri::choice::{RuntimeChoice, choose_beside};
+use crate::cri::shims::{Shim, orphaned, shims};
 use crate::cri::{GrpcRuntime, Image, Runtime as _, RuntimeCondition, convert, endpoint};
 use crate::eviction::{Amount, Signal};
 use crate::executor::Executor;
@@ -92,6 +93,8 @@ pub struct RuntimeFacts {
     pub pause_image: Option<(String, bool)>,
     /// Running sandboxes that smolet has not created, and the pod of one of them.
     pub foreign_sandboxes: Option<(usize, String)>,
+    /// Shims of containerd that serve no sandbox.
+    pub orphaned_shims: Vec<Shim>,
     /// The cgroup driver that it reports by the CRI, which the agent then uses (`RuntimeConfig`).
     pub runtime_cgroup_driver: Option<CgroupDriver>,
     /// The cgroup driver in its configuration, if it shows that.
@@ -289,6 +292,8 @@ async fn runtime(
             }
         })
         .await;
+    let look = async || shims(Path::new("/proc"), runtime.socket());
+    let orphaned_shims = orphaned(&runtime, &clock, look).await.unwrap_or_default();
     let images = runtime.image_fs_info().await.unwrap_or_default();
     let runtime_cgroup_driver = runtime.cgroup_driver().await.ok().flatten();
     let settings = RuntimeSettings::parse(settings.as_deref());
@@ -298,6 +303,7 @@ async fn runtime(
         conditions: conditions.map_err(|error| error.to_string()),
         pause_image,
         foreign_sandboxes,
+        orphaned_shims,
         runtime_cgroup_driver,
         cgroup_driver_set: settings.cgroup_driver,
         is_embedded: false,
@@ -314,6 +320,7 @@ fn embedded(config: &Config) -> (Result<RuntimeFacts, String>, RuntimeSettings, 
         conditions: Ok(readiness(&settings)),
         pause_image: None,
         foreign_sandboxes: None,
+        orphaned_shims: Vec::new(),
         runtime_cgroup_driver: None,
         cgroup_driver_set: None,
         is_embedded: true,

@@ -27,6 +27,7 @@ use super::facts::{
     CgroupFacts, ClockFacts, CniFacts, DiskFacts, Facts, InotifyFacts, Kubelet, RuntimeFacts,
 };
 use crate::cri::endpoint::{self, USUAL_SOCKETS};
+use crate::cri::shims::Shim;
 use crate::kernel_tunables::network::Lacking;
 use crate::kernel_tunables::{self, Differing};
 use crate::limits::MIB;
@@ -63,6 +64,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
         findings.extend(cgroup_driver(facts.cgroup_driver, runtime));
         // The embedded runtime needs none.
         findings.extend((!runtime.is_embedded).then(|| pause_image(runtime)));
+        findings.extend(orphaned_shims(&runtime.orphaned_shims));
     }
     findings.push(network(&facts.cni, facts.runtime.as_ref().ok()));
     findings.extend(facts.disks.iter().map(disk));
@@ -238,6 +240,18 @@ fn pause_image(runtime: &RuntimeFacts) -> Finding {
             "pull the one that the runtime's configuration names, or no pod starts offline",
         ),
     }
+}
+
+/// containerd#12560.
+fn orphaned_shims(shims: &[Shim]) -> Option<Finding> {
+    let last = shims.last()?;
+    let message = format!(
+        "{} shims of containerd serve no sandbox any more, and keep some megabytes each; one was that of sandbox {}",
+        shims.len(),
+        last.sandbox
+    );
+    let pids: Vec<String> = shims.iter().map(|shim| shim.pid.to_string()).collect();
+    Some(Finding::warning("shims", message, format!("end them: kill {}", pids.join(" "))))
 }
 
 // ---- network ---------------------------------------------------------------------------------------------

@@ -26,10 +26,13 @@ use super::pods::{JobResult, Pods};
 use super::prober::Prober;
 use super::relist::Relisting;
 use super::runtime_events::RuntimeEvents;
+use super::shims::Shims;
 use super::show::{self, PartsUse};
 use super::shutdown::ShutdownManager;
+use super::unpacked_layers::LayerRecord;
 use super::{Ending, Stop, debug, event_ring, logs, streams, top};
 use crate::config::Config;
+use crate::cri::shims::Shim;
 use crate::cri::{ImageStore, Runtime, RuntimeEvent, RuntimeResult};
 use crate::events::EventKind;
 use crate::limits::EVENT_QUEUED_BYTES_MAX;
@@ -78,6 +81,8 @@ pub(super) enum Event {
     ImagesListed(Result<Box<ListedImages>, String>),
     /// Images were written out to their disk.
     ImagesWritten(Result<(), String>),
+    /// Shims that serve no sandbox.
+    ShimsSeen(Vec<Shim>),
     /// The removal of an image ended.
     ImageRemoved(Box<RemovedImage>),
     /// Memory and file systems were measured.
@@ -116,6 +121,7 @@ impl Event {
             Self::Measured(_) => "loop: local storage usage",
             Self::ImagesListed(_) => "loop: image list",
             Self::ImagesWritten(_) => "loop: image write-out",
+            Self::ShimsSeen(_) => "loop: shims",
             Self::ImageRemoved(_) => "loop: image removal",
             Self::Observed(_) => "loop: node stats",
             Self::PodsMeasured(_) => "loop: pod stats",
@@ -140,6 +146,7 @@ pub(super) struct Agent<R> {
     measuring: LocalStorage,
     images: ImageGc,
     image_sync: ImageSync,
+    shims: Shims,
     eviction: EvictionManager,
     garbage: ContainerGc,
     prober: Prober<R>,
@@ -165,7 +172,12 @@ impl<R: Runtime + 'static> Agent<R> {
             identity_file: IdentityFile::default(),
             checkpointing: Checkpointing::new(file, out.clock().boot_id(), now.mono),
             measuring: LocalStorage::new(config.meminfo.clone(), now.mono),
-            image_sync: ImageSync::new(image_store.is_some()),
+            image_sync: ImageSync::new(
+                image_store.clone(),
+                LayerRecord::new(&config.root_dir, out.clock().boot_id()),
+                now.mono,
+            ),
+            shims: Shims::new(image_store.as_ref(), now.mono),
             images: ImageGc::new(config.image_gc, image_store, now.mono),
             eviction: EvictionManager::new(config, now.mono),
             garbage: ContainerGc::new(config.dead_containers),
@@ -191,6 +203,7 @@ impl<R: Runtime + 'static> Agent<R> {
             self.measuring.due(&self.pods),
             self.images.due(&self.pods),
             self.image_sync.due(),
+            self.shims.due(),
             self.eviction.due(),
             self.garbage.due(),
             self.prober.due(&self.pods),
@@ -236,7 +249,9 @@ impl<R: Runtime + 'static> Agent<R> {
         if self.images.note_used(&self.pods, now.mono) {
             self.image_sync.request(now.mono);
         }
+        self.image_sync.count(self.images.seen().held().0, now.mono);
         self.image_sync.turn(&self.pods, now.mono, &self.out);
+        self.shims.turn(&self.pods, now.mono, &self.out);
         self.checkpointing.turn(&self.pods, &self.images, now.mono, &self.out);
         self.pods.pack();
     }
@@ -264,6 +279,7 @@ impl<R: Runtime + 'static> Agent<R> {
             Event::Measured(found) => self.measuring.take(*found, pods, out),
             Event::ImagesListed(looked) => self.images.take_list(looked, pods, out),
             Event::ImagesWritten(written) => self.image_sync.take(written),
+            Event::ShimsSeen(found) => self.shims.take(&found, out),
             Event::ImageRemoved(removed) => self.images.take_removed(*removed, pods, out),
             Event::Observed(seen) => self.eviction.take_observation(*seen, pods, out),
             Event::PodsMeasured(measures) => self.eviction.take_measures(*measures, pods, out),
@@ -485,6 +501,13 @@ impl<R: Runtime + 'static> Agent<R> {
     pub(super) fn note_start(&self) {
         if self.cluster.is_some() {
             self.out.note_node(EventKind::Normal, "Starting", "Starting kubelet.");
+        }
+        let layers = self.out.metrics().layers_removed.get();
+        if layers > 0 {
+            let message = format!(
+                "{layers} layers of images may not have been on the disk when the power was cut; they are unpacked again"
+            );
+            self.out.note_node(EventKind::Warning, "ImagesUnpackedAgain", &message);
         }
     }
 

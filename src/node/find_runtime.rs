@@ -9,6 +9,7 @@ use smol::channel::Receiver;
 use super::Stop;
 use super::drain::drain;
 use super::node_runtime::{EmbeddedNode, NodeRuntime};
+use super::unpacked_layers::{LayerRecord, remove_doubted};
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::config::Config;
@@ -20,6 +21,7 @@ use crate::executor::Executor;
 use crate::facts;
 use crate::image_store::ImageStore;
 use crate::limits::{RELIST_RETRY_MAX, RUNTIME_SEARCH_PERIOD, RUNTIME_SEARCH_SHARE, RUNTIME_START_PATIENCE};
+use crate::metrics::Metrics;
 use crate::registry::{Environment, Hosts, Platform, Registries};
 use crate::render::CgroupDriver;
 use crate::runtime::{Embedded, StoredImages};
@@ -37,6 +39,7 @@ pub(super) struct Wait<'a> {
     pub(super) blocking: &'a Rc<Blocking>,
     /// The first failure ends it.
     pub(super) once: bool,
+    pub(super) metrics: &'a Metrics,
 }
 
 /// The runtime once it is ready; `None` if the agent is stopped before. Meanwhile requests on the local socket are answered.
@@ -153,7 +156,7 @@ async fn try_runtime(wait: &Wait<'_>, is_drained: &mut bool) -> Result<FoundRunt
     let kind = choice.kind();
     let found = match choice {
         RuntimeChoice::Sockets(candidates) => {
-            connect(config, &candidates, executor, clock).await.map_err(|error| error.to_string())?
+            connect(wait, &candidates).await.map_err(|error| error.to_string())?
         }
         RuntimeChoice::Embedded => embedded(wait).await?,
     };
@@ -168,12 +171,8 @@ async fn try_runtime(wait: &Wait<'_>, is_drained: &mut bool) -> Result<FoundRunt
 ///
 /// The cgroup driver is the runtime's (KEP-4033, `getCgroupDriverFromCRI`); the configured one is used if the runtime does not
 /// have that call.
-async fn connect(
-    config: &Config,
-    candidates: &Candidates,
-    executor: &Rc<Executor>,
-    clock: &SharedClock,
-) -> Result<FoundRuntime, EndpointError> {
+async fn connect(wait: &Wait<'_>, candidates: &Candidates) -> Result<FoundRuntime, EndpointError> {
+    let (config, executor, clock) = (wait.config, wait.executor, wait.clock);
     let found = endpoint::find(candidates, executor, clock).await?;
     match endpoint::ready(&found.runtime).await {
         // As in the kubelet: pods with hostNetwork run without it, the others show the reason in their status.
@@ -197,6 +196,8 @@ async fn connect(
         found.version.runtime_version,
         found.runtime.socket().display()
     );
+    let record = LayerRecord::new(&config.root_dir, clock.boot_id());
+    remove_doubted(&found.runtime, record, &wait.metrics.layers_removed, wait.blocking, clock).await;
     // A failed call counts as unsupported: the runtime was ready a moment ago.
     let handlers = found.runtime.status().await.map(|status| status.handlers).unwrap_or_default();
     let runtime = NodeRuntime::Cri(found.runtime.with_timeout(config.runtime_request_timeout));

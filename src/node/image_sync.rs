@@ -2,10 +2,11 @@
 //! write-back, and files that are cut off there are empty ever after, in all containers of the image.
 //!
 //! ```text
-//!     images were imported, or a container has an image that had none ──► IMAGE_SYNC_DELAY ──► syncfs of the images' disk (task)
+//!     start; images were imported or are new, or a container has an image that had none
+//!           ──► IMAGE_SYNC_DELAY ──► syncfs of the images' disk (task) ──► the layers that were there before are recorded
 //! ```
 //!
-//! Not in the kubelet. The embedded runtime's images are on the disk before they can be used.
+//! What was not written out by the time of a power cut is removed at the next start (`unpacked_layers`). Not in the kubelet. The embedded runtime's images are on the disk before they can be used.
 
 use std::path::{Path, PathBuf};
 
@@ -14,27 +15,41 @@ use rustix::fs::{Mode, OFlags, open, syncfs};
 use super::agent::Event;
 use super::effects::Effects;
 use super::pods::Pods;
-use crate::cri::Runtime;
+use super::unpacked_layers::{LayerRecord, snapshotter};
+use crate::blocking::Blocking;
+use crate::cri::{ImageStore, Runtime};
 use crate::limits::IMAGE_SYNC_DELAY;
 use crate::model::Mono;
 
 /// The schedule of the writes.
 pub(super) struct ImageSync {
-    /// The runtime leaves its images to the kernel.
-    is_needed: bool,
+    /// Of a runtime that leaves its images to the kernel.
+    store: Option<ImageStore>,
+    record: LayerRecord,
     at: Option<Mono>,
     in_flight: bool,
+    /// Number of images when last looked at.
+    images: usize,
 }
 
 impl ImageSync {
-    pub(super) fn new(is_needed: bool) -> Self {
-        Self { is_needed, at: None, in_flight: false }
+    pub(super) fn new(store: Option<ImageStore>, record: LayerRecord, now: Mono) -> Self {
+        let mut sync = Self { store, record, at: None, in_flight: false, images: 0 };
+        sync.request(now);
+        sync
     }
 
     /// An image was imported or unpacked. Several at once are written together.
     pub(super) fn request(&mut self, now: Mono) {
-        if self.is_needed {
+        if self.store.is_some() {
             self.at.get_or_insert(now + IMAGE_SYNC_DELAY);
+        }
+    }
+
+    /// So many images are known: further ones were pulled, by whomever.
+    pub(super) fn count(&mut self, images: usize, now: Mono) {
+        if std::mem::replace(&mut self.images, images) < images {
+            self.request(now);
         }
     }
 
@@ -47,19 +62,13 @@ impl ImageSync {
             return;
         }
         self.at = None;
+        let (ctx, record) = (pods.ctx().clone(), self.record.clone());
+        let Some(store) = self.store.clone() else { return };
         self.in_flight = true;
-        let ctx = pods.ctx().clone();
         let task = async move {
-            let told = ctx.manager.runtime.image_fs_info().await.unwrap_or_default();
-            let Some(disk) = told.into_iter().next() else {
-                return Event::ImagesWritten(Err("the runtime reports no image filesystem".to_owned()));
-            };
-            let path = PathBuf::from(&*disk.mountpoint);
-            let theirs = path.clone();
-            // One that takes longer goes on all the same.
-            let written = ctx.manager.blocking.run_outside(&path, move || write_out(&theirs)).await;
-            let written = written.map_err(|stuck| stuck.to_string()).and_then(|written| written);
-            Event::ImagesWritten(written.map_err(|error| format!("{}: {error}", disk.mountpoint)))
+            let written =
+                write_images_out(&*ctx.manager.runtime, &store, record, &ctx.manager.blocking).await;
+            Event::ImagesWritten(written)
         };
         out.start("image write-out", task);
     }
@@ -68,10 +77,35 @@ impl ImageSync {
     pub(super) fn take(&mut self, written: Result<(), String>) {
         self.in_flight = false;
         if let Err(error) = written {
-            log::debug!(
-                "images are not written out: {error}; a power cut within half a minute may damage them"
+            log::warn!(
+                "images are not written out: {error}; a power cut within half a minute may damage new ones"
             );
         }
+    }
+}
+
+async fn write_images_out<R: Runtime>(
+    runtime: &R,
+    store: &ImageStore,
+    record: LayerRecord,
+    blocking: &Blocking,
+) -> Result<(), String> {
+    let told = runtime.image_fs_info().await.unwrap_or_default();
+    let disk = told.into_iter().next().ok_or("the runtime reports no image filesystem")?;
+    // Those that are unpacked meanwhile are not written out.
+    let layers = match snapshotter(&disk.mountpoint) {
+        Some(snapshotter) => Some(store.snapshots(snapshotter).await.map_err(|error| error.to_string())?),
+        None => None,
+    };
+    let path = PathBuf::from(&*disk.mountpoint);
+    let theirs = path.clone();
+    // One that takes longer goes on all the same.
+    let written = blocking.run_outside(&path, move || write_out(&theirs)).await;
+    let written = written.map_err(|stuck| stuck.to_string()).and_then(|written| written);
+    written.map_err(|error| format!("{}: {error}", disk.mountpoint))?;
+    match layers {
+        Some(layers) => blocking.run(move || record.write(&layers)).await.map_err(|error| error.to_string()),
+        None => Ok(()),
     }
 }
 

@@ -100,6 +100,20 @@ pub struct ListImagesResponse {
     #[prost(message, repeated, tag = "1")]
     pub images: ::prost::alloc::vec::Vec<Image>,
 }
+// ---- containerd.services.snapshots.v1; what a list answers is read field by field (src/cri/layers.rs)
+
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListSnapshotsRequest {
+    #[prost(string, tag = "1")]
+    pub snapshotter: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RemoveSnapshotRequest {
+    #[prost(string, tag = "1")]
+    pub snapshotter: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub key: ::prost::alloc::string::String,
+}
 // ---- containerd.services.content.v1
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]

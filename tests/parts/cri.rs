@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::common::fake::{BreakOff, Exec, Fake, Program, Services};
 use smolet::clock::{SharedClock, VirtualClock};
 use smolet::cri::endpoint::{self, Candidates, EndpointError, Origin};
+use smolet::cri::shims::{Shim, orphaned};
 use smolet::cri::{CpuSample, GrpcRuntime, Runtime, RuntimeError};
 use smolet::executor::Executor;
 use smolet::limits::{self, GRPC_CALLS_MAX};
@@ -866,4 +867,24 @@ fn a_containers_last_word_is_its_message() {
     let status = world.run(world.runtime.container_status(&id)).unwrap();
     assert!(status.message.starts_with("Error on reading termination log "), "{}", status.message);
     assert!(!status.message.contains("root:"));
+}
+
+#[test]
+fn a_shim_is_orphaned_when_its_sandbox_is_not_listed_and_it_stays() {
+    let world = World::new();
+    let sandbox = world.pod("web");
+    let shim = |pid, sandbox: &str| Shim { pid, sandbox: sandbox.into() };
+    let found = |looks: [Vec<Shim>; 2]| {
+        let mut looks = looks.into_iter();
+        let clock = world.shared_clock();
+        let work = orphaned(&world.runtime, &clock, async || looks.next().expect("two looks at most"));
+        world.run_while_time_passes("ListPodSandbox", Duration::from_secs(1), work).expect("it is listed")
+    };
+    let (served, gone, leaving) = (shim(1, sandbox.as_str()), shim(2, "gone"), shim(3, "leaving"));
+    let all = vec![served.clone(), gone.clone(), leaving.clone()];
+    // One that came meanwhile has a sandbox that was not listed.
+    assert_eq!(found([all, vec![served.clone(), gone.clone(), shim(4, "new")]]), std::slice::from_ref(&gone));
+    assert_eq!(found([vec![served.clone()], vec![]]), []);
+    // Another process with the PID of one that has ended.
+    assert_eq!(found([vec![gone], vec![shim(2, "other")]]), []);
 }

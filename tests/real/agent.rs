@@ -2,6 +2,8 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::Duration;
@@ -245,6 +247,15 @@ impl<'r> Agent<'r> {
     }
 
     /// `smolet pods -o json`; none while the agent does not answer.
+    /// The page of `/metrics`.
+    pub fn metrics(&self) -> String {
+        let mut stream = UnixStream::connect(self.socket()).expect("the agent listens");
+        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("it reads");
+        let mut page = String::new();
+        stream.read_to_string(&mut page).expect("it answers");
+        page
+    }
+
     pub fn pods(&self) -> Vec<Pod> {
         let output = self.ask(&["pods", "-o", "json"]);
         if !output.status.success() {

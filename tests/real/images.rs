@@ -1,14 +1,14 @@
 //! Images: pulls with and without logins, and archives.
 
 use std::fs::{self, File};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::Command;
 
 use serde_json::{Value, json};
 use smolet::cri::Runtime as _;
 
-use crate::agent::{Agent, PATIENCE, container, waits_for};
+use crate::agent::{Agent, PATIENCE, container, is_ready, waits_for};
 use crate::registry::{MANIFEST, Registry, STAYS, TestImage, architecture, basic, digest, pack};
 use crate::runtime::{Runtime, is_embedded, wait_for};
 
@@ -508,4 +508,68 @@ pub fn an_image_is_a_volume_where_the_runtime_mounts_images(runtime: &Runtime) {
     }
     println!("  volumes of images on containerd {}: {can:?}", version.runtime_version);
     agent.end_pods();
+}
+
+/// A power cut soon after an image was unpacked: containerd's files of its layer are empty in all later boots, and nothing says so.
+pub fn layers_that_a_power_cut_may_have_emptied_are_unpacked_again(runtime: &Runtime) {
+    let mut agent = Agent::started(runtime, "cut");
+    let record = agent.dir.join("root/unpacked-layers");
+    if is_embedded() {
+        assert!(!record.exists(), "its layers are whole or absent");
+        return;
+    }
+    let read = || fs::read_to_string(&record).ok();
+    let before = wait_for("what is there is recorded", PATIENCE, read);
+    let (image, archive) =
+        (TestImage::new(&agent.dir, "cut", architecture()), agent.images().join("cut.tar"));
+    docker_archive(&agent, &archive, &image, "cut.test/app:1");
+    agent.apply_pod("app", &never_pulled("cut.test/app:1"));
+    agent.running("app");
+    let layer = digest(&image.layer);
+    let is_written = || read().filter(|text| text.lines().any(|line| line == layer));
+    let after = wait_for("its layer is on the disk", PATIENCE, is_written);
+    assert!(after.lines().next() == before.lines().next() && after.len() > before.len(), "{after}");
+
+    let (_, known) = before.split_once('\n').unwrap();
+    for (restarts, known, removed) in [(1, known, 1), (2, "", after.lines().count() - 1)] {
+        let inode = |file: &str| fs::metadata(file).unwrap().ino();
+        let marks = files_of_layers(runtime, "fs/etc/mark", "cut");
+        let [mark] = marks.as_slice() else { panic!("one layer has it: {marks:?}") };
+        let old = inode(mark);
+        agent.stop();
+        runtime.stop_sandbox(&runtime.ready_sandbox(&agent.full("app")).id);
+        for file in ["etc/mark", "bin/busybox"] {
+            fs::write(mark.replace("etc/mark", file), "").unwrap();
+        }
+        fs::write(&record, format!("another-boot\n{known}")).unwrap();
+        agent.start();
+        let unpacked = || {
+            let marks = files_of_layers(runtime, "fs/etc/mark", "cut");
+            (marks.len() == 1 && inode(&marks[0]) != old).then_some(())
+        };
+        wait_for("it is unpacked again", PATIENCE, unpacked);
+        agent.wait_pod("app", "running again, and counted", |status| {
+            is_ready(status) && container(status, "app").is_some_and(|app| app.restart_count == restarts)
+        });
+        let metrics = agent.metrics();
+        let line = format!("smolet_layers_removed_total {removed}\n");
+        assert!(metrics.contains(&line), "{line}{metrics}");
+        assert!(agent.log().contains("ImagesUnpackedAgain"), "{}", agent.log());
+        let boot = after.lines().next().unwrap();
+        wait_for("it is recorded again", PATIENCE, || is_written().filter(|text| text.starts_with(boot)));
+    }
+    fs::remove_file(&archive).unwrap();
+    agent.end_pods();
+}
+
+/// The files of that name, with that content, in what containerd has unpacked.
+fn files_of_layers(runtime: &Runtime, name: &str, content: &str) -> Vec<String> {
+    let output = Command::new("find")
+        .arg(runtime.dir().join("root"))
+        .args(["-path", &format!("*/snapshots/*/{name}")])
+        .output()
+        .unwrap();
+    let found = String::from_utf8(output.stdout).unwrap();
+    let is_one = |file: &&str| fs::read_to_string(file).is_ok_and(|text| text == content);
+    found.lines().filter(is_one).map(str::to_owned).collect()
 }

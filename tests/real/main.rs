@@ -84,6 +84,7 @@ const TESTS: &[Test] = tests![
     images::archives_that_cannot_be_imported_are_named,
     images::compressed_archives_are_imported_and_listed_images_are_pulled,
     images::mirrors_and_logins_of_k3s_reach_containerd,
+    images::layers_that_a_power_cut_may_have_emptied_are_unpacked_again,
     images::an_image_is_a_volume_where_the_runtime_mounts_images,
     pressure::short_of_disk_what_nobody_needs_goes_and_then_who_has_written_most,
     pressure::short_of_memory_the_ranked_pod_goes_and_comes_again,

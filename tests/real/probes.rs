@@ -1,7 +1,5 @@
 //! Probes of each kind, in real containers; how soon a hung container is replaced, and what probing costs.
 
-use std::io::{Read as _, Write as _};
-use std::os::unix::net::UnixStream;
 use std::time::{Duration, UNIX_EPOCH};
 
 use smolet::cri::Runtime as _;
@@ -151,15 +149,6 @@ pub fn a_container_that_hangs_is_replaced_at_once(runtime: &Runtime) {
     agent.end_pods();
 }
 
-/// The page of `/metrics`.
-fn metrics(agent: &Agent) -> String {
-    let mut stream = UnixStream::connect(agent.socket()).expect("the agent listens");
-    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("it reads");
-    let mut page = String::new();
-    stream.read_to_string(&mut page).expect("it answers");
-    page
-}
-
 /// Pods that are probed while the agent is watched. What is measured is a quarter of what may not be passed.
 const PODS: usize = 30;
 const WATCH: Duration = Duration::from_mins(1);
@@ -182,7 +171,7 @@ pub fn probing_thirty_pods_costs_little(runtime: &Runtime) {
         });
         std::thread::sleep(SETTLE);
         let answers = |agent: &Agent| {
-            let page = metrics(agent);
+            let page = agent.metrics();
             let line = "prober_probe_total{probe_type=\"Readiness\",result=\"successful\"} ";
             let count = page.lines().find_map(|text| text.strip_prefix(line)?.parse::<usize>().ok());
             count.unwrap_or_else(|| panic!("no probes: {page}"))

@@ -43,6 +43,7 @@ fn good() -> Facts {
             conditions: Ok(vec![condition("RuntimeReady", true), condition("NetworkReady", true)]),
             pause_image: Some(("registry.k8s.io/pause:3.10".to_owned(), true)),
             foreign_sandboxes: None,
+            orphaned_shims: Vec::new(),
             runtime_cgroup_driver: None,
             cgroup_driver_set: None,
             is_embedded: false,
@@ -251,6 +252,15 @@ fn each_fault_is_one_finding_with_its_mend() {
             "pull pause:3",
         ),
         (|f| runtime_of(f).pause_image = None, "pause image", Warning, "does not tell"),
+        (
+            |f| {
+                let shim = |pid, sandbox: &str| Shim { pid, sandbox: sandbox.into() };
+                runtime_of(f).orphaned_shims = vec![shim(7, "abc"), shim(9, "def")];
+            },
+            "shims",
+            Warning,
+            "2 shims of containerd serve no sandbox any more, and keep some megabytes each; one was that of sandbox def: end them: kill 7 9",
+        ),
         (
             |f| runtime_of(f).foreign_sandboxes = Some((3, "default/web".to_owned())),
             "other agents",

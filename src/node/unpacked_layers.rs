@@ -1,0 +1,242 @@
+//! Layers of images that a power cut may have damaged are unpacked again.
+//!
+//! containerd syncs its blobs and its database, but not the files of the layers that it unpacks: cut off within half a minute, they are
+//! empty ever after, in all containers of the image, and nothing says so.
+//!
+//! ```text
+//!     disk written out (`image_sync`) ──► `unpacked-layers`: the boot, and the layers that were there before
+//!     start in another boot ──► layers that are not in it ──► what is left on them is removed, then they ──► containerd unpacks them
+//!                                                                                    from its blobs when a container needs them
+//! ```
+//!
+//! No registry is asked. Not in the kubelet; CRI-O repairs its own store, the embedded runtime's layers are whole or absent.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::blocking::Blocking;
+use crate::clock::SharedClock;
+use crate::cri::store::{ImageStore, Snapshot};
+use crate::cri::{GrpcRuntime, Runtime as _, RuntimeError};
+use crate::filesystem::{read_linked, replace};
+use crate::limits::{SNAPSHOT_TRIES, SNAPSHOTS_DEPTH_MAX, TORN_CNI_WAIT, UNPACKED_LAYERS_BYTES_MAX};
+use crate::metrics::Counter;
+use crate::model::{ContainerId, ContainerItem, ContainerState, SandboxId, SandboxItem, SandboxState};
+
+/// The layers that were unpacked when the disk was last written out: the boot in the first line, a name in each that follows.
+#[derive(Clone, Debug)]
+pub(super) struct LayerRecord {
+    path: PathBuf,
+    boot: Box<str>,
+}
+
+impl LayerRecord {
+    /// The record in that state directory, for this boot.
+    pub(super) fn new(root_dir: &Path, boot: Box<str>) -> Self {
+        Self { path: root_dir.join("unpacked-layers"), boot }
+    }
+
+    /// The layers as they were recorded in an earlier boot, one a line. `None`: in this one, or never. Blocks.
+    fn of_earlier_boot(&self) -> Option<String> {
+        let text = String::from_utf8(read_linked(&self.path, UNPACKED_LAYERS_BYTES_MAX).ok()?).ok()?;
+        let (boot, names) = text.split_once('\n')?;
+        (boot != &*self.boot).then(|| names.to_owned())
+    }
+
+    /// Records them, unless the file says so already. Blocks.
+    pub(super) fn write(&self, layers: &[Snapshot]) -> io::Result<()> {
+        let committed = layers.iter().filter(|layer| layer.is_committed).map(|layer| &*layer.name);
+        let mut names: Vec<&str> = committed.collect();
+        names.sort_unstable();
+        let text = format!("{}\n{}\n", self.boot, names.join("\n"));
+        if text.len() > UNPACKED_LAYERS_BYTES_MAX {
+            return Err(io::Error::other("more layers than are recorded"));
+        }
+        if read_linked(&self.path, UNPACKED_LAYERS_BYTES_MAX).is_ok_and(|there| there == text.as_bytes()) {
+            return Ok(());
+        }
+        replace(&self.path, &self.path.with_extension("new"), text.as_bytes())
+    }
+}
+
+/// The snapshotter whose directory that is, if its layers are files of this machine that containerd can unpack from its blobs. PURE.
+pub(super) fn snapshotter(mountpoint: &str) -> Option<&str> {
+    let (_, name) = mountpoint.rsplit_once("/io.containerd.snapshotter.v1.")?;
+    ["overlayfs", "native", "fuse-overlayfs"].contains(&name).then_some(name)
+}
+
+/// The layers that are not known, and whatever is on one of them: what is on another before that. PURE.
+fn doubted<'a>(snapshots: &'a [Snapshot], known: &str) -> Vec<&'a Snapshot> {
+    let parent = |of: &Snapshot| snapshots.iter().find(|other| other.name == of.parent);
+    // How many each has below it, itself included; 0 for one that is known and on known ones. A circle ends at the limit.
+    let depths: Vec<usize> = snapshots
+        .iter()
+        .map(|of| {
+            let below = || std::iter::successors(Some(of), |of| parent(of)).take(SNAPSHOTS_DEPTH_MAX);
+            let is_new = |of: &Snapshot| of.is_committed && known.lines().all(|name| *name != *of.name);
+            if below().any(is_new) { below().count() } else { 0 }
+        })
+        .collect();
+    let from_the_top = (1..=SNAPSHOTS_DEPTH_MAX).rev();
+    let of_depth = |depth| snapshots.iter().zip(&depths).filter(move |(_, of)| **of == depth);
+    from_the_top.flat_map(of_depth).map(|(snapshot, _)| snapshot).collect()
+}
+
+/// Removes the layers that were unpacked after the disk was last written out in an earlier boot, before anything is started on
+/// them. What fails is logged: the pods run all the same.
+pub(super) async fn remove_doubted(
+    runtime: &GrpcRuntime,
+    record: LayerRecord,
+    removed: &Counter,
+    blocking: &Blocking,
+    clock: &SharedClock,
+) {
+    let Some(known) = blocking.run(move || record.of_earlier_boot()).await else { return };
+    let store = runtime.image_store("");
+    let mut failure = None;
+    for again in 0..SNAPSHOT_TRIES {
+        if again > 0 {
+            // Torn results of CNI, for which a sandbox cannot be stopped, are removed meanwhile.
+            clock.sleep(TORN_CNI_WAIT * 2).await;
+        }
+        // Boxed: it ends before the pods' tasks begin.
+        failure = Box::pin(try_remove(runtime, &store, &known, removed)).await.err();
+        if failure.is_none() {
+            break;
+        }
+    }
+    if let Some(error) = failure {
+        log::warn!(
+            "layers that were unpacked when the power was cut could not be removed: {error}; their images may be damaged: crictl rmi IMAGE"
+        );
+    }
+}
+
+async fn try_remove(
+    runtime: &GrpcRuntime,
+    store: &ImageStore,
+    known: &str,
+    removed: &Counter,
+) -> Result<(), String> {
+    let text = |error: RuntimeError| error.to_string();
+    let filesystems = runtime.image_fs_info().await.map_err(text)?;
+    let Some(snapshotter) = filesystems.first().and_then(|disk| snapshotter(&disk.mountpoint)) else {
+        return Ok(());
+    };
+    let snapshots = store.snapshots(snapshotter).await.map_err(text)?;
+    let doubted = doubted(&snapshots, known);
+    if doubted.is_empty() {
+        return Ok(());
+    }
+    let settings = runtime.settings().await.map_err(text)?;
+    if settings.is_some_and(|settings| settings.contains("\"discardUnpackedLayers\":true")) {
+        return Err("containerd keeps no blobs (discard_unpacked_layers)".to_owned());
+    }
+    let mut on_top: Vec<OnTop> = doubted.iter().map(|_| OnTop::Nothing).collect();
+    let place = |id: &str| doubted.iter().position(|snapshot| *snapshot.name == *id);
+    let mut container = |of: ContainerItem| {
+        if let Some(at) = place(of.id.as_str()) {
+            on_top[at] = OnTop::Container(of.state == ContainerState::Running);
+        }
+    };
+    runtime.list_containers(None, &mut container).await.map_err(text)?;
+    let mut sandbox = |of: SandboxItem| {
+        if let Some(at) = place(of.id.as_str()) {
+            on_top[at] = OnTop::Sandbox(of.state == SandboxState::Ready);
+        }
+    };
+    runtime.list_pod_sandboxes(None, &mut sandbox).await.map_err(text)?;
+    let mut failure = Ok(());
+    for (Snapshot { name, is_committed, .. }, on_top) in doubted.into_iter().zip(&on_top) {
+        let done = match on_top {
+            OnTop::Container(true) | OnTop::Sandbox(true) => Err(format!("{name} runs on one of them")),
+            OnTop::Container(false) => {
+                runtime.remove_container(&ContainerId::from(&**name)).await.map_err(text)
+            }
+            // Which stops it too.
+            OnTop::Sandbox(false) => {
+                runtime.remove_pod_sandbox(&SandboxId::from(&**name)).await.map_err(text)
+            }
+            OnTop::Nothing => store.remove_snapshot(snapshotter, name).await.map_err(text),
+        };
+        if done.is_ok() && *is_committed {
+            removed.inc();
+        }
+        failure = failure.and(done);
+    }
+    failure
+}
+
+/// What has a snapshot as its writable layer, and whether it runs.
+enum OnTop {
+    Nothing,
+    Container(bool),
+    Sandbox(bool),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn snapshot(name: &str, parent: &str, is_committed: bool) -> Snapshot {
+        Snapshot { name: name.into(), parent: parent.into(), is_committed }
+    }
+
+    #[test]
+    fn what_is_not_known_goes_with_all_that_is_on_it_from_the_top() {
+        let snapshots = [
+            snapshot("base", "", true),
+            snapshot("app", "base", true),
+            snapshot("new", "base", true),
+            snapshot("newer", "new", true),
+            snapshot("of-app", "app", false),
+            snapshot("of-newer", "newer", false),
+            snapshot("of-new", "new", false),
+            snapshot("extract", "", false),
+        ];
+        let doubted_with = |known: &[&str]| {
+            doubted(&snapshots, &known.join("\n")).iter().map(|of| of.name.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(doubted_with(&["base", "app"]), ["of-newer", "newer", "of-new", "new"]);
+        assert!(doubted_with(&["base", "app", "new", "newer", "gone"]).is_empty());
+        let all = doubted_with(&[]);
+        assert_eq!((all.len(), all.last().map(|name| &**name)), (7, Some("base")));
+        // A runtime that names a layer as its own parent.
+        let circle = [snapshot("a", "b", true), snapshot("b", "a", true)];
+        assert_eq!(doubted(&circle, "").len(), 2);
+    }
+
+    #[test]
+    fn the_snapshotter_is_the_directorys_unless_it_fetches_layers_itself() {
+        for (mountpoint, expected) in [
+            ("/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs", Some("overlayfs")),
+            ("/data/io.containerd.snapshotter.v1.native", Some("native")),
+            ("/var/lib/containerd/io.containerd.snapshotter.v1.stargz", None),
+            ("/var/lib/containers/storage/overlay-images", None),
+            ("", None),
+        ] {
+            assert_eq!(snapshotter(mountpoint), expected, "{mountpoint}");
+        }
+    }
+
+    #[test]
+    fn a_record_is_of_the_boot_that_wrote_it() {
+        let root = std::env::temp_dir().join(format!("smolet-layers-{}", std::process::id()));
+        std::fs::create_dir_all(&root).expect("made");
+        let of = |boot: &str| LayerRecord::new(&root, boot.into());
+        assert_eq!(of("first").of_earlier_boot(), None, "nothing was ever recorded");
+        let layers = [snapshot("b", "a", true), snapshot("a", "", true), snapshot("c1", "b", false)];
+        of("first").write(&layers).expect("written");
+        let file = root.join("unpacked-layers");
+        assert_eq!(std::fs::read_to_string(&file).expect("read"), "first\na\nb\n");
+        assert_eq!(of("first").of_earlier_boot(), None);
+        assert_eq!(of("second").of_earlier_boot(), Some("a\nb\n".to_owned()));
+        let inode = || std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(&file).expect("there"));
+        let before = inode();
+        of("first").write(&layers).expect("written");
+        assert_eq!(inode(), before, "the same is not written again");
+        std::fs::write(&file, "torn").expect("written");
+        assert_eq!(of("second").of_earlier_boot(), None);
+        std::fs::remove_dir_all(root).expect("removed");
+    }
+}
