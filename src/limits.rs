@@ -345,6 +345,8 @@ pub const CGROUP_ENTRIES_MAX: usize = 16 * 1024;
 pub const CGROUP_PROCS_BYTES_MAX: u64 = 64 * 1024;
 /// Bytes read of a cgroup's interface file. Longer: it is written again.
 pub const CGROUP_FILE_BYTES_MAX: u64 = 4096;
+/// Bytes of a cgroup's list of what it has written, a line a device. More: the rest does not count.
+pub const CGROUP_WRITTEN_BYTES_MAX: usize = 16 * KIB;
 /// Attempts to remove a pod's cgroups after processes in them were killed; further ones with the pod's next sync.
 pub const CGROUP_REMOVE_TRIES: u32 = 10;
 /// The wait after the first attempt; the second is twice as long, the third three times: 0.45 s in all.

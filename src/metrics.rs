@@ -376,6 +376,8 @@ fn process(page: &mut Page, started: Wall, process: &Process) {
     page.value("", process.threads);
     page.family("smolet_process_sleeps_total", "counter", "Voluntary context switches of the main thread");
     page.value("", process.sleeps);
+    page.family("smolet_process_written_bytes_total", "counter", "Bytes written to disks");
+    page.value("", process.written_bytes);
 }
 
 /// The page that is rendered, and the family of the next values.
@@ -431,12 +433,14 @@ pub fn top(shown: &Shown) -> String {
         out,
         "\nThe ceiling is what the agent may keep. Code ({} KiB resident now), stacks and what the allocator has not\n\
          given back come on top.\n\
-         process: {} KiB resident ({} KiB its own), {} KiB at most so far, {} threads\n",
+         process: {} KiB resident ({} KiB its own), {} KiB at most so far, {} threads,\n\
+         {} KiB written to disks\n",
         process.rss_kib.saturating_sub(process.anonymous_kib),
         process.rss_kib,
         process.anonymous_kib,
         process.rss_max_kib,
         process.threads,
+        process.written_bytes / KIB as u64,
     );
     out
 }
@@ -451,7 +455,8 @@ mod tests {
     fn shown() -> Shown {
         let usage = BOUNDS.iter().map(|bound| Usage::of(bound, 1, 1025)).collect();
         let status = "Name:\tsmolet\nVmHWM:\t    4000 kB\nVmRSS:\t    3000 kB\nRssAnon:\t     500 kB\nThreads:\t2\n\
-                      voluntary_ctxt_switches:\t77\nnonvoluntary_ctxt_switches:\t5\n";
+                      voluntary_ctxt_switches:\t77\nnonvoluntary_ctxt_switches:\t5\nrchar: 9\nwrite_bytes: 40960\n\
+                      cancelled_write_bytes: 5\n";
         Shown {
             conditions: vec![NodeCondition::Disk],
             running_pods: 2,

@@ -17,10 +17,12 @@ pub struct Process {
     pub sleeps: u64,
     /// Processor time.
     pub cpu: Duration,
+    /// Bytes that it has made the kernel write to disks.
+    pub written_bytes: u64,
 }
 
 impl Process {
-    /// Parses the text of `/proc/self/status`. PURE.
+    /// Parses the texts of `/proc/self/status` and `/proc/self/io`, one after the other. PURE.
     pub fn parse(status: &str, cpu: Duration) -> Self {
         let number = |key: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
@@ -33,14 +35,16 @@ impl Process {
             threads: number("Threads"),
             sleeps: number("voluntary_ctxt_switches"),
             cpu,
+            written_bytes: number("write_bytes"),
         }
     }
 
     /// Reads the statistics of this process.
     pub fn here() -> Self {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let [status, io] = ["status", "io"]
+            .map(|file| std::fs::read_to_string(format!("/proc/self/{file}")).unwrap_or_default());
         let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
         let seconds = u64::try_from(cpu.tv_sec).unwrap_or(0);
-        Self::parse(&status, Duration::new(seconds, u32::try_from(cpu.tv_nsec).unwrap_or(0)))
+        Self::parse(&(status + &io), Duration::new(seconds, u32::try_from(cpu.tv_nsec).unwrap_or(0)))
     }
 }

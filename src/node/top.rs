@@ -7,6 +7,7 @@ use crate::limits::{STATS_CONTAINERS_MAX, STATS_SAMPLE_TIME};
 use crate::model::SortedMap;
 use crate::model::{ContainerId, PodKey, PodUid};
 use crate::printers::top::{self as printer, PodUse};
+use crate::render::NodeSettings;
 use crate::server::{Answer, Later, PodCursor, TopQuestion};
 
 /// The pods to show.
@@ -29,11 +30,21 @@ pub(super) fn top_pods<R: Runtime + 'static>(pods: &Pods<R>, question: &TopQuest
         keys.extend(all.map(|key| (key.uid.clone(), key)));
     }
     let namespaces = namespace.is_none() && question.names.is_empty();
-    let (runtime, clock, style) =
-        (pods.manager().runtime.clone(), pods.manager().clock.clone(), question.style);
+    let (manager, style) = (pods.manager(), question.style);
+    let (runtime, clock, blocking) =
+        (manager.runtime.clone(), manager.clock.clone(), manager.blocking.clone());
+    let (cgroups, node) = (pods.cgroups().hierarchies.clone(), NodeSettings::clone(&pods.ctx().node));
     Answer::Later(Later(Box::pin(async move {
         match measure(&*runtime, &clock, &keys).await {
-            Ok(Some(pods)) => Answer::Found(printer::top(&pods, namespaces, style)),
+            Ok(Some(mut pods)) => {
+                let uids: Vec<String> = pods.iter().map(|of| of.pod.uid.to_string()).collect();
+                let count =
+                    move || -> Vec<_> { uids.iter().map(|uid| cgroups.written_by_pod(&node, uid)).collect() };
+                for (pod, written) in pods.iter_mut().zip(blocking.run(count).await) {
+                    pod.written_bytes = written;
+                }
+                Answer::Found(printer::top(&pods, namespaces, style))
+            }
             Ok(None) => Answer::NotFound(format!(
                 "these pods have more than {STATS_CONTAINERS_MAX} containers; name some of them\n"
             )),

@@ -15,12 +15,14 @@ pub struct PodUse {
     pub nano_cores: Option<u64>,
     /// Memory in bytes.
     pub memory_bytes: Option<u64>,
+    /// Bytes written to disks since the pod's start.
+    pub written_bytes: Option<u64>,
 }
 
 impl PodUse {
     /// The usage of a pod without running containers.
     pub fn nothing(pod: PodKey) -> Self {
-        Self { pod, nano_cores: Some(0), memory_bytes: Some(0) }
+        Self { pod, nano_cores: Some(0), memory_bytes: Some(0), written_bytes: None }
     }
 
     /// Adds a container.
@@ -40,17 +42,20 @@ pub fn nano_cores(before: CpuSample, after: CpuSample) -> Option<u64> {
     u64::try_from(used * 1_000_000_000 / u128::from(time)).ok()
 }
 
-/// The table, in the order of the pods; in thousandths of cores, rounded up, and whole MiB, as kubectl.
+/// The table, in the order of the pods; in thousandths of cores, rounded up, and whole MiB, as kubectl, which has no column for what was
+/// written.
 pub fn top(pods: &[PodUse], namespaces: bool, style: Style) -> String {
-    let row = |texts: [&str; 4]| -> Vec<Cell> {
+    let row = |texts: [&str; 5]| -> Vec<Cell> {
         texts.into_iter().skip(usize::from(!namespaces)).map(Cell::from).collect()
     };
-    let mut rows = vec![row(["NAMESPACE", "NAME", "CPU(cores)", "MEMORY(bytes)"])];
-    for PodUse { pod, nano_cores, memory_bytes } in pods {
+    let mut rows = vec![row(["NAMESPACE", "NAME", "CPU(cores)", "MEMORY(bytes)", "WRITTEN(bytes)"])];
+    for PodUse { pod, nano_cores, memory_bytes, written_bytes } in pods {
         let unknown = || "<unknown>".to_owned();
         let cpu = nano_cores.map_or_else(unknown, |nano| format!("{}m", nano.div_ceil(1_000_000)));
-        let memory = memory_bytes.map_or_else(unknown, |bytes| format!("{}Mi", bytes / MIB as u64));
-        rows.push(row([&*pod.namespace, &*pod.name, &*cpu, &*memory]));
+        let mebibytes =
+            |bytes: &Option<u64>| bytes.map_or_else(unknown, |bytes| format!("{}Mi", bytes / MIB as u64));
+        let (memory, written) = (mebibytes(memory_bytes), mebibytes(written_bytes));
+        rows.push(row([&*pod.namespace, &*pod.name, &*cpu, &*memory, &*written]));
     }
     columns(&rows, 0, style)
 }
@@ -68,14 +73,15 @@ mod tests {
         let mut db = PodUse::nothing(PodKey::new("prod", "db-gw", "u2"));
         db.add(None, Some(1));
         db.add(Some(1), Some(1));
-        let idle = PodUse::nothing(PodKey::new("prod", "idle-gw", "u3"));
+        let mut idle = PodUse::nothing(PodKey::new("prod", "idle-gw", "u3"));
+        idle.written_bytes = Some(7 * MIB as u64);
         let pods = [web, db, idle];
         assert_eq!(
             top(&pods, true, Style::PLAIN),
-            "NAMESPACE   NAME      CPU(cores)   MEMORY(bytes)\n\
-             default     web-gw    251m         3Mi\n\
-             prod        db-gw     <unknown>    0Mi\n\
-             prod        idle-gw   0m           0Mi\n"
+            "NAMESPACE   NAME      CPU(cores)   MEMORY(bytes)   WRITTEN(bytes)\n\
+             default     web-gw    251m         3Mi             <unknown>\n\
+             prod        db-gw     <unknown>    0Mi             <unknown>\n\
+             prod        idle-gw   0m           0Mi             7Mi\n"
         );
         assert!(top(&pods, false, Style::PLAIN).starts_with("NAME      CPU(cores)"));
     }

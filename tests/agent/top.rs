@@ -38,13 +38,13 @@ fn pods_are_measured_only_on_request() {
     world.run("db", APP);
     world.pass(30);
     assert_eq!(looks(&world), 0);
-    // A quarter of a core and 5 MiB for each container of the fake.
-    let table = "NAMESPACE\tNAME\tCPU(cores)\tMEMORY(bytes)\n\
-                 default\tdb-gw\t250m\t5Mi\n\
-                 default\tweb-gw\t500m\t10Mi\n";
+    // A quarter of a core and 5 MiB for each container of the fake, which has no cgroups.
+    let table = "NAMESPACE\tNAME\tCPU(cores)\tMEMORY(bytes)\tWRITTEN(bytes)\n\
+                 default\tdb-gw\t250m\t5Mi\t<unknown>\n\
+                 default\tweb-gw\t500m\t10Mi\t<unknown>\n";
     assert_eq!(measured(&world, "/top/pods?columns=0"), (200, table.to_owned()));
     assert_eq!(looks(&world), 2);
-    let of_db = "NAME\tCPU(cores)\tMEMORY(bytes)\ndb-gw\t250m\t5Mi\n";
+    let of_db = "NAME\tCPU(cores)\tMEMORY(bytes)\tWRITTEN(bytes)\ndb-gw\t250m\t5Mi\t<unknown>\n";
     for path in [
         "/top/pods?pods=db&columns=0",
         "/top/pods?pods=default/db-gw,db&columns=0",
@@ -71,7 +71,7 @@ fn ended_containers_that_the_runtime_lists_without_stats_use_nothing() {
     world.until("its end", |world| world.phase("done") == "Succeeded");
     let (_, table) = measured(&world, "/top/pods?columns=0");
     let rows: Vec<&str> = table.lines().skip(1).collect();
-    assert_eq!(rows, ["default\tdone-gw\t0m\t0Mi", "default\tweb-gw\t250m\t5Mi"]);
+    assert_eq!(rows, ["default\tdone-gw\t0m\t0Mi\t<unknown>", "default\tweb-gw\t250m\t5Mi\t<unknown>"]);
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn unknown_usage_is_shown_as_unknown() {
     world.fake.exit("done-gw/app", 0, "", "");
     world.until("its end", |world| world.phase("done") == "Succeeded");
     let (_, table) = measured(&world, "/top/pods?pods=done&columns=0");
-    assert_eq!(table.lines().last(), Some("done-gw\t0m\t0Mi"), "{table}");
+    assert_eq!(table.lines().last(), Some("done-gw\t0m\t0Mi\t<unknown>"), "{table}");
 
     let stream = UnixStream::connect(world.path("sock")).unwrap();
     let asked = std::thread::spawn(move || ask(stream, "/top/pods?pods=web&columns=0"));
@@ -91,7 +91,7 @@ fn unknown_usage_is_shown_as_unknown() {
     world.clock.step_wall(10 * 365 * 24 * 3600);
     world.leap_for(STATS_SAMPLE_TIME);
     let (_, table) = asked.join().unwrap();
-    assert_eq!(table.lines().last(), Some("web-gw\t<unknown>\t5Mi"), "{table}");
+    assert_eq!(table.lines().last(), Some("web-gw\t<unknown>\t5Mi\t<unknown>"), "{table}");
 
     world.fake.fail("ListContainerStats", 1, 12, "unknown method ListContainerStats");
     let (code, said) = world.ask("/top/pods");
@@ -120,7 +120,7 @@ fn a_measurement_delays_only_the_next_measurement() {
     }
     for asked in asked {
         let (code, table) = asked.join().unwrap();
-        assert!(code == 200 && table.ends_with("default\tweb-gw\t250m\t5Mi\n"), "{table}");
+        assert!(code == 200 && table.ends_with("default\tweb-gw\t250m\t5Mi\t<unknown>\n"), "{table}");
     }
 }
 
@@ -143,7 +143,7 @@ fn the_command_shows_the_table_and_errors() {
     let shown = child.wait_with_output().unwrap();
     assert_eq!(
         String::from_utf8(shown.stdout).unwrap(),
-        "NAME\tCPU(cores)\tMEMORY(bytes)\nweb-gw\t250m\t5Mi\n"
+        "NAME\tCPU(cores)\tMEMORY(bytes)\tWRITTEN(bytes)\nweb-gw\t250m\t5Mi\t<unknown>\n"
     );
     let wrong = |why: &str| (false, format!("smolet: {why}\n"));
     assert_eq!(said(&["nobody"]), wrong("there is no pod nobody"));

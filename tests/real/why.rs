@@ -60,15 +60,15 @@ pub fn doctor_judges_the_machine_and_its_runtime(runtime: &Runtime) {
 }
 
 /// Thousandths of cores and MiB of a row of `smolet top`.
-fn used(table: &str, pod: &str) -> (u64, u64) {
+fn used(table: &str, pod: &str) -> (u64, u64, Option<u64>) {
     let row = table.lines().find(|row| row.starts_with(&format!("{pod}\t")));
     let row = row.unwrap_or_else(|| panic!("{pod} is not in\n{table}"));
-    let [_, cpu, memory] = row.split('\t').collect::<Vec<_>>()[..] else { panic!("{row}") };
+    let [_, cpu, memory, written] = row.split('\t').collect::<Vec<_>>()[..] else { panic!("{row}") };
     let number = |text: &str, unit| text.strip_suffix(unit).and_then(|number| number.parse().ok());
-    (number(cpu, "m").expect("a number"), number(memory, "Mi").expect("a number"))
+    (number(cpu, "m").expect("a number"), number(memory, "Mi").expect("a number"), number(written, "Mi"))
 }
 
-/// A pod that counts without an end, one that holds 32 MiB, and one that sleeps.
+/// A pod that counts without an end, one that holds 32 MiB and has written 9, and one that sleeps.
 pub fn top_shows_what_pods_use(runtime: &Runtime) {
     let agent = Agent::started(runtime, "top");
     let pod = |name: &str, script: &str| {
@@ -83,17 +83,21 @@ pub fn top_shows_what_pods_use(runtime: &Runtime) {
         agent.apply_pod(name, &spec);
     };
     pod("busy", "while :; do :; done");
-    pod("full", "head -c 33554432 /dev/zero > /dev/shm/held; exec sleep 3600");
+    pod(
+        "full",
+        "head -c 33554432 /dev/zero > /dev/shm/held; dd if=/dev/zero of=/file bs=1M count=9 conv=fsync; exec sleep 3600",
+    );
     pod("idle", "exec sleep 3600");
     for name in ["busy", "full", "idle"] {
         agent.running(name);
     }
     let names = ["busy", "full", "idle"].map(|name| agent.full(name));
-    let table = wait_for("32 MiB are held", 60, || {
+    let table = wait_for("32 MiB are held, and 9 are written", 60, || {
         let output = agent.ask(&["top", &names[0], &names[1], &names[2]]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let table = String::from_utf8(output.stdout).expect("text");
-        (used(&table, &names[1]).1 >= 32).then_some(table)
+        let (_, held, written) = used(&table, &names[1]);
+        (held >= 32 && (written.is_none() || written >= Some(9))).then_some(table)
     });
     println!("{table}");
     let [busy, full, idle] = names.map(|name| used(&table, &name));
@@ -101,6 +105,10 @@ pub fn top_shows_what_pods_use(runtime: &Runtime) {
     assert!(busy.0 > 10 * idle.0.max(2), "{table}");
     assert!(busy.0 <= 1100, "it has one thread: {table}");
     assert!(full.1 < 48 && busy.1 < 16 && idle.1 < 16, "{table}");
+    // Version 1 of cgroups does not count it.
+    let counts = std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    assert_eq!([busy.2, idle.2], [counts.then_some(0); 2], "{table}");
+    assert_eq!(full.2.map(|written| written < 32), counts.then_some(true), "{table}");
     agent.end_pods();
 }
 
