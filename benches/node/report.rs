@@ -254,7 +254,7 @@ impl Report {
         vec![
             promise("threads", "", most(|idle| idle.end.threads as f64), 2.0),
             promise("wake-ups at rest", "a minute", most(|idle| idle.wakeups_per_minute), 400.0),
-            promise("resident memory, 10 pods", "MiB", mib(idle(10).end.resident_kib), 5.5),
+            promise("resident memory, 10 pods", "MiB", mib(idle(10).end.resident_kib), 5.0),
             promise("resident memory, 110 pods", "MiB", mib(idle(110).end.resident_kib), 8.0),
             promise("CPU at rest, 10 pods", "ms/min", idle(10).cpu_ms_per_minute, 10.0),
             promise("CPU at rest, 110 pods", "ms/min", idle(110).cpu_ms_per_minute, 40.0),

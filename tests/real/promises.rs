@@ -26,7 +26,7 @@ struct Limits {
 }
 
 const LIMITS: [Limits; 2] = [
-    Limits { pods: 10, resident_kib: 5 * 1024 + 512, cpu_ms_per_minute: 10.0, wakeups_per_minute: 400.0 },
+    Limits { pods: 10, resident_kib: 5 * 1024, cpu_ms_per_minute: 10.0, wakeups_per_minute: 400.0 },
     Limits { pods: 110, resident_kib: 8 * 1024, cpu_ms_per_minute: 40.0, wakeups_per_minute: 400.0 },
 ];
 /// Anonymous memory when all pods are gone again, above that with ten.
