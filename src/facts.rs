@@ -27,6 +27,8 @@ pub fn embedded_runtime(config: &Config) -> runtime::Settings {
     settings.handlers.extend(config.embedded.oci_runtimes.iter().cloned());
     settings.cni_conf_dir.clone_from(&config.embedded.cni_conf_dir);
     settings.cni_bin_dirs.clone_from(&config.embedded.cni_bin_dirs);
+    // Pods that start before flannel's configuration is there would stay where no other node reaches them.
+    settings.has_own_network = config.flannel.is_none();
     settings.cgroup_driver = config.cgroup_driver;
     settings
 }
@@ -289,6 +291,18 @@ fn thermal_throttle_paths() -> Vec<Box<str>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Flags;
+
+    #[test]
+    fn pods_wait_for_the_network_of_flannel() {
+        let server = Some("https://10.0.0.1:6443".to_owned());
+        let alone = Flags { server, token_file: Some("/t".into()), ..Flags::default() };
+        let with = Flags { flannel: true, ..alone.clone() };
+        for (flags, has_own_network) in [(alone, true), (with, false)] {
+            let config = Config::load(&flags, None).unwrap();
+            assert_eq!(embedded_runtime(&config).has_own_network, has_own_network);
+        }
+    }
 
     #[test]
     fn files_of_the_kernel_are_read() {

@@ -223,6 +223,13 @@ mod tests {
             std::fs::write(root.join("bin").join(plugin), "").unwrap();
         }
         assert_eq!(shown(&settings), ["true  ", "true  "]);
+        let awaiting = Settings { has_own_network: false, ..settings.clone() };
+        let [_, network] = shown(&awaiting);
+        assert!(network.starts_with("false NetworkPluginNotReady no CNI configuration in "), "{network}");
+        std::fs::write(root.join("net.d/10-flannel.conflist"), super::network(&settings, "").unwrap())
+            .unwrap();
+        assert_eq!(shown(&awaiting), ["true  ", "true  "]);
+        std::fs::remove_file(root.join("net.d/10-flannel.conflist")).unwrap();
         std::fs::write(root.join("net.d/10-a.conflist"), "{}").unwrap();
         assert!(
             shown(&settings)[1].contains("10-a.conflist: name \"\" is not valid"),

@@ -28,8 +28,9 @@ pub struct Settings {
     pub is_cni_shared: bool,
     /// Directories of CNI plugins, in the order of the search.
     pub cni_bin_dirs: Vec<PathBuf>,
-    /// The bridge of the network that is used while `cni_conf_dir` has no configuration, as long as the node has no pod CIDR. One for each
-    /// CIDR has a name that begins so.
+    /// Pods are in a network of the runtime's own while `cni_conf_dir` has no configuration; else they wait for one.
+    pub has_own_network: bool,
+    /// The bridge of that network, as long as the node has no pod CIDR. One for each CIDR has a name that begins so.
     pub bridge: Box<str>,
     /// Its addresses, until the node has a pod CIDR.
     pub subnet: Box<str>,
@@ -54,6 +55,7 @@ impl Settings {
             cni_conf_dir: PathBuf::from(crate::paths::CNI),
             is_cni_shared: is_installed(),
             cni_bin_dirs: crate::paths::CNI_PLUGINS.map(PathBuf::from).into(),
+            has_own_network: true,
             bridge: "smolet0".into(),
             subnet: "10.87.0.0/16".into(),
             cgroup_driver: CgroupDriver::Cgroupfs,

@@ -36,6 +36,8 @@ pub(super) const INTERFACE: &str = "eth0";
 pub(super) enum CniError {
     /// The directory of configurations cannot be read.
     Directory(PathBuf, io::Error),
+    /// There is no configuration yet, and no network of the runtime's own.
+    Awaited(PathBuf),
     /// A configuration file cannot be read.
     File(PathBuf, io::Error),
     /// A configuration is refused.
@@ -54,6 +56,12 @@ impl fmt::Display for CniError {
             Self::Directory(path, error) => {
                 write!(f, "the directory of CNI configurations {}: {error}", path.display())
             }
+            Self::Awaited(path) => write!(
+                f,
+                "no CNI configuration in {}: flannel writes one when the Node has its podCIDR; servers without flannel \
+                 (--flannel-backend=none) need another network to be installed",
+                path.display()
+            ),
             Self::File(path, error) => write!(f, "the CNI configuration {}: {error}", path.display()),
             Self::Configuration(path, error) => {
                 write!(f, "the CNI configuration {}: {error}", path.display())
@@ -275,7 +283,14 @@ pub(super) fn load(settings: &Settings, pod_cidr: &str, asked: Asked) -> Result<
         Err(error) => return Err(CniError::Directory(dir.clone(), error)),
     }
     names.sort_unstable();
-    let Some(first) = names.first() else { return Ok(own(settings, pod_cidr, asked)) };
+    let Some(first) = names.first() else {
+        let is_awaited = !settings.has_own_network;
+        return if is_awaited {
+            Err(CniError::Awaited(dir.clone()))
+        } else {
+            Ok(own(settings, pod_cidr, asked))
+        };
+    };
     let path = dir.join(first);
     let bytes = read_linked(&path, CNI_CONFIGURATION_BYTES_MAX);
     let bytes = bytes.map_err(|error| CniError::File(path.clone(), error))?;
