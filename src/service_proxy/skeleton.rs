@@ -3,6 +3,7 @@
 //! ```text
 //!     prerouting, output  ─ -110 ► firewall-check            loadBalancerSourceRanges
 //!     prerouting, output  ─ -100 ► services                  service-ips, service-nodeports ─► chain of a port ─► dnat
+//!     forward ─────────────── 0 ► packets of pods that belong to no connection: drop
 //!     input, forward, output ─ 0 ► …-endpoints-check         no-endpoint-…: reject, drop
 //!     forward, output     ─── 0 ─► cluster-ips-check         ports that a cluster IP does not have: reject
 //!     postrouting         ─ 100 ─► masquerading              marked packets, and those of a pod to itself
@@ -20,6 +21,8 @@ pub const TABLE: &str = "smolet-services";
 const MASQUERADE_MARK: u32 = 1 << 14;
 /// Of a connection that begins.
 const STATE_NEW: u32 = 8;
+/// Of a packet that belongs to no connection, as far as the kernel can tell.
+const STATE_INVALID: u32 = 1;
 /// `IPS_DST_NAT`.
 const STATUS_DNAT: u32 = 0x20;
 
@@ -143,6 +146,7 @@ impl Kind {
             batch.flush_set(place.set());
         }
         self.set(AFFINITY, batch);
+        self.drop_invalid(batch, cluster_cidrs);
         for (chain, bases) in CHAINS {
             for base in bases {
                 let rule = if base.starts_with("nat-") { Rule::new() } else { state() };
@@ -189,6 +193,22 @@ impl Kind {
             .is_in(FIRST, "hairpin-connections")
             .masquerade();
         batch.add_rule(MASQUERADING, &hairpin);
+    }
+
+    /// An endpoint's packet that is outside of its connection's window is not translated back: the client would answer the stranger with
+    /// a reset, which ends the connection. kube-proxy drops all such packets in its iptables mode (`KUBE-FORWARD`), and none in its
+    /// nftables mode; here those of other networks, which may take another way back, pass where the pods' ranges are known.
+    fn drop_invalid(self, batch: &mut Batch, cluster_cidrs: &[Network]) {
+        let invalid = || Rule::new().connection_state(FIRST).has_bits(FIRST, STATE_INVALID);
+        if cluster_cidrs.is_empty() {
+            batch.add_rule("filter-forward", &invalid().verdict(Verdict::Drop));
+        }
+        for range in self.of_family(cluster_cidrs) {
+            for end in [self.source, self.destination] {
+                let rule = invalid().within(end, range, Compare::Equal, FIRST).verdict(Verdict::Drop);
+                batch.add_rule("filter-forward", &rule);
+            }
+        }
     }
 
     fn of_family(self, ranges: &[Network]) -> impl Iterator<Item = &Network> {

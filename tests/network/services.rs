@@ -147,6 +147,11 @@ fn a_cluster_ip_leads_to_its_endpoints_and_to_nobody_else() {
     world.change(vec![port("web", &[3])]);
     assert_eq!(world.client.ask_often(address), ["one"]);
     assert!(world.table().contains("\"default/web:http\""), "{}", world.table());
+    // What is outside of a connection's window is not translated back, and the client would reset its connection.
+    for end in ["saddr", "daddr"] {
+        let rule = format!("ct state invalid ip {end} 10.42.0.0/16 drop");
+        assert!(world.table().contains(&rule), "{}", world.table());
+    }
     world.gone("web");
     assert!(world.client.ask(address).is_err());
 }
