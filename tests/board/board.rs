@@ -18,6 +18,9 @@ const COMMAND_SECONDS: u64 = 180;
 /// Until pods are as their manifests say: five starts at once take half a minute.
 pub const PODS_SECONDS: u64 = 600;
 
+/// More pods that start or end at once make the deadlines of an emulated containerd expire, and then take minutes.
+pub const AT_ONCE: usize = 3;
+
 /// The demo's pods that stay.
 pub const DEMO: [&str; 3] = ["prepared", "sidecar", "web"];
 
@@ -193,28 +196,46 @@ impl Board {
 
     /// These manifests go, and their pods.
     pub fn remove(&self, names: &[&str]) {
-        for name in names {
-            self.run(&format!("rm /etc/smolet/manifests/{name}.yaml"));
-            self.wanted.borrow_mut().remove(*name);
+        for some in names.chunks(AT_ONCE) {
+            for name in some {
+                self.run(&format!("rm /etc/smolet/manifests/{name}.yaml"));
+                self.wanted.borrow_mut().remove(*name);
+            }
+            self.wait_for_end(some);
         }
-        self.wait_for(&format!("the end of {names:?}"), PODS_SECONDS, || {
-            let pods = self.pods();
-            names.iter().all(|name| !pods.contains_key(&format!("{name}-board"))).then_some(())
+    }
+
+    fn wait_for_end(&self, names: &[impl AsRef<str>]) {
+        self.wait_for("the end of pods", PODS_SECONDS, || {
+            let pods = self.list();
+            let is_there =
+                |name: &str| pods.iter().any(|pod| pod["metadata"]["name"] == format!("{name}-board"));
+            names.iter().all(|name| !is_there(name.as_ref())).then_some(())
         });
     }
 
     /// No pod is there until [`Self::put_back`].
     pub fn set_aside(&self) {
-        self.run("mkdir /etc/smolet/aside && mv /etc/smolet/manifests/* /etc/smolet/aside/");
-        self.aside.replace(self.wanted.take());
-        self.wait_for("no pods", PODS_SECONDS, || self.list().is_empty().then_some(()));
+        self.run("mkdir /etc/smolet/aside && cp -p /etc/smolet/manifests/* /etc/smolet/aside/");
+        self.aside.replace(self.wanted.borrow().clone());
+        self.remove_all();
+        assert_eq!(self.list(), [Value::Null; 0], "no pods");
     }
 
     /// Those of before, as they are wanted.
     pub fn put_back(&self) {
-        self.run("mv /etc/smolet/aside/* /etc/smolet/manifests/ && rmdir /etc/smolet/aside");
-        self.wanted.borrow_mut().append(&mut self.aside.borrow_mut());
-        self.wait_for_pods();
+        let aside: Vec<_> = self.aside.borrow().clone().into_iter().collect();
+        for some in aside.chunks(AT_ONCE) {
+            for (name, wanted) in some {
+                self.run(&format!(
+                    "cp -p /etc/smolet/aside/{name}.yaml /etc/smolet/ && mv /etc/smolet/{name}.yaml /etc/smolet/manifests/"
+                ));
+                self.wanted.borrow_mut().insert(name.clone(), wanted.clone());
+            }
+            self.wait_for_pods();
+        }
+        self.run("rm -r /etc/smolet/aside");
+        self.aside.take();
     }
 
     /// The settings as they are now are those that a failed step is followed by.

@@ -1,6 +1,6 @@
 //! What the agent and the whole board cost while nothing happens.
 
-use crate::board::Board;
+use crate::board::{AT_ONCE, Board};
 
 /// What is promised of x86-64 (docs/promises.md) is held here too: with 10 pods.
 const RESIDENT_MIB_MAX: f64 = 5.0;
@@ -59,10 +59,12 @@ pub fn with_pods(board: &Board) {
     board.set_aside();
     let sleepers: Vec<String> = (0..10).map(|n| format!("sleeper-{n}")).collect();
     for five in sleepers.chunks(5) {
-        for name in five {
-            board.put_pod(name, "terminationGracePeriodSeconds: 2, containers: [{name: c, image: 'smolet.test/busybox:1', command: [forever]}]");
+        for some in five.chunks(AT_ONCE) {
+            for name in some {
+                board.put_pod(name, "terminationGracePeriodSeconds: 2, containers: [{name: c, image: 'smolet.test/busybox:1', command: [forever]}]");
+            }
+            board.wait_for_pods();
         }
-        board.wait_for_pods();
         board.run("systemctl restart smolet");
         board.wait_for_pods();
         measure(board, board.names().len());

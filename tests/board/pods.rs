@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use crate::board::{Board, PODS_SECONDS, root};
+use crate::board::{AT_ONCE, Board, PODS_SECONDS, root};
 
 fn manifests(below: &str) -> Vec<PathBuf> {
     let mut files: Vec<_> =
@@ -55,11 +55,10 @@ pub fn commands(board: &Board) {
     assert!(described.contains("smolet.test/busybox:1"), "{described}");
 }
 
-/// Two or three at a time: more starts at once make the deadlines of an emulated containerd expire.
 pub fn gateway(board: &Board) {
     board.run("mkdir -p /srv/node-red && chown 1000:1000 /srv/node-red");
-    for three in manifests("examples/gateway").chunks(3) {
-        for file in three {
+    for some in manifests("examples/gateway").chunks(AT_ONCE) {
+        for file in some {
             let wanted = match &*name(file) {
                 "fetch-model" => Some("0/1 Completed"),
                 "log-shipper" | "prometheus" => Some("2/2 Running"),
