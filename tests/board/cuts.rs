@@ -220,13 +220,15 @@ pub fn all(board: &Board) {
     );
 }
 
-/// The tests' images go, and come from their archive again.
+/// The tests' images go, and come from their archive again; but for smolet.test/pause:1, which is the sandbox' image by another name, and
+/// the runtime removes an image with all its names.
 fn import_again(board: &Board) {
-    let names = "smolet.test/busybox:1 smolet.test/busybox:2 smolet.test/version:1 smolet.test/version:2 smolet.test/pause:1";
+    let names = "smolet.test/busybox:1 smolet.test/busybox:2 smolet.test/version:1 smolet.test/version:2";
     board.run("mv /var/lib/smolet/images/test.tar /root/");
     board.wait_for("the end of the images", 300, || {
         let _ = board.try_run(&format!("smolet image rm {names}"));
-        (!board.run("smolet image ls").contains("smolet.test")).then_some(())
+        let left = board.run("smolet image ls");
+        (!left.contains("smolet.test/busybox") && !left.contains("smolet.test/version")).then_some(())
     });
     // containerd collects what nothing refers to a little later.
     board.wait_for("the end of their layers", 300, || {
