@@ -47,7 +47,7 @@ impl ContainerUsage {
 /// A pod's usage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodUsage {
-    /// Its running containers.
+    /// Its running containers; without any it uses no memory.
     pub containers: Vec<ContainerUsage>,
     /// Its volumes on the node's disk, and its hosts file.
     pub volumes: DiskUse,
@@ -59,15 +59,13 @@ impl PodUsage {
     /// Usage of the signal's resource, in its unit (`memory`, `disk`): with images on a separate disk, the writable layers are
     /// there, else everything is on one disk. `None` when unknown.
     fn of(&self, signal: Signal, images_apart: bool) -> Option<u64> {
-        if self.containers.is_empty() {
-            return None;
-        }
         let sum = |of: &dyn Fn(&ContainerUsage) -> Option<u64>| {
             self.containers.iter().filter_map(of).fold(0, u64::saturating_add)
         };
         let (layers, others) = match signal {
             Signal::MemoryAvailable => {
-                let known = self.containers.iter().any(|container| container.memory.is_some());
+                let mut all = self.containers.iter();
+                let known = self.containers.is_empty() || all.any(|container| container.memory.is_some());
                 return known.then(|| sum(&|container| container.memory));
             }
             Signal::NodeFsAvailable | Signal::NodeFsInodesFree => (!images_apart, true),
@@ -287,6 +285,10 @@ mod tests {
         let unknown = [all[2], Evictable { pod: &modest, usage: None }];
         let first = first_to_go(&unknown, &threshold(Signal::MemoryAvailable), seen, false);
         assert_eq!(first.map(|(place, _)| place), Some(1), "as in the kubelet: unknown usage ranks first");
+        let waits = PodUsage::default();
+        let waiting = [Evictable { pod: &modest, usage: Some(&waits) }, all[0]];
+        let first = first_to_go(&waiting, &threshold(Signal::MemoryAvailable), seen, false);
+        assert_eq!(first.map(|(place, _)| place), Some(1), "a pod without a running container uses nothing");
     }
 
     #[test]

@@ -128,7 +128,8 @@ impl Measured {
     }
 }
 
-/// Usage of these pods, by UID; process IDs as `counted` in their cgroups. A container without stats in the runtime is left out.
+/// Usage of these pods, by UID; process IDs as `counted` in their cgroups. A container without stats in the runtime is left out, and so is
+/// a pod none of whose running containers has any.
 ///
 /// # Errors
 /// The runtime's.
@@ -141,6 +142,11 @@ pub(super) async fn measure<R: Runtime>(
     let mut unmeasured: SortedMap<&str, (&str, &Box<str>)> = SortedMap::new();
     for pod in &pods {
         unmeasured.extend(pod.containers.iter().map(|(id, name)| (&**id, (&*pod.uid, name))));
+        // Differs from the kubelet (listPodStatsPartiallyFromCRI), which has no stats of a pod that waits for its next start or its
+        // image, and so evicts that one first, which frees nothing.
+        if pod.containers.is_empty() {
+            usages.entry(pod.uid.clone()).or_default();
+        }
     }
     let mut add = |told: ContainerStats| {
         // Each container counts once, even if the runtime repeats it.

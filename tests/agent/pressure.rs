@@ -117,6 +117,19 @@ fn only_the_first_ranked_pod_is_evicted_and_starts_again_without_pressure() {
 }
 
 #[test]
+fn a_pod_that_waits_for_its_next_start_is_not_evicted_before_one_that_uses_memory() {
+    let world = world(hard());
+    run(&world, "much", 60, "");
+    world.fake.program("c-crash", Program::exits(1, Duration::ZERO));
+    world.run("crash", &app("crash", "", ""));
+    world.until("its wait", |world| world.waiting("crash", "c-crash").0 == "CrashLoopBackOff");
+    memory(&world, 50);
+    world.until("the end of one", |world| gone(world, &["much"]) || gone(world, &["crash"]));
+    assert_eq!(why(&world, "much").0, "Evicted");
+    assert_eq!(why(&world, "crash").0, "");
+}
+
+#[test]
 fn under_pid_pressure_the_lowest_priority_is_evicted() {
     let world = World::without_agent();
     memory(&world, 900);
