@@ -113,6 +113,8 @@ struct ProcessedArchive {
     archive: (String, Stamp),
     /// It cannot be imported.
     refused: bool,
+    /// Images that had its label then. Fewer now: somebody has removed one, and it is processed again.
+    images: usize,
 }
 
 /// Inflates an archive into a file that is at that path for a moment only; `None`: it is not compressed. Blocks. The error follows
@@ -252,7 +254,7 @@ impl Importer {
                 if archives.len() != self.settled.len() {
                     log::warn!("{}", of_runtime(failure));
                 }
-                let refused = |archive| ProcessedArchive { archive, refused: true };
+                let refused = |archive| ProcessedArchive { archive, refused: true, images: 0 };
                 self.settled = archives.into_iter().map(refused).collect();
                 return Ok(());
             }
@@ -265,6 +267,7 @@ impl Importer {
         }
         let is_gone = |label: &str| !archives.iter().any(|(name, _)| name == archive_of(label));
         self.release(&mut records, is_gone).await.map_err(of_runtime)?;
+        self.settled.retain(|settled| images_of(&records, &settled.archive.0) >= settled.images);
         for (name, stamp) in archives.into_iter().rev() {
             let archive = (name, stamp);
             if self.settled.iter().any(|settled| settled.archive == archive) {
@@ -278,7 +281,8 @@ impl Importer {
                 }
                 Err(failure) => return Err(of_runtime(failure)),
             };
-            self.settled.push(ProcessedArchive { archive, refused });
+            let images = images_of(&records, &archive.0);
+            self.settled.push(ProcessedArchive { archive, refused, images });
         }
         Ok(())
     }
@@ -461,6 +465,11 @@ impl Failure {
             }
         }
     }
+}
+
+/// Number of images with the label of an archive of that name.
+fn images_of(records: &Records, name: &str) -> usize {
+    records.values().filter(|label| archive_of(label) == name).count()
 }
 
 /// True when all images of the archive in this state exist. Not when another archive has one of them: then only the archive

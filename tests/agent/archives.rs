@@ -89,6 +89,22 @@ fn an_image_of_two_archives_is_that_of_the_last_and_is_not_imported_again() {
 }
 
 #[test]
+fn an_image_that_somebody_removed_is_imported_again_with_the_next_look() {
+    const OWN: &str = "docker.io/library/own:1";
+    let world = world();
+    archive(&world, "a.tar", "a", &["app:1", "own:1"]);
+    archive(&world, "b.tar", "bb", &["app:1"]);
+    world.start();
+    look(&world, "first");
+    assert!(is_of(&world, OWN, "a.tar") && is_of(&world, APP, "b.tar"));
+    let before = writes(&world, APP);
+    world.fake.state().store.records.remove(OWN);
+    look(&world, "second");
+    assert!(is_of(&world, OWN, "a.tar"));
+    assert_eq!(writes(&world, APP), before, "the other archive's is left alone");
+}
+
+#[test]
 fn the_image_is_taken_from_the_next_archive_when_the_last_no_longer_has_it() {
     let world = world();
     archive(&world, "a.tar", "a", &["app:1"]);
