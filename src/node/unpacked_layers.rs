@@ -19,7 +19,9 @@ use crate::clock::SharedClock;
 use crate::cri::store::{ImageStore, Snapshot};
 use crate::cri::{GrpcRuntime, Runtime as _, RuntimeError};
 use crate::filesystem::{read_linked, replace};
-use crate::limits::{SNAPSHOT_TRIES, SNAPSHOTS_DEPTH_MAX, TORN_CNI_WAIT, UNPACKED_LAYERS_BYTES_MAX};
+use crate::limits::{
+    SNAPSHOT_TRIES, SNAPSHOTS_DEPTH_MAX, SNAPSHOTS_MAX, TORN_CNI_WAIT, UNPACKED_LAYERS_BYTES_MAX,
+};
 use crate::metrics::Counter;
 use crate::model::{ContainerId, ContainerItem, ContainerState, SandboxId, SandboxItem, SandboxState};
 
@@ -134,29 +136,31 @@ async fn try_remove(
     }
     let mut on_top: Vec<OnTop> = doubted.iter().map(|_| OnTop::Nothing).collect();
     let place = |id: &str| doubted.iter().position(|snapshot| *snapshot.name == *id);
-    let mut container = |of: ContainerItem| {
-        if let Some(at) = place(of.id.as_str()) {
-            on_top[at] = OnTop::Container(of.state == ContainerState::Running);
-        }
-    };
-    runtime.list_containers(None, &mut container).await.map_err(text)?;
+    let mut foreign = Vec::new();
     let mut sandbox = |of: SandboxItem| {
+        let is_left = of.node.is_none() || of.state == SandboxState::Ready;
         if let Some(at) = place(of.id.as_str()) {
-            on_top[at] = OnTop::Sandbox(of.state == SandboxState::Ready);
+            on_top[at] = if is_left { OnTop::Left } else { OnTop::Sandbox };
+        }
+        if of.node.is_none() && foreign.len() < SNAPSHOTS_MAX {
+            foreign.push(of.id);
         }
     };
     runtime.list_pod_sandboxes(None, &mut sandbox).await.map_err(text)?;
+    let mut container = |of: ContainerItem| {
+        if let Some(at) = place(of.id.as_str()) {
+            let is_left = of.state == ContainerState::Running || foreign.contains(&of.sandbox_id);
+            on_top[at] = if is_left { OnTop::Left } else { OnTop::Container };
+        }
+    };
+    runtime.list_containers(None, &mut container).await.map_err(text)?;
     let mut failure = Ok(());
     for (Snapshot { name, is_committed, .. }, on_top) in doubted.into_iter().zip(&on_top) {
         let done = match on_top {
-            OnTop::Container(true) | OnTop::Sandbox(true) => Err(format!("{name} runs on one of them")),
-            OnTop::Container(false) => {
-                runtime.remove_container(&ContainerId::from(&**name)).await.map_err(text)
-            }
+            OnTop::Left => Err(format!("{name} is on one of them, and runs or is another agent's")),
+            OnTop::Container => runtime.remove_container(&ContainerId::from(&**name)).await.map_err(text),
             // Which stops it too.
-            OnTop::Sandbox(false) => {
-                runtime.remove_pod_sandbox(&SandboxId::from(&**name)).await.map_err(text)
-            }
+            OnTop::Sandbox => runtime.remove_pod_sandbox(&SandboxId::from(&**name)).await.map_err(text),
             OnTop::Nothing => store.remove_snapshot(snapshotter, name).await.map_err(text),
         };
         if done.is_ok() && *is_committed {
@@ -167,11 +171,13 @@ async fn try_remove(
     failure
 }
 
-/// What has a snapshot as its writable layer, and whether it runs.
+/// What has a snapshot as its writable layer.
 enum OnTop {
     Nothing,
-    Container(bool),
-    Sandbox(bool),
+    Container,
+    Sandbox,
+    /// One that runs, or that is not smolet's.
+    Left,
 }
 
 #[cfg(test)]
