@@ -317,7 +317,7 @@ pub const SHIMS_MAX: usize = 1024;
 /// Bytes of a process's command line that are read to find shims.
 pub const SHIM_CMDLINE_BYTES_MAX: usize = 4 * KIB;
 /// Time between two looks for shims without a sandbox.
-pub const SHIM_LOOK_PERIOD: Duration = Duration::from_mins(5);
+pub const SHIM_LOOK_PERIOD: Duration = Duration::from_hours(1);
 /// How long a sandbox takes to start at most, pulls and networks included: a younger shim may serve one that is not listed yet.
 pub const SHIM_STARTS_WITHIN: Duration = Duration::from_mins(5);
 /// How long a shim may outlive its sandbox.

@@ -94,7 +94,7 @@ async fn write_images_out<R: Runtime>(
     let disk = told.into_iter().next().ok_or("the runtime reports no image filesystem")?;
     // Those that are unpacked meanwhile are not written out.
     let layers = match snapshotter(&disk.mountpoint) {
-        Some(snapshotter) => Some(store.snapshots(snapshotter).await.map_err(|error| error.to_string())?),
+        Some(snapshotter) => Some(store.snapshots(snapshotter).await),
         None => None,
     };
     let path = PathBuf::from(&*disk.mountpoint);
@@ -103,10 +103,9 @@ async fn write_images_out<R: Runtime>(
     let written = blocking.run_outside(&path, move || write_out(&theirs)).await;
     let written = written.map_err(|stuck| stuck.to_string()).and_then(|written| written);
     written.map_err(|error| format!("{}: {error}", disk.mountpoint))?;
-    match layers {
-        Some(layers) => blocking.run(move || record.write(&layers)).await.map_err(|error| error.to_string()),
-        None => Ok(()),
-    }
+    let Some(layers) = layers else { return Ok(()) };
+    let layers = layers.map_err(|error| format!("layers: {error}"))?;
+    blocking.run(move || record.write(&layers)).await.map_err(|error| format!("layers: {error}"))
 }
 
 /// Blocking.
