@@ -77,7 +77,7 @@ impl ImageSync {
     pub(super) fn take(&mut self, written: Result<(), String>) {
         self.in_flight = false;
         if let Err(error) = written {
-            log::warn!(
+            log::debug!(
                 "images are not written out: {error}; a power cut within half a minute may damage new ones"
             );
         }
