@@ -41,6 +41,13 @@ impl World {
         port.try_into().unwrap()
     }
 
+    /// After an agent's end: the Node object tells no port until the next agent does, which may be given the same.
+    pub fn forget_port(&self) {
+        let mut status = self.node().expect("it has joined")["status"].clone();
+        status["daemonEndpoints"]["kubeletEndpoint"]["Port"] = 0.into();
+        self.api.update_status("nodes", "", NODE, status);
+    }
+
     /// A connection that trusts the node's own certificate, for its name.
     pub fn connect(&self, identity: Option<&Identity>) -> io::Result<Client> {
         let port = self.node_port();
