@@ -291,9 +291,11 @@ fn thermal_throttle_paths() -> Vec<Box<str>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(feature = "tls")]
     use crate::config::Flags;
 
     #[test]
+    #[cfg(feature = "tls")]
     fn pods_wait_for_the_network_of_flannel() {
         let server = Some("https://10.0.0.1:6443".to_owned());
         let alone = Flags { server, token_file: Some("/t".into()), ..Flags::default() };
