@@ -137,31 +137,16 @@ impl Cgroups {
     /// Bytes that the pod's cgroup has written to disks since it was made; `None` without a cgroup that counts them: version 1 counts
     /// neither what the kernel writes back later nor, without throttling, anything else.
     pub fn written_by_pod(&self, node: &NodeSettings, uid: &str) -> Option<u64> {
-        if uid.is_empty() || uid.contains('/') {
-            return None;
-        }
-        let hierarchy = self.unified.as_ref()?;
-        pod_cgroup_candidates(node, uid).iter().find_map(|name| {
-            let file = hierarchy.join(name.trim_start_matches('/')).join("io.stat");
-            let text = read_start(&file, CGROUP_WRITTEN_BYTES_MAX).ok()?;
-            Some(written(&String::from_utf8_lossy(&text)))
-        })
+        let text = of_pod(self.unified.as_ref()?, node, uid, "io.stat", CGROUP_WRITTEN_BYTES_MAX)?;
+        Some(written(&text))
     }
 
     /// Process IDs of the pod's processes and threads; `None` without a cgroup that counts them.
     pub fn pids_of_pod(&self, node: &NodeSettings, uid: &str) -> Option<u64> {
-        if uid.is_empty() || uid.contains('/') {
-            return None;
-        }
         let apart = self.controllers.iter().find(|(controller, _)| *controller == Controller::Pids);
         let hierarchy = apart.map(|(_, path)| path).or(self.unified.as_ref())?;
-        pod_cgroup_candidates(node, uid).iter().find_map(|name| {
-            let file = hierarchy.join(name.trim_start_matches('/')).join("pids.current");
-            // A number and a newline.
-            let mut text = String::new();
-            std::fs::File::open(file).ok()?.take(32).read_to_string(&mut text).ok()?;
-            text.trim().parse().ok()
-        })
+        // A number and a newline.
+        of_pod(hierarchy, node, uid, "pids.current", 32)?.trim().parse().ok()
     }
 
     /// Kills the processes in the pod's cgroups and returns the names of the existing ones: systemd would wait ninety seconds
@@ -183,6 +168,18 @@ impl Cgroups {
         });
         (names, removed.killed)
     }
+}
+
+/// The beginning of a file of the pod's cgroup in that hierarchy; `None` when it has none there.
+fn of_pod(hierarchy: &Path, node: &NodeSettings, uid: &str, file: &str, bytes_max: usize) -> Option<String> {
+    // A UID becomes part of a path: one with a separator is not ours.
+    if uid.is_empty() || uid.contains('/') {
+        return None;
+    }
+    let text = pod_cgroup_candidates(node, uid).iter().find_map(|name| {
+        read_start(&hierarchy.join(name.trim_start_matches('/')).join(file), bytes_max).ok()
+    })?;
+    Some(String::from_utf8_lossy(&text).into_owned())
 }
 
 /// Bytes written to all devices, of an `io.stat`. PURE.

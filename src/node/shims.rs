@@ -1,6 +1,6 @@
 //! Looks for shims of containerd that serve no sandbox any more, and tells of them: `smolet_orphaned_shims`, and a line of the log.
 //!
-//! Not in the kubelet. None is ended: its runtime may still know what for it is.
+//! Not in the kubelet. None is ended: containerd may still know what it is for.
 
 use std::path::{Path, PathBuf};
 
@@ -52,7 +52,7 @@ impl Shims {
         let before = out.metrics().orphaned_shims.replace(found.len());
         if let Some(last) = found.last().filter(|_| found.len() > before) {
             log::warn!(
-                "{} shims of containerd serve no sandbox, and keep their memory: of sandbox {}, and smolet doctor",
+                "{} shims of containerd serve no sandbox and keep their memory, the last that of sandbox {}; smolet doctor lists them",
                 found.len(),
                 last.sandbox
             );

@@ -69,16 +69,20 @@ pub(super) fn snapshotter(mountpoint: &str) -> Option<&str> {
 
 /// The layers that are not known, and whatever is on one of them: what is on another before that. PURE.
 fn doubted<'a>(snapshots: &'a [Snapshot], known: &str) -> Vec<&'a Snapshot> {
-    let parent = |of: &Snapshot| snapshots.iter().find(|other| other.name == of.parent);
-    // How many each has below it, itself included; 0 for one that is known and on known ones. A circle ends at the limit.
-    let depths: Vec<usize> = snapshots
+    // Each name is looked for once: there may be thousands.
+    let places: Vec<(Option<usize>, bool)> = snapshots
         .iter()
         .map(|of| {
-            let below = || std::iter::successors(Some(of), |of| parent(of)).take(SNAPSHOTS_DEPTH_MAX);
-            let is_new = |of: &Snapshot| of.is_committed && known.lines().all(|name| *name != *of.name);
-            if below().any(is_new) { below().count() } else { 0 }
+            let parent = snapshots.iter().position(|other| other.name == of.parent);
+            (parent, of.is_committed && known.lines().all(|name| *name != *of.name))
         })
         .collect();
+    // How many each has below it, itself included; 0 for one that is known and on known ones. A circle ends at the limit.
+    let depth_of = |at| {
+        let below = || std::iter::successors(Some(at), |at: &usize| places[*at].0).take(SNAPSHOTS_DEPTH_MAX);
+        if below().any(|at| places[at].1) { below().count() } else { 0 }
+    };
+    let depths: Vec<usize> = (0..snapshots.len()).map(depth_of).collect();
     let from_the_top = (1..=SNAPSHOTS_DEPTH_MAX).rev();
     let of_depth = |depth| snapshots.iter().zip(&depths).filter(move |(_, of)| **of == depth);
     from_the_top.flat_map(of_depth).map(|(snapshot, _)| snapshot).collect()

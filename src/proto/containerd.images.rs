@@ -100,7 +100,7 @@ pub struct ListImagesResponse {
     #[prost(message, repeated, tag = "1")]
     pub images: ::prost::alloc::vec::Vec<Image>,
 }
-// ---- containerd.services.snapshots.v1; what a list answers is read field by field (src/cri/layers.rs)
+// ---- containerd.services.snapshots.v1; what a list answers is read field by field (src/cri/store.rs)
 
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListSnapshotsRequest {
