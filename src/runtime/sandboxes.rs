@@ -443,8 +443,8 @@ impl Sandboxes {
             }
             let Ok(network) = sandboxes.network(ALL).await else { return };
             let Ok(network) = cni::kept(&network) else { return };
-            let ids: Vec<Box<str>> = sandboxes.all().iter().map(|of| of.id().as_str().into()).collect();
-            if let Err(error) = sandboxes.context.plugins.collect_garbage(&network, &ids).await {
+            let ids = || sandboxes.all().iter().map(|of| of.id().as_str().into()).collect();
+            if let Err(error) = sandboxes.context.plugins.collect_garbage(&network, ids).await {
                 log::warn!("{error}; addresses of former pods may stay reserved");
             }
         };

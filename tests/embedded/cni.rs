@@ -25,6 +25,17 @@ fn calls(machine: &Machine) -> Vec<String> {
         .collect()
 }
 
+/// That call of a kind, from 0, once it was made.
+async fn nth_call(machine: &Machine, kind: &str, nth: usize) -> String {
+    for _ in 0..500 {
+        if let Some(call) = calls(machine).into_iter().filter(|call| call.starts_with(kind)).nth(nth) {
+            return call;
+        }
+        async_io::Timer::after(std::time::Duration::from_millis(20)).await;
+    }
+    panic!("{kind} was not called {} times within 10 s: {:?}", nth + 1, calls(machine));
+}
+
 #[test]
 fn the_nodes_configuration_is_used_and_a_failed_chain_is_taken_back() {
     let mut machine = Machine::new();
@@ -94,24 +105,29 @@ fn plugins_of_version_1_1_collect_garbage_at_the_start() {
     plugin(
         &machine,
         "only",
-        r#"[ $CNI_COMMAND = ADD ] && echo '{"cniVersion":"1.1.0","ips":[{"address":"192.0.2.7/24"}]}'; exit 0"#,
+        &format!(
+            r#"[ $CNI_COMMAND = ADD ] && echo '{{"cniVersion":"1.1.0","ips":[{{"address":"192.0.2.7/24"}}]}}'
+               [ $CNI_COMMAND = GC ] && sleep 0.5 && echo "only end of GC" >> {}; exit 0"#,
+            machine.root.join("calls").display()
+        ),
     );
     machine.run(async {
         let runtime = machine.open().await;
+        nth_call(&machine, "only GC", 0).await;
         let id = run_sandbox(&runtime, pod("a")).await;
         assert_eq!(status_of(&runtime, &id).await.network.unwrap().ip, "192.0.2.7");
+        let before: Vec<_> =
+            calls(&machine).iter().map(|call| call.chars().take(8).collect::<String>()).collect();
+        assert_eq!(
+            before,
+            ["only GC ", "only end", "only ADD"],
+            "nothing is attached while garbage is collected"
+        );
         drop(runtime);
         let runtime = machine.open().await;
-        let mut last = String::new();
-        for _ in 0..500 {
-            last = calls(&machine).pop().unwrap();
-            if last.starts_with("only GC") {
-                break;
-            }
-            async_io::Timer::after(std::time::Duration::from_millis(20)).await;
-        }
+        let collected = nth_call(&machine, "only GC", 1).await;
         let valid = format!(r#""cni.dev/valid-attachments":[{{"containerID":"{id}","ifname":"eth0"}}]"#);
-        assert!(last.starts_with("only GC") && last.contains(&valid), "{last}");
+        assert!(collected.contains(&valid), "{collected}");
         remove_sandbox(&runtime, &id).await;
     });
     machine.assert_clean();

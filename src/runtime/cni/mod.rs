@@ -11,6 +11,7 @@ use std::rc::Rc;
 
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
+use smol::lock::RwLock;
 
 use super::links;
 use super::process::{self, Program, ProgramError};
@@ -101,13 +102,15 @@ pub(super) struct Attachment {
 /// Runs plugins.
 pub(super) struct Plugins {
     dirs: Vec<PathBuf>,
+    /// GC runs alone, ADD and DEL of different sandboxes beside each other: the specification wants it so.
+    turns: RwLock<()>,
     blocking: Rc<Blocking>,
     clock: SharedClock,
 }
 
 impl Plugins {
     pub(super) fn new(dirs: &[PathBuf], blocking: Rc<Blocking>, clock: SharedClock) -> Self {
-        Self { dirs: dirs.to_owned(), blocking, clock }
+        Self { dirs: dirs.to_owned(), turns: RwLock::new(()), blocking, clock }
     }
 
     /// Attaches a sandbox: ADD of each plugin in order. The final result.
@@ -115,6 +118,7 @@ impl Plugins {
     /// # Errors
     /// A plugin's. [`Plugins::delete`] removes what the others have made.
     pub(super) async fn add(&self, network: &Network, attachment: &Attachment) -> Result<Value, CniError> {
+        let _turn = self.turns.read().await;
         let mut result = None;
         for index in 0..network.len() {
             if let Some(bridge) = network.bridge(index).map(str::to_owned) {
@@ -146,6 +150,7 @@ impl Plugins {
         attachment: &Attachment,
         result: Option<&Value>,
     ) -> Result<(), CniError> {
+        let _turn = self.turns.read().await;
         let result = result.filter(|_| network.version >= Version::V0_4);
         let mut done = Ok(());
         for index in (0..network.len()).rev() {
@@ -177,19 +182,21 @@ impl Plugins {
         Ok(())
     }
 
-    /// Lets plugins remove what belongs to none of these sandboxes. Without effect where the network's version has no GC.
+    /// Lets plugins remove what belongs to none of the sandboxes there are when no ADD and no DEL runs. Those that come wait for it, for
+    /// [`CNI_PLUGIN_TIME`] per plugin at most. Without effect where the network's version has no GC.
     ///
     /// # Errors
     /// A plugin's, after all have run.
     pub(super) async fn collect_garbage(
         &self,
         network: &Network,
-        sandboxes: &[Box<str>],
+        sandboxes: impl Fn() -> Vec<Box<str>>,
     ) -> Result<(), CniError> {
         if network.version < Version::V1_1 || network.disables_gc {
             return Ok(());
         }
-        let valid = sandboxes.iter().map(|id| json!({ "containerID": &**id, "ifname": INTERFACE }));
+        let _turn = self.turns.write().await;
+        let valid = sandboxes().into_iter().map(|id| json!({ "containerID": id, "ifname": INTERFACE }));
         let valid = Value::Array(valid.collect());
         let mut done = Ok(());
         for index in 0..network.len() {
