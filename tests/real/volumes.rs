@@ -41,7 +41,7 @@ pub fn variables_come_from_config_maps_and_secrets(runtime: &Runtime) {
          - {apiVersion: v1, kind: Secret, metadata: {name: login}, data: {word: aHVudGVyMg==}, stringData: {name: ann}}\n",
     );
     agent.running("app");
-    let env = agent.read_out("env");
+    let env = agent.wait_out("env");
     for line in [
         "LEVEL=debug",
         "level=debug",
