@@ -136,7 +136,7 @@ impl Runtime {
     pub fn answers(&self) {
         // containerd says its version before it does anything else.
         let lists = || self.drive(self.cri.list_pod_sandboxes(None, &mut |_| {})).ok();
-        wait_for("the CRI answers", 30, lists);
+        wait_for("the CRI answers", 120, lists);
     }
 
     /// Runs to the end of `work`, and the connection's own tasks meanwhile.
