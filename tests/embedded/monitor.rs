@@ -591,8 +591,11 @@ fn with_the_nodes_process_ids_orphans_are_reaped_and_hold_no_exit() {
 fn the_spawner_may_be_killed_meanwhile() {
     let container = Container::new("echo here; exit 4", |arguments, _| {
         let slow = arguments.bundle.join("slow-runtime");
-        fs::write(&slow, "#!/bin/sh\nsleep 0.3\nexec runc \"$@\"\n").unwrap();
-        fs::set_permissions(&slow, fs::Permissions::from_mode(0o755)).unwrap();
+        let source = arguments.bundle.join("slow-runtime.text");
+        fs::write(&source, "#!/bin/sh\nsleep 0.3\nexec runc \"$@\"\n").unwrap();
+        // By another process, as in faults.rs.
+        let made = Command::new("install").args(["-m", "755"]).args([&source, &slow]).status().unwrap();
+        assert!(made.success());
         arguments.runtime = slow;
     });
     let mut first = Command::new(program())
