@@ -136,12 +136,14 @@ pub fn pods_and_agent_outlive_containerd(runtime: &Runtime) {
     agent.end_pods();
 }
 
-/// The first process of a container, found by its cgroup.
+/// The first process of a container, found by its cgroup and as the first one of its PID namespace: others may have lower numbers.
 pub fn shim_child(id: &str) -> Pid {
     let processes = std::fs::read_dir("/proc").expect("/proc");
     let mut pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let pid = pids.find(|pid| {
-        std::fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|cgroups| cgroups.contains(id))
+        let text = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        let is_first = |line: &str| line.starts_with("NSpid:") && line.ends_with("\t1");
+        text("cgroup").contains(id) && text("status").lines().any(is_first)
     });
     Pid::from_raw(pid.expect("the container has a process")).expect("not zero")
 }
