@@ -91,5 +91,8 @@ pub const REMOVAL_RETRY_MAX: Duration = Duration::from_mins(5);
 pub const RECOVERIES_AT_ONCE_MAX: usize = 16;
 /// How often the end of a half-made container's monitor is looked for at the start.
 pub const MONITOR_END_PERIOD: Duration = Duration::from_millis(20);
+/// How often what works for a half-made container or sandbox is killed at the start, as long as there is some. After the last time: it
+/// cannot exit, as for a disk that does not answer, and the start goes on.
+pub const MAKERS_KILLS_MAX: usize = 100;
 /// Bytes of a process's environment that are looked through for whom it works. More: the rest is not seen.
 pub const PLUGIN_ENVIRONMENT_BYTES_MAX: usize = 64 * KIB;

@@ -4,14 +4,16 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Duration;
+use std::sync::Arc;
 
 use rustix::process::{Pid, Signal, getpid, kill_process};
 
 use super::context::Context;
 use super::settings::Settings;
 use crate::filesystem::read_start;
-use crate::limits::{CONTAINER_CREATE_TIME, KIB, MONITOR_END_PERIOD, PLUGIN_ENVIRONMENT_BYTES_MAX};
+use crate::limits::{
+    CONTAINER_CREATE_TIME, KIB, MAKERS_KILLS_MAX, MONITOR_END_PERIOD, PLUGIN_ENVIRONMENT_BYTES_MAX,
+};
 use crate::monitor;
 
 /// Waits until a monitor that is still making a container has done so or given up. `dir` has the monitor's files.
@@ -44,30 +46,37 @@ pub(super) async fn end_plugins(context: &Rc<Context>, id: &str) {
         .await;
 }
 
-/// Kills the processes whose file in `/proc/PID` is one of theirs, but not this one.
+/// Kills the processes whose file in `/proc/PID` is one of theirs, but not this one, until there is none: a process may start another
+/// one behind the look, and one that is killed takes a moment to exit, on a busy machine a long one.
 async fn kill(
     context: &Rc<Context>,
     file: &'static str,
     bytes: usize,
-    is_one: impl Fn(&[u8]) -> bool + Send + 'static,
+    is_one: impl Fn(&[u8]) -> bool + Send + Sync + 'static,
 ) {
-    let killed = context.blocking(move || {
-        let mut killed = false;
-        for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-            let pid = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
-            let Some(pid) = pid.filter(|pid| *pid != getpid()) else { continue };
-            // It may have ended.
-            let Ok(text) = read_start(&entry.path().join(file), bytes) else { continue };
-            if is_one(&text) {
-                killed |= kill_process(pid, Signal::KILL).is_ok();
-            }
+    let is_one = Arc::new(is_one);
+    for _ in 0..MAKERS_KILLS_MAX {
+        let is_one = is_one.clone();
+        if !context.blocking(move || kill_all(file, bytes, &*is_one)).await {
+            return;
         }
-        killed
-    });
-    if killed.await {
-        // A killed process takes a moment to exit.
-        context.clock.sleep(Duration::from_millis(50)).await;
+        context.clock.sleep(MONITOR_END_PERIOD).await;
     }
+}
+
+/// True if there was one. Blocking.
+fn kill_all(file: &str, bytes: usize, is_one: &dyn Fn(&[u8]) -> bool) -> bool {
+    let mut killed = false;
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let pid = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
+        let Some(pid) = pid.filter(|pid| *pid != getpid()) else { continue };
+        // It may have ended: then there is nothing to read.
+        let Ok(text) = read_start(&entry.path().join(file), bytes) else { continue };
+        if is_one(&text) {
+            killed |= kill_process(pid, Signal::KILL).is_ok();
+        }
+    }
+    killed
 }
 
 /// File names of the programs that may work for a container. `exe` is that of `/proc/self/exe`. PURE.

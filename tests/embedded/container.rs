@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use crate::common::Stopwatch;
 use smolet::cri::{EventService, Runtime as _, RuntimeError, RuntimeEventKind};
 use smolet::proto::runtime::v1 as cri;
 
 use super::machine::{
     Machine, container_of, create, exec, exited, remove_sandbox, run_container, run_sandbox, script, start,
-    status_of, stop_sandbox,
+    status_of, stop_sandbox, until,
 };
 
 #[test]
@@ -42,10 +43,13 @@ fn a_container_runs_in_its_pod_and_its_end_is_seen_at_once() {
         assert!(String::from_utf8_lossy(&addresses.stdout).contains(&ip), "{addresses:?}");
 
         let log = machine.root.join("logs/life/app.log");
-        let text = std::fs::read_to_string(&log).unwrap();
-        assert!(text.contains("stdout F life\n") && text.contains("65536"), "{text}");
+        until("its output", async || {
+            let text = std::fs::read_to_string(&log).unwrap();
+            text.contains("stdout F life\n") && text.contains("65536")
+        })
+        .await;
 
-        let begun = Instant::now();
+        let begun = Stopwatch::start();
         std::fs::write(rootfs.join("tmp/fifo"), "\n").unwrap();
         let mut seen = Vec::new();
         while seen.last() != Some(&(RuntimeEventKind::Exited, id.clone())) {
@@ -64,7 +68,7 @@ fn a_container_runs_in_its_pod_and_its_end_is_seen_at_once() {
             seen[..2].iter().map(|(kind, _)| *kind).collect::<Vec<_>>(),
             [RuntimeEventKind::Created, RuntimeEventKind::Started]
         );
-        // The shell's end, the monitor's, and one turn of the loop: milliseconds, also on a busy machine.
+        // The shell's end, the monitor's, and one turn of the loop: milliseconds, but for the wait for a processor.
         assert!(took < Duration::from_millis(500), "{took:?}");
         remove_sandbox(&runtime, &sandbox).await;
     });
@@ -143,7 +147,7 @@ fn commands_have_outputs_exit_codes_and_deadlines() {
                 String::from_utf8_lossy(&shown.stdout).into_owned()
             };
             let before = processes().await.lines().count();
-            let begun = Instant::now();
+            let begun = Stopwatch::start();
             let cmd = command.iter().map(|word| (*word).to_owned()).collect();
             let request = cri::ExecSyncRequest { container_id: id.clone(), cmd, timeout: 1 };
             let late = runtime.exec_sync_cri(request).await.unwrap_err();
@@ -187,19 +191,15 @@ fn a_command_whose_caller_goes_away_is_killed_at_any_instant() {
             };
             smol::future::or(call, gone).await.unwrap();
         }
-        let mut processes = String::new();
-        for _ in 0..100 {
+        // The last one may still be on its way into the container, and its file goes after it.
+        until("the end of all commands", async || {
             let shown = exec(&runtime, &id, "ps").await.unwrap();
-            processes = String::from_utf8_lossy(&shown.stdout).into_owned();
-            if !processes.contains("sleep 700") {
-                break;
-            }
-            async_io::Timer::after(Duration::from_millis(50)).await;
-        }
-        assert!(!processes.contains("sleep 700"), "{processes}");
-        let left = std::fs::read_dir(machine.settings.run_dir.join("containers").join(&id)).unwrap();
-        let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
-        assert!(!left.iter().any(|name| name.to_string_lossy().starts_with("exec-")), "{left:?}");
+            let left = std::fs::read_dir(machine.settings.run_dir.join("containers").join(&id)).unwrap();
+            let is_of_exec = |name: std::ffi::OsString| name.to_string_lossy().starts_with("exec-");
+            !String::from_utf8_lossy(&shown.stdout).contains("sleep 700")
+                && !left.map(|entry| entry.unwrap().file_name()).any(is_of_exec)
+        })
+        .await;
         remove_sandbox(&runtime, &sandbox).await;
     });
     machine.assert_clean();
@@ -352,20 +352,20 @@ fn containers_of_a_pod_share_process_ids_where_it_asks_for_that() {
         };
         let one = run_container(&runtime, &sandbox, shares("one", "sleep 601")).await;
         let two = run_container(&runtime, &sandbox, shares("two", "sleep 602 & sleep 603")).await;
-        let processes = exec(&runtime, &one, "ps").await.unwrap().stdout;
-        let processes = String::from_utf8_lossy(&processes).into_owned();
-        assert!(processes.contains("pause") && processes.contains("sleep 602"), "{processes}");
+        let processes = async || String::from_utf8(exec(&runtime, &one, "ps").await.unwrap().stdout).unwrap();
+        until("both containers' processes", async || {
+            let processes = processes().await;
+            processes.contains("pause") && processes.contains("sleep 602") && processes.contains("sleep 601")
+        })
+        .await;
         // What outlives a container's first process ends with it.
         let request = cri::StopContainerRequest { container_id: two.clone(), timeout: 0 };
         runtime.stop_container_cri(request).await.unwrap();
-        let mut processes = String::new();
-        for _ in 0..100 {
-            processes = String::from_utf8(exec(&runtime, &one, "ps").await.unwrap().stdout).unwrap();
-            if !processes.contains("sleep 602") {
-                break;
-            }
-        }
-        assert!(!processes.contains("sleep 602") && !processes.contains("[sleep]"), "{processes}");
+        until("the end of all of them, zombies included", async || {
+            let processes = processes().await;
+            !processes.contains("sleep 602") && !processes.contains("[sleep]")
+        })
+        .await;
         drop(runtime);
         let runtime = machine.open().await;
         assert_eq!(status_of(&runtime, &sandbox).await.state, 0);
@@ -396,14 +396,9 @@ fn a_container_runs_as_its_user_with_what_its_image_says() {
         context.no_new_privs = true;
         let id = run_container(&runtime, &sandbox, config).await;
         let log = machine.root.join("logs/user/app.log");
-        let mut text = String::new();
-        for _ in 0..200 {
-            text = std::fs::read_to_string(&log).unwrap();
-            if text.contains("/tmp\n") {
-                break;
-            }
-            async_io::Timer::after(Duration::from_millis(10)).await;
-        }
+        let read = || std::fs::read_to_string(&log).unwrap();
+        until("its output", async || read().contains("/tmp\n")).await;
+        let text = read();
         assert!(text.contains("uid=100(web) gid=101(web) groups=101(web),102(extra)"), "{text}");
         assert!(text.contains("F yes secret\n") && text.contains("F /tmp\n"), "{text}");
         let user = container_of(&runtime, &id).await.user.unwrap().linux.unwrap();

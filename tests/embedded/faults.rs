@@ -2,7 +2,6 @@
 //! first process of a pod. The wrappers below call the real ones.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -15,12 +14,14 @@ use smolet::runtime::Embedded;
 
 use super::machine::{
     Machine, container_of, create, exec, exited, list_sandboxes, output, remove_sandbox, run_container,
-    run_sandbox, script, start, status_of, stop_sandbox,
+    run_sandbox, script, start, status_of, stop_sandbox, until,
 };
 
+/// By another process: one that is forked meanwhile would have the file open for writing, and it could not be executed.
 fn program(path: &Path, text: &str) {
-    fs::write(path, text).unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    let source = path.with_extension("text");
+    fs::write(&source, text).unwrap();
+    output(std::process::Command::new("install").args(["-m", "755"]).args([&*source, path]));
 }
 
 /// An OCI runtime that does as files in the machine's directory say: `VERB-fails`, `VERB-hangs`, `VERB-hangs-after`, `VERB-fails-after`.
@@ -50,16 +51,6 @@ fn unset(machine: &Machine, fault: &str) {
 
 async fn pause(milliseconds: u64) {
     async_io::Timer::after(Duration::from_millis(milliseconds)).await;
-}
-
-async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    for _ in 0..500 {
-        if holds().await {
-            return;
-        }
-        pause(20).await;
-    }
-    panic!("{what} does not happen");
 }
 
 /// What SIGKILL does to an agent: none of its tasks goes on. The programs that it has started do.
@@ -92,7 +83,8 @@ fn a_start_that_the_agent_did_not_see_through_goes_on_with_its_exit_code() {
         let (sandbox, id) = machine.run(async {
             let runtime = machine.open().await;
             let sandbox = run_sandbox(&runtime, machine.pod("interrupted")).await;
-            let id = create(&runtime, &sandbox, script("app", "sleep 2; exit 7")).await.unwrap();
+            let text = "while [ ! -e /end ]; do sleep 0.02; done; exit 7";
+            let id = create(&runtime, &sandbox, script("app", text)).await.unwrap();
             set(&machine, fault);
             let is_there = async || {
                 let dir = machine.settings.run_dir.join("containers").join(&id);
@@ -112,6 +104,7 @@ fn a_start_that_the_agent_did_not_see_through_goes_on_with_its_exit_code() {
             let runtime = machine.open().await;
             let state = container_of(&runtime, &id).await.state();
             assert_eq!(state, cri::ContainerState::ContainerRunning, "{fault}");
+            fs::write(machine.root.join("rootfs").join(&id).join("end"), "").unwrap();
             assert_eq!(exited(&runtime, &id).await.exit_code, 7, "{fault}");
             remove_sandbox(&runtime, &sandbox).await;
         });
@@ -282,7 +275,7 @@ fn what_cannot_be_recorded_is_stopped_and_removed_all_the_same() {
     machine.assert_clean();
 }
 
-/// CNI plugins that do as files in the machine's directory say: `ADD-hangs`, `DEL-fails`.
+/// CNI plugins that do as files in the machine's directory say: `ADD-hangs`, `DEL-fails`; they make `ADD-called`.
 fn with_plugins(machine: &mut Machine) {
     let dir = machine.root.join("plugins");
     fs::create_dir_all(&dir).unwrap();
@@ -292,7 +285,7 @@ fn with_plugins(machine: &mut Machine) {
     );
     for name in ["bridge", "portmap", "host-local", "bandwidth"] {
         let text = format!(
-            "#!/bin/sh\nwhile [ -e {0}/$CNI_COMMAND-hangs ]; do sleep 0.02; done\n\
+            "#!/bin/sh\n: >{0}/$CNI_COMMAND-called\nwhile [ -e {0}/$CNI_COMMAND-hangs ]; do sleep 0.02; done\n\
              [ -e {0}/$CNI_COMMAND-fails ] && {{ echo '{{\"code\": 11, \"msg\": \"not now\"}}'; exit 1; }}\n\
              exec {1}/{name}\n",
             machine.root.display(),
@@ -313,7 +306,8 @@ fn a_half_made_sandbox_that_cannot_be_removed_at_the_start_is_listed_and_removed
         let request =
             cri::RunPodSandboxRequest { config: Some(machine.pod("half")), runtime_handler: String::new() };
         let run = async { drop(runtime.run_pod_sandbox_cri(request).await) };
-        smol::future::or(run, pause(500)).await;
+        let called = machine.root.join("ADD-called");
+        smol::future::or(run, until("the plugin's call", async || called.exists())).await;
     });
     kill_agent(&mut machine);
     set(&machine, "DEL-fails");

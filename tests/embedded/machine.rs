@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use smolet::blocking::Blocking;
 use smolet::clock::{Clock, SharedClock, SystemClock};
@@ -14,6 +15,9 @@ use smolet::executor::Executor;
 use smolet::image_store::RootfsOptions;
 use smolet::proto::runtime::v1 as cri;
 use smolet::runtime::{Embedded, FoundImage, Images, Local, Settings};
+
+/// How long what must happen may take on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Machine {
     pub root: PathBuf,
@@ -28,7 +32,8 @@ impl Machine {
     pub fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = std::process::id() % 50 * 5 + NEXT.fetch_add(1, Ordering::Relaxed);
-        let root = std::env::temp_dir().join(format!("smolet-embedded-{}-{number}", std::process::id()));
+        // Of one length: none is the begin of another one's, whose processes would be taken for its own.
+        let root = std::env::temp_dir().join(format!("smolet-embedded-{}-{number:03}", std::process::id()));
         let _ = std::fs::remove_dir_all(&root);
         Self::at(root, number)
     }
@@ -92,7 +97,7 @@ impl Machine {
             for pid in left {
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             }
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(20));
         }
         self.unmount();
         self.remove_cgroups();
@@ -168,11 +173,9 @@ impl Machine {
 
     /// The same, after what is being ended has ended.
     pub fn assert_clean_soon(&self) {
-        for _ in 0..100 {
-            if self.left().is_empty() {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(50));
+        let begun = Instant::now();
+        while begun.elapsed() < PATIENCE && !self.left().is_empty() {
+            std::thread::sleep(Duration::from_millis(50));
         }
         self.assert_clean();
     }
@@ -422,21 +425,31 @@ pub async fn container_of(runtime: &Embedded, id: &str) -> cri::ContainerStatus 
 
 /// Waits for the container's end.
 pub async fn exited(runtime: &Embedded, id: &str) -> cri::ContainerStatus {
-    for _ in 0..500 {
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
         let status = container_of(runtime, id).await;
         if status.state() == cri::ContainerState::ContainerExited {
             return status;
         }
-        async_io::Timer::after(std::time::Duration::from_millis(20)).await;
+        async_io::Timer::after(Duration::from_millis(20)).await;
     }
     panic!("container {id} does not end: {:?}", container_of(runtime, id).await);
+}
+
+/// Waits until it holds.
+pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds().await {
+        assert!(begun.elapsed() < PATIENCE, "{what} does not happen");
+        async_io::Timer::after(Duration::from_millis(20)).await;
+    }
 }
 
 pub async fn exec(runtime: &Embedded, id: &str, script: &str) -> RuntimeResult<cri::ExecSyncResponse> {
     let request = cri::ExecSyncRequest {
         container_id: id.into(),
         cmd: vec!["/bin/sh".into(), "-c".into(), script.into()],
-        timeout: 10,
+        timeout: 60,
     };
     runtime.exec_sync_cri(request).await
 }

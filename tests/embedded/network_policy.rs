@@ -17,7 +17,7 @@ use smolet::network_policy::{Controller, Resource, TABLE};
 use smolet::nftables;
 
 /// How long a connection is tried: one that is rejected fails at once.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(8);
 
 fn run(command: &str) -> String {
     let mut words = command.split(' ');

@@ -1,13 +1,11 @@
 //! Restarts of the agent, killed monitors, and SIGKILL at any instant.
 
-use std::time::Duration;
-
 use rustix::process::{Pid, Signal, kill_process};
 use smolet::proto::runtime::v1 as cri;
 
 use super::machine::{
     Machine, container_of, create, exec, exited, list_sandboxes, remove_sandbox, run_container, run_sandbox,
-    script,
+    script, until,
 };
 
 /// A file of the container's monitor.
@@ -32,7 +30,8 @@ fn a_restart_finds_what_runs_and_what_has_ended() {
         let away = run_container(&runtime, &sandbox, script("away", "sleep 0.4; exit 5")).await;
         let created = create(&runtime, &sandbox, script("created", "exit 6")).await.unwrap();
         drop(runtime);
-        async_io::Timer::after(Duration::from_millis(800)).await;
+        let dir = machine.settings.run_dir.join("containers").join(&away);
+        until("the end while nobody looks", async || smolet::monitor::exit_of(&dir).unwrap().is_some()).await;
         let runtime = machine.open().await;
         assert_eq!(container_of(&runtime, &runs).await.state(), cri::ContainerState::ContainerRunning);
         for (id, code) in [(&ended, 4), (&away, 5)] {
@@ -64,18 +63,13 @@ fn a_killed_monitor_is_replaced_while_the_agent_runs_and_after_its_restart() {
         let alive = |id: &str| {
             smolet::monitor::is_alive(&machine.settings.run_dir.join("containers").join(id)).unwrap()
         };
+        let was = monitor_file(&machine, &one, "lock");
         kill_monitor(&machine, &one);
-        for _ in 0..200 {
-            if alive(&one) {
-                break;
-            }
-            async_io::Timer::after(Duration::from_millis(20)).await;
-        }
-        assert!(alive(&one), "it has a new monitor");
+        until("a new monitor", async || alive(&one) && monitor_file(&machine, &one, "lock") != was).await;
         assert_eq!(container_of(&runtime, &one).await.state(), cri::ContainerState::ContainerRunning);
         drop(runtime);
         kill_monitor(&machine, &two);
-        async_io::Timer::after(Duration::from_millis(100)).await;
+        until("the end of its monitor", async || !alive(&two)).await;
         let runtime = machine.open().await;
         assert!(alive(&two));
         // Their ends are seen, with the code if the new monitor could read it.

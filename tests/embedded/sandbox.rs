@@ -113,9 +113,8 @@ fn pods_reach_each_other_and_a_port_of_the_node_reaches_its_pod() {
                 .spawn()
                 .unwrap(),
         );
-        let script = format!(
-            "for i in 1 2 3 4 5 6 7 8 9 10; do busybox nc {ip} 80 </dev/null && exit; sleep 0.1; done"
-        );
+        let script =
+            format!("for i in $(seq 300); do busybox nc {ip} 80 </dev/null && exit; sleep 0.1; done");
         assert_eq!(machine.inside(&client, &script), "answer\n");
         let node = std::process::Command::new("ip")
             .args(["-4", "-o", "address", "show", "scope", "global"])

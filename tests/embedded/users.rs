@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use smolet::proto::runtime::v1 as cri;
 
 use super::machine::{
-    Machine, container_of, create, exec, exited, remove_sandbox, run_container, run_sandbox, script,
+    Machine, container_of, create, exec, exited, remove_sandbox, run_container, run_sandbox, script, until,
 };
 
 /// The node's ids of the pod's root.
@@ -64,7 +64,9 @@ fn root_of_a_pod_is_nobody_on_the_node() {
             serde_json::from_slice(&std::fs::read(dir.join("pid")).unwrap()).unwrap();
         let process = std::fs::metadata(format!("/proc/{}", init["pid"])).unwrap();
         assert_eq!((process.uid(), process.gid()), (UID, GID));
-        let made = std::fs::metadata(machine.root.join("rootfs").join(&id).join("made")).unwrap();
+        let made = machine.root.join("rootfs").join(&id).join("made");
+        until("its file", async || made.exists()).await;
+        let made = std::fs::metadata(made).unwrap();
         assert_eq!((made.uid(), made.gid()), (UID, GID));
         // The pod's files are its root's, and so are the ends of its pipes.
         assert_eq!(
@@ -73,7 +75,8 @@ fn root_of_a_pod_is_nobody_on_the_node() {
         );
         assert_eq!(seen(&runtime, &id, "echo out > /dev/stdout").await, "out\n");
         let log = machine.root.join("logs/users/app.log");
-        assert!(std::fs::read_to_string(&log).unwrap().contains("stdout F by-name"), "{log:?}");
+        let read = || std::fs::read_to_string(&log).unwrap();
+        until("its output", async || read().contains("stdout F by-name")).await;
 
         // One namespace for all containers, also for those that are made after a restart of the agent.
         drop(runtime);

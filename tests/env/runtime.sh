@@ -30,7 +30,7 @@ export LC_ALL=C
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly here
 readonly REGISTRY=/run/smolet-test           # one file per instance: its DIR
-readonly START_SECONDS=30 STOP_SECONDS=10
+readonly START_SECONDS=120 STOP_SECONDS=30   # for a machine that has much else to do
 
 die() {
     echo "runtime.sh: $*" >&2
@@ -288,7 +288,8 @@ unregister() {
     (
         flock 9
         rm -f "$REGISTRY/$ID"
-        if [ -e "$REGISTRY/ip_forward" ] && [ -z "$(ls "$REGISTRY" | grep -v '^ip_forward$')" ]; then
+        # A test beside us without an instance may be mapping ports just now: another instance's end will do.
+        if [ -e "$REGISTRY/ip_forward" ] && [ -z "$(ls "$REGISTRY" | grep -v '^ip_forward$')" ] && [ -z "$(bridges)" ]; then
             remove_shared_chains
             cat "$REGISTRY/ip_forward" >/proc/sys/net/ipv4/ip_forward
             rm -r "$REGISTRY"
@@ -296,11 +297,15 @@ unregister() {
     ) 9>"$REGISTRY.lock"
 }
 
+# Of instances, and of the embedded runtime's tests.
+bridges() { ip -o link show type bridge 2>/dev/null | grep -oE '\bsmt[0-9a-f]+\b' | sort -u || true; }
+
 nat() { iptables -w 10 -t nat "$@"; }
 
 # portmap's own chains, unless another network's port mappings are in them.
 remove_shared_chains() {
-    ! nat -S CNI-HOSTPORT-DNAT 2>/dev/null | grep -q '^-A' || return 0
+    # To the end of the list: with -q a long one would end by SIGPIPE, which counts as none.
+    ! nat -S CNI-HOSTPORT-DNAT 2>/dev/null | grep '^-A' >/dev/null || return 0
     local rule chain
     { nat -S 2>/dev/null | grep -E '^-A (PREROUTING|OUTPUT|POSTROUTING) .*-j CNI-HOSTPORT-(DNAT|MASQ)$' || true; } | while read -r rule; do
         eval "nat -D ${rule#-A }"

@@ -51,12 +51,12 @@ up() {
         exec setsid unshare --pid --fork --kill-child --mount --cgroup --net --uts --ipc --propagation private \
             "$0" inside "$DIR" "$version" </dev/null >"$DIR/log" 2>&1
     ) &
-    local outer=$! tries=200
+    local outer=$! tries=1200
     until listens; do
         [ $((tries--)) -gt 0 ] || {
             tail -n 20 "$DIR/log" >&2
             down || true
-            die "it does not come up within 10 s; the end of its log stands above"
+            die "it does not come up within 60 s; the end of its log stands above"
         }
         if [ ! -e "$DIR/go" ]; then
             # The child of `unshare` is the first process there, and its cgroup the root there. Other children it has before.
@@ -105,7 +105,7 @@ place() {
 
 # The first process of the new namespaces.
 inside() {
-    local version=$1 root options tries=200
+    local version=$1 root options tries=1200
     until [ -e "$DIR/go" ]; do
         [ $((tries--)) -gt 0 ] || die "nobody says that it may go on"
         sleep 0.05
@@ -166,7 +166,7 @@ cgroups() {
 
 # The cgroups say what runs there, whoever wrote a PID where. What cannot be removed keeps nothing else.
 down() {
-    local pid path left tries=200
+    local pid path left tries=1200
     while left=$(processes) && [ -n "$left" ] && [ $((tries--)) -gt 0 ]; do
         for pid in $left; do
             kill -KILL "$pid" 2>/dev/null || true

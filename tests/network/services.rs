@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use smolet::model::{Network, Transport};
 use smolet::service_proxy::{Backend, Kernel, ServiceName, ServicePort, Settings, TABLE};
 
-use super::space::Space;
+use super::space::{PATIENCE, Space};
 
 const CLUSTER_IP: &str = "10.43.0.10";
 
@@ -259,7 +259,7 @@ fn udp_clients_reach_another_endpoint_when_theirs_is_gone() {
         }
     };
     let socket = world.client.within(|| UdpSocket::bind("0.0.0.0:0").unwrap());
-    socket.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let ask = || {
         socket.send_to(b"?", "10.43.0.10:53").unwrap();
         let mut answer = [0; 16];
@@ -358,7 +358,7 @@ fn a_family_that_the_kernel_refuses_keeps_the_other_from_nothing() {
     });
     let mut commands = owner.stdin.take().unwrap();
     writeln!(commands, "add table ip {TABLE} {{ flags owner; }}").unwrap();
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + PATIENCE;
     while !world.node.run("nft", "list tables").contains(&format!("ip {TABLE}")) {
         assert!(Instant::now() < deadline, "the table is there");
         std::thread::sleep(Duration::from_millis(20));

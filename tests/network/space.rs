@@ -9,6 +9,11 @@ use std::time::Duration;
 
 use rustix::thread::UnshareFlags;
 
+/// A connection that is neither accepted nor refused by then is dropped.
+const DROPPED: Duration = Duration::from_secs(5);
+/// How long an answer may take on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
 type Job = Box<dyn FnOnce() + Send>;
 
 /// A network namespace with its loopback up.
@@ -110,10 +115,9 @@ impl Space {
     /// Who serves that address for a client here, and the client's address as the server saw it.
     pub fn ask(&self, to: SocketAddr) -> Result<(String, IpAddr), std::io::ErrorKind> {
         self.within(move || {
-            let mut connection =
-                TcpStream::connect_timeout(&to, Duration::from_secs(2)).map_err(|error| error.kind())?;
+            let mut connection = TcpStream::connect_timeout(&to, DROPPED).map_err(|error| error.kind())?;
             let mut answer = String::new();
-            connection.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+            connection.set_read_timeout(Some(PATIENCE)).unwrap();
             connection.read_to_string(&mut answer).map_err(|error| error.kind())?;
             let (name, client) = answer.split_once(' ').unwrap();
             Ok((name.to_owned(), client.parse().unwrap()))

@@ -122,11 +122,12 @@ impl<'r> Agent<'r> {
         let pid = Pid::from_child(&child);
         kill_process(pid, Signal::TERM).expect("our own child can be signalled");
         // A panic below must not leave it running.
-        let status = wait_until(Duration::from_secs(15), || child.try_wait().expect("our own child"));
+        let patience = Duration::from_secs(PATIENCE);
+        let status = wait_until(patience, || child.try_wait().expect("our own child"));
         status.unwrap_or_else(|| {
             let _ = child.kill();
             let _ = child.wait();
-            panic!("the agent does not end within 15 s of SIGTERM")
+            panic!("the agent does not end within {PATIENCE} s of SIGTERM")
         })
     }
 
@@ -196,6 +197,13 @@ impl<'r> Agent<'r> {
     /// A file of that directory; empty when it is not there yet.
     pub fn read_out(&self, file: &str) -> String {
         fs::read_to_string(self.out().join(file)).unwrap_or_default()
+    }
+
+    /// That file once a container has written a line there: it may run and have written nothing yet.
+    pub fn wait_out(&self, file: &str) -> String {
+        wait_for(&format!("a container writes {file}"), PATIENCE, || {
+            Some(self.read_out(file)).filter(|text| text.ends_with('\n'))
+        })
     }
 
     fn log_file(&self) -> PathBuf {
@@ -328,7 +336,8 @@ impl<'r> Agent<'r> {
             .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         }
         let suffix = format!("-{}", self.node);
-        wait_for("the agent ends all pods whose manifests are gone", PATIENCE, || {
+        // A hundred at once, too.
+        wait_for("the agent ends all pods whose manifests are gone", 5 * PATIENCE, || {
             let left = self.runtime.sandboxes().iter().any(|sandbox| sandbox.pod.name.ends_with(&suffix));
             (!left).then_some(())
         });

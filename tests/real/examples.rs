@@ -142,7 +142,7 @@ fn mqtt_connect(address: &str, user: &str) -> Vec<u8> {
     packet.extend(body);
     let connect = || TcpStream::connect(address).ok();
     let mut stream = wait_for(&format!("{address} can be connected to"), PATIENCE, connect);
-    stream.set_read_timeout(Some(Duration::from_secs(10))).expect("set");
+    stream.set_read_timeout(Some(Duration::from_secs(PATIENCE))).expect("set");
     stream.write_all(&packet).expect("sent");
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).expect("an answer");

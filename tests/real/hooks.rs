@@ -28,13 +28,13 @@ pub fn hooks_run_after_the_start_and_before_the_stop(runtime: &Runtime) {
       preStop: {exec: {command: [sh, -c, 'sleep 1; echo app stops >> /out/order']}}
   - name: last
     image: smolet.test/busybox:1
-    command: [sh, -c, 'echo last runs >> /out/order; exec sleep 1000']
+    command: [sh, -c, 'echo last runs >> /out/order; exec forever']
     volumeMounts: [{name: out, mountPath: /out}]
     lifecycle:
       preStop: {sleep: {seconds: 2}}
   - name: asked
     image: smolet.test/busybox:1
-    command: [sleep, '1000']
+    command: [forever]
     ports: [{name: web, containerPort: 8080}]
     lifecycle:
       postStart: {httpGet: {port: web, path: /}}
@@ -42,6 +42,7 @@ pub fn hooks_run_after_the_start_and_before_the_stop(runtime: &Runtime) {
 ",
     );
     agent.running("web");
+    wait_for("two have written", PATIENCE, || (agent.read_out("order").lines().count() == 2).then_some(()));
     agent.delete("web");
     agent.wait_gone("web");
     let order = agent.read_out("order");

@@ -76,13 +76,19 @@ pub fn private_images_are_pulled_with_the_right_login_only(runtime: &Runtime) {
 
     // The pod's own login, then the node's for the pod that has none.
     agent.apply("later", &secret("later", &logins(&registry, RIGHT)));
-    agent.running("none");
+    let runs = |name: &str| {
+        // The back-off of its pulls may have reached 80 s.
+        wait_for(&format!("{name} runs"), 3 * PATIENCE, || {
+            agent.pod(name)?.status.as_ref().is_some_and(is_ready).then_some(())
+        });
+    };
+    runs("none");
     agent.delete("none");
     agent.wait_gone("none");
     let node_logins = agent.dir.join("root/config.json");
     fs::write(&node_logins, logins(&registry, RIGHT)).unwrap();
     fs::set_permissions(&node_logins, fs::Permissions::from_mode(0o644)).unwrap();
-    agent.running("other");
+    runs("other");
     let asked = ("/v2/private/app/manifests/1".to_owned(), basic(RIGHT));
     assert!(registry.seen().contains(&asked), "{:?}", registry.seen());
 
@@ -178,7 +184,7 @@ pub fn archives_are_imported_and_their_pods_start_without_a_registry(runtime: &R
     for (name, archive) in
         [("archive.test/oci:1", "a.tar"), ("docker.io/library/archive-test-saved:2", "b.tar")]
     {
-        assert!(is_kept_for(runtime, name, archive), "{name}");
+        kept_for(runtime, name, archive);
     }
     if !is_embedded() {
         garbage_of_containerd_is_none_of_theirs(runtime);
@@ -197,8 +203,7 @@ pub fn archives_are_imported_and_their_pods_start_without_a_registry(runtime: &R
     let changed = TestImage::new(&agent.dir, "changed", architecture());
     docker_archive(&agent, &b, &changed, "archive-test-saved:2");
     wait_for("the changed archive is imported", PATIENCE, || (agent.imports(&[&a, &b]) == 3).then_some(()));
-    let status = runtime.image("archive-test-saved:2").expect("the image is there");
-    assert_eq!(&*status.id, digest(&changed.config));
+    image_becomes(runtime, "archive-test-saved:2", &changed);
 
     // An image whose archive is gone is as any other.
     fs::remove_file(a).unwrap();
@@ -207,6 +212,24 @@ pub fn archives_are_imported_and_their_pods_start_without_a_registry(runtime: &R
     });
     fs::remove_file(b).unwrap();
     agent.end_pods();
+}
+
+/// Waits until the runtime's CRI knows this image by that name: containerd's learns of it by an event.
+fn image_becomes(runtime: &Runtime, name: &str, image: &TestImage) {
+    wait_for(&format!("{name} is the archive's image"), PATIENCE, || {
+        runtime.image(name).filter(|found| *found.id == *digest(&image.config)).map(drop)
+    });
+}
+
+fn kept_for(runtime: &Runtime, name: &str, archive: &str) {
+    wait_for(&format!("{name} is kept for {archive}"), PATIENCE, || {
+        is_kept_for(runtime, name, archive).then_some(())
+    });
+}
+
+/// Waits until no import holds a lease of that name.
+fn no_lease(runtime: &Runtime, name: &str) {
+    wait_for("no lease is left", PATIENCE, || (!runtime.ctr(&["leases", "ls"]).contains(name)).then_some(()));
 }
 
 /// The image is pinned for that archive: containerd's record names it, of the embedded runtime the CRI tells that it is pinned.
@@ -228,7 +251,7 @@ fn is_as_any_other(runtime: &Runtime, name: &str) -> bool {
 
 /// Nothing but the records keeps them now: what containerd takes for garbage is gone when this lease is.
 fn garbage_of_containerd_is_none_of_theirs(runtime: &Runtime) {
-    assert!(!runtime.ctr(&["leases", "ls"]).contains("smolet-images"), "the lease is over");
+    no_lease(runtime, "smolet-images");
     runtime.ctr(&["leases", "create", "--id", "collect"]);
     runtime.ctr(&["leases", "delete", "--sync", "collect"]);
     for name in ["archive.test/oci:1", "docker.io/library/archive-test-saved:2"] {
@@ -278,16 +301,17 @@ pub fn an_image_in_two_archives_is_that_of_the_last(runtime: &Runtime) {
         // The last one is looked at first.
         wait_for("both archives are looked at", PATIENCE, || (told(&agent) == life).then_some(()));
         assert_eq!(imports(&agent), 1, "the last one once, the first one never");
-        assert_eq!(&*runtime.image(NAME).expect("the image is there").id, digest(&last.config));
-        let has_lease = || runtime.ctr(&["leases", "ls"]).contains("smolet-images-twice");
-        assert!(is_embedded() || !has_lease(), "no lease is left");
+        image_becomes(runtime, NAME, &last);
+        if !is_embedded() {
+            no_lease(runtime, "smolet-images-twice");
+        }
         agent.stop_imports();
     }
     agent.start_imports();
     fs::remove_file(&b).unwrap();
     wait_for("the other archive's image", PATIENCE, || (imports(&agent) == 2).then_some(()));
-    assert_eq!(&*runtime.image(NAME).expect("the image is there").id, digest(&first.config));
-    assert!(is_kept_for(runtime, NAME, "twice-a.tar"));
+    image_becomes(runtime, NAME, &first);
+    kept_for(runtime, NAME, "twice-a.tar");
     fs::remove_file(&a).unwrap();
     agent.end_pods();
 }
@@ -328,7 +352,9 @@ pub fn archives_that_cannot_be_imported_are_named(runtime: &Runtime) {
         wait_for(&line, PATIENCE, || agent.log_of_imports().contains(&line).then_some(()));
     }
     assert!(runtime.image("bad.test/app:1").is_none());
-    assert!(is_embedded() || !runtime.ctr(&["leases", "ls"]).contains("smolet-images"), "no lease is left");
+    if !is_embedded() {
+        no_lease(runtime, "smolet-images");
+    }
     for (name, _) in archives {
         fs::remove_file(agent.images().join(name)).unwrap();
     }
@@ -352,8 +378,10 @@ pub fn compressed_archives_are_imported_and_listed_images_are_pulled(runtime: &R
         fs::rename(part, agent.images().join(&archive)).unwrap();
         agent.apply_pod(program, &never_pulled(&name));
         agent.running(program);
-        assert!(is_kept_for(runtime, &name, &archive), "{name}");
-        assert!(!agent.dir.join("root/image-archive").exists(), "what it was unpacked to is gone");
+        kept_for(runtime, &name, &archive);
+        wait_for("what it was unpacked to is gone", PATIENCE, || {
+            (!agent.dir.join("root/image-archive").exists()).then_some(())
+        });
         agent.delete(program);
         fs::remove_file(agent.images().join(archive)).unwrap();
     }

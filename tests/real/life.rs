@@ -43,7 +43,7 @@ pub fn a_pod_runs_with_address_log_and_volume(runtime: &Runtime) {
     let sandbox = runtime.ready_sandbox(&full);
     assert_eq!(ip_of(&pod), runtime.ip(&sandbox.id), "the status shows the sandbox's address");
     assert_eq!(id_of(&pod, "web"), runtime.running_container(&full, "web").id.as_str());
-    assert_eq!(agent.read_out("name").trim(), full, "the downward API knows the pod's name");
+    assert_eq!(agent.wait_out("name").trim(), full, "the downward API knows the pod's name");
 
     // Two ways in: the pod's address, and the host port that the runtime maps.
     for address in [format!("{}:8080", ip_of(&pod)), format!("{}:18431", bridge_address(&ip_of(&pod)))] {
@@ -60,11 +60,15 @@ pub fn a_pod_runs_with_address_log_and_volume(runtime: &Runtime) {
     });
     let id = id_of(&pod, "web");
     let link = agent.container_logs().join(format!("{full}_default_web-{id}.log"));
-    assert_eq!(text(&link), text(&log), "log collectors find it under /var/log/containers");
+    wait_for("log collectors find it under /var/log/containers", PATIENCE, || {
+        std::fs::read(&link).is_ok_and(|bytes| bytes == text(&log).into_bytes()).then_some(())
+    });
 
     let mark = agent.dir.join("root/pods").join(&*sandbox.pod.uid.to_string());
     let mark = mark.join("volumes/kubernetes.io~empty-dir/shared/mark");
-    assert_eq!(text(&mark).trim(), "seen", "an emptyDir lies where the kubelet puts it");
+    wait_for("an emptyDir lies where the kubelet puts it", PATIENCE, || {
+        std::fs::read(&mark).is_ok_and(|bytes| bytes == b"seen\n").then_some(())
+    });
 
     let limit = runtime.container_status(&runtime.running_container(&full, "other").id).resources;
     let limit = limit.map(|resources| resources.memory_limit_in_bytes);
@@ -83,8 +87,8 @@ pub fn a_pod_runs_with_address_log_and_volume(runtime: &Runtime) {
     assert!(described.contains("smolet.test/busybox:1") && described.contains(&full), "{described}");
     agent.end_pods();
     agent.wait_gone("web");
-    assert!(!link.is_symlink(), "the link is gone with its log");
-    assert!(!mark.exists(), "the emptyDir is gone with its pod");
+    wait_for("the link is gone with its log", PATIENCE, || (!link.is_symlink()).then_some(()));
+    wait_for("the emptyDir is gone with its pod", PATIENCE, || (!mark.exists()).then_some(()));
 }
 
 /// The limit of a container's memory cgroup, version 1 or 2.
@@ -221,8 +225,9 @@ pub fn an_exit_is_followed_by_restarts_with_back_off(runtime: &Runtime) {
     let gaps: Vec<f64> = starts.windows(2).map(|pair| pair[1] - pair[0]).collect();
     println!("  starts after an exit: {:.2} s, {:.2} s", gaps[0], gaps[1]);
     // doBackOff: at once after the first exit, then 10 s after the end of the last run.
-    assert!(gaps[0] < 5.0, "the first restart waits for nothing: {gaps:?}");
-    assert!((10.0..14.0).contains(&gaps[1]), "the second restart comes after 10 s: {gaps:?}");
+    // A back-off would be 10 s for the one, and is 20 s for the third restart.
+    assert!(gaps[0] < 9.0, "the first restart waits for nothing: {gaps:?}");
+    assert!((10.0..19.0).contains(&gaps[1]), "the second restart comes after 10 s: {gaps:?}");
     let pod = agent.wait_pod("crash", "restarted twice", |status| {
         container(status, "app").is_some_and(|app| app.restart_count >= 2)
     });
@@ -304,7 +309,7 @@ pub fn a_removed_manifest_ends_the_pod_gracefully(runtime: &Runtime) {
     volumeMounts: [{name: out, mountPath: /out}]
   - name: stubborn
     image: smolet.test/busybox:1
-    command: [sh, -c, 'trap "cut -d. -f1 /proc/uptime >>/out/asked" TERM; echo up >>/out/up; while :; do cut -d. -f1 /proc/uptime >/out/alive; sleep 0.2; done']
+    command: [sh, -c, 'trap "cut -d. -f1 /proc/uptime >>/out/asked" TERM; echo up >>/out/up; while :; do cut -d. -f1 /proc/uptime >>/out/alive; sleep 0.2; done']
     volumeMounts: [{name: out, mountPath: /out}]
 "#,
     );
@@ -312,12 +317,17 @@ pub fn a_removed_manifest_ends_the_pod_gracefully(runtime: &Runtime) {
     wait_for("both containers have set their traps", PATIENCE, || {
         (agent.read_out("up").lines().count() == 2).then_some(())
     });
+    let uptime = text("/proc/uptime".as_ref());
     agent.delete("gone");
     agent.wait_gone("gone");
     assert_eq!(agent.read_out("term"), "polite\n", "SIGTERM was sent, once");
-    let seconds = |file: &str| agent.read_out(file).trim().parse::<i64>().expect("seconds of uptime");
-    let grace = seconds("alive") - seconds("asked");
-    assert!((2..=4).contains(&grace), "the grace period of 3 s was granted, then ended: {grace} s");
+    let seconds = |text: &str| text.trim().parse::<i64>().expect("seconds of uptime");
+    let (alive, asked) = (agent.read_out("alive"), seconds(&agent.read_out("asked")));
+    let alive = seconds(alive.lines().last().expect("it lived"));
+    // A shell that waits for a processor says late that it was asked, and is killed late; the default is 30 s.
+    let before = seconds(uptime.split('.').next().expect("seconds"));
+    let grace = (alive - before, alive - asked);
+    assert!(grace.0 >= 2 && grace.1 <= 12, "the grace period of 3 s was granted, then ended: {grace:?} s");
 }
 
 pub fn a_missing_image_is_named(runtime: &Runtime) {

@@ -9,8 +9,8 @@ use std::time::Duration;
 use flate2::read::GzDecoder;
 use smolet::logs::line::{Lines, Shown, Sink, Stream, head};
 
-use crate::agent::{Agent, container, smolet, wait_until};
-use crate::runtime::Runtime;
+use crate::agent::{Agent, PATIENCE, container, smolet, wait_until};
+use crate::runtime::{Runtime, wait_for};
 
 /// The kubelet's default.
 const LIMIT: u64 = 10 << 20;
@@ -78,7 +78,7 @@ pub fn a_log_is_rotated_under_load_and_followed_without_a_gap(runtime: &Runtime)
         .stderr(Stdio::piped())
         .spawn()
         .expect("smolet can be run");
-    let ended = wait_until(Duration::from_secs(120), || follower.try_wait().expect("our own child"));
+    let ended = wait_until(Duration::from_secs(300), || follower.try_wait().expect("our own child"));
     let Some(ended) = ended else {
         let _ = follower.kill();
         let _ = follower.wait();
@@ -184,6 +184,10 @@ pub fn what_containers_write_is_shown_by_stream_and_by_life(runtime: &Runtime) {
     let before = said(&["-c", "app", "--previous"]);
     assert!(before == (true, out.clone(), "err\n".to_owned()), "{} {}", before.1.len(), before.2);
     assert_eq!(said(&["-c", "setup"]), (true, "set up\n".to_owned(), String::new()));
+    // Started again, it may not have written yet.
+    wait_for("the second life's output", PATIENCE, || {
+        said(&["-c", "app"]).1.starts_with("out\n").then_some(())
+    });
     let (well, shown, said_too) = said(&["--all-containers"]);
     assert!(well && shown.starts_with("set up\nout\n") && shown.ends_with("version 1\n"), "{said_too}");
     let (_, _, note) = said(&["--tail=0"]);

@@ -16,8 +16,8 @@ use smolet::streaming::command::{self, Ending, Streams};
 use smolet::streaming::upgrade::{self, COMMAND_PROTOCOL, FORWARD_PROTOCOL};
 use smolet::streaming::{Connection, forward};
 
-use crate::agent::{Agent, text, wait_until};
-use crate::runtime::Runtime;
+use crate::agent::{Agent, PATIENCE, text, wait_until};
+use crate::runtime::{Runtime, wait_for};
 
 const NODE: &str = "api";
 const PODS: &str = r#"
@@ -79,7 +79,9 @@ async fn connect(at: SocketAddr, path: &str, protocol: &str) -> Connection {
 
 pub fn logs_commands_and_ports_of_pods_are_reached_through_it(runtime: &Runtime) {
     let mut agent = Agent::new(runtime, NODE);
-    let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
+    // None that a connection of somebody else gets meanwhile.
+    let mut ports = (0..1000).map(|n| 20_000 + ((std::process::id() + n) % 10_000) as u16);
+    let port = ports.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).expect("a free port");
     let settings = format!(
         "{}address: 127.0.0.1\nport: {port}\nhealthzPort: 0\nauthorization: {{mode: AlwaysAllow}}\n\
          authentication: {{anonymous: {{enabled: true}}}}\nmakeIPTablesUtilChains: false\n",
@@ -102,12 +104,14 @@ pub fn logs_commands_and_ports_of_pods_are_reached_through_it(runtime: &Runtime)
     let at = bridge(&agent, port);
     let pod = format!("default/{}", agent.full("web"));
 
-    let said = get(at, &format!("/containerLogs/{pod}/app"));
-    assert!(said.starts_with("HTTP/1.1 200 OK\r\n") && said.contains("hello\n"), "{said}");
+    wait_for("what the container says", PATIENCE, || {
+        let said = get(at, &format!("/containerLogs/{pod}/app"));
+        (said.starts_with("HTTP/1.1 200 OK\r\n") && said.contains("hello\n")).then_some(())
+    });
     let mut follows = TcpStream::connect(at).expect("the bridge");
     write!(follows, "GET /containerLogs/{pod}/counts?follow=true HTTP/1.1\r\nHost: api\r\n\r\n")
         .expect("a request");
-    follows.set_read_timeout(Some(Duration::from_secs(20))).expect("a time");
+    follows.set_read_timeout(Some(Duration::from_secs(PATIENCE))).expect("a time");
     let (mut seen, mut piece) = (String::new(), [0; 4096]);
     while !seen.contains("line 10\n") {
         let read = follows.read(&mut piece).expect("more lines");
@@ -169,7 +173,7 @@ pub fn logs_commands_and_ports_of_pods_are_reached_through_it(runtime: &Runtime)
         "container_memory_working_set_bytes{{container=\"app\",namespace=\"default\",pod=\"{}\"}} ",
         agent.full("web")
     );
-    let measured = wait_until(Duration::from_secs(20), || {
+    let measured = wait_until(Duration::from_secs(PATIENCE), || {
         let page = get(at, "/metrics/resource");
         page.lines().any(|line| line.starts_with(&row)).then_some(())
     });

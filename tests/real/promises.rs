@@ -14,7 +14,7 @@ const WATCH: Duration = RELIST_PERIOD_MAX;
 /// before.
 const SETTLE: Duration = Duration::from_secs(15);
 /// Seconds until all pods run, or all are gone, on a slow and busy machine.
-const PATIENCE: u64 = 180;
+const PATIENCE: u64 = 300;
 
 /// What may not be passed with so many pods.
 struct Limits {

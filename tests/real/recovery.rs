@@ -136,12 +136,14 @@ pub fn pods_and_agent_outlive_containerd(runtime: &Runtime) {
     agent.end_pods();
 }
 
-/// The first process of a container, found by its cgroup.
+/// The first process of a container, found by its cgroup and as the first one of its PID namespace: others may have lower numbers.
 pub fn shim_child(id: &str) -> Pid {
     let processes = std::fs::read_dir("/proc").expect("/proc");
     let mut pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let pid = pids.find(|pid| {
-        std::fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|cgroups| cgroups.contains(id))
+        let text = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        let is_first = |line: &str| line.starts_with("NSpid:") && line.ends_with("\t1");
+        text("cgroup").contains(id) && text("status").lines().any(is_first)
     });
     Pid::from_raw(pid.expect("the container has a process")).expect("not zero")
 }
@@ -165,11 +167,13 @@ pub fn a_sandbox_stopped_from_outside_is_replaced(runtime: &Runtime) {
         "the pod's next attempt"
     );
     // The runtime stops the container first: told of that alone, the agent may start it in the old sandbox once more.
-    let after = agent.wait_pod("app", "ready in the new sandbox", |status| {
-        is_ready(status) && container(status, "app").is_some_and(|app| app.restart_count >= 1)
+    let ip = runtime.ip(&next.id);
+    let after = agent.wait_pod("app", "ready in the new sandbox, with its address", |status| {
+        is_ready(status)
+            && container(status, "app").is_some_and(|app| app.restart_count >= 1)
+            && status.pod_ip.as_deref() == Some(&*ip)
     });
     assert_eq!(after.metadata.uid, before.metadata.uid);
-    assert_eq!(ip_of(&after), runtime.ip(&next.id), "the status shows the new address");
     assert_eq!(runtime.running_container(&full, "app").sandbox_id, next.id);
     agent.end_pods();
 }
@@ -235,9 +239,11 @@ pub fn a_process_that_the_runtime_forgot_ends_with_its_pod(runtime: &Runtime) {
     agent.wait_gone("app");
     let ended = wait_for("the process ends", PATIENCE, || forgotten.try_wait().expect("a child"));
     assert_eq!(ended.signal(), Some(Signal::KILL.as_raw()));
-    assert_eq!(cgroups(runtime, &format!("pod{uid}")), Vec::<PathBuf>::new());
+    wait_for("its cgroups are gone", PATIENCE, || {
+        cgroups(runtime, &format!("pod{uid}")).is_empty().then_some(())
+    });
     let told = format!("killed processes {{{}}}", forgotten.id());
-    assert!(agent.log().contains(&told), "the log says {told}");
+    wait_for(&format!("the log says {told}"), PATIENCE, || agent.log().contains(&told).then_some(()));
 }
 
 /// The directories of that name below the tests' cgroup, in all hierarchies.

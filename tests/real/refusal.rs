@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustix::fs::{CWD, Mode, mkfifoat};
 use smolet::model::SandboxState;
 
-use crate::agent::{Agent, id_of, is_release, smolet, wait_until};
+use crate::agent::{Agent, PATIENCE, id_of, is_release, smolet, wait_until};
 use crate::finding::Finding;
 use crate::runtime::Runtime;
 
@@ -22,7 +22,8 @@ pub fn a_second_agent_on_the_same_state_is_refused(runtime: &Runtime) {
     let mut second = agent.command();
     second.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
     let mut second = second.spawn().expect("a second agent can be started");
-    let Some(status) = wait_until(Duration::from_secs(10), || second.try_wait().expect("our own child"))
+    let Some(status) =
+        wait_until(Duration::from_secs(PATIENCE), || second.try_wait().expect("our own child"))
     else {
         let _ = second.kill();
         let _ = second.wait();

@@ -136,7 +136,7 @@ impl Runtime {
     pub fn answers(&self) {
         // containerd says its version before it does anything else.
         let lists = || self.drive(self.cri.list_pod_sandboxes(None, &mut |_| {})).ok();
-        wait_for("the CRI answers", 30, lists);
+        wait_for("the CRI answers", 120, lists);
     }
 
     /// Runs to the end of `work`, and the connection's own tasks meanwhile.
@@ -304,14 +304,14 @@ pub fn wait_for<T>(what: &str, seconds: u64, mut look: impl FnMut() -> Option<T>
     }
 }
 
-/// The answer to a GET, with its head.
+/// The answer to a GET, with its head. A forwarded port takes connections before the server behind it does, and closes them.
 pub fn http_get(address: &str, path: &str) -> String {
-    wait_for(&format!("{address} answers"), 10, || {
+    wait_for(&format!("{address} answers"), 60, || {
         let mut stream = TcpStream::connect(address).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(20))).ok()?;
         stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).ok()?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).ok()?;
-        Some(answer)
+        (!answer.is_empty()).then_some(answer)
     })
 }

@@ -92,7 +92,13 @@ pub fn names_hosts_and_resolver_are_as_the_pod_says(runtime: &Runtime) {
         &agent,
         "named",
         &format!("  hostname: door\n  subdomain: house\n{aliases}"),
-        &[says("named", "uname -n; cat /etc/hosts; ping -c 1 -W 1 broker 2>&1 | head -n 1", "")],
+        // It stays: a pod that has ended has no address.
+        &[says_and(
+            "named",
+            "uname -n; cat /etc/hosts; ping -c 1 -W 1 broker 2>&1 | head -n 1",
+            "exec forever",
+            "",
+        )],
     );
     pod(
         &agent,
@@ -121,7 +127,8 @@ pub fn names_hosts_and_resolver_are_as_the_pod_says(runtime: &Runtime) {
     );
 
     let named = said(&agent, "named");
-    let ip = ip_of(&agent.pod("named").expect("it is known"));
+    // It may have written before the agent has looked at it.
+    let ip = ip_of(&agent.wait_pod("named", "known by its address", |status| status.pod_ip.is_some()));
     for line in [
         "door".to_owned(),
         "# Kubernetes-managed hosts file.".to_owned(),
@@ -427,10 +434,11 @@ pub fn a_stop_signal_is_the_containers_or_its_neglect_is_told(runtime: &Runtime)
         "signal",
         "  os: {name: linux}\n  terminationGracePeriodSeconds: 5\n  volumes: [{name: out, hostPath: {path: $OUT}}]\n  \
          containers:\n  - name: signal\n    image: smolet.test/busybox:1\n    lifecycle: {stopSignal: SIGUSR1}\n    command: \
-         [sh, -c, \"trap 'echo usr1 >/out/signal; exit' USR1; trap 'echo term >/out/signal; exit' TERM; while :; do read -r _ \
+         [sh, -c, \"trap 'echo usr1 >/out/signal; exit' USR1; trap 'echo term >/out/signal; exit' TERM; echo up >/out/up; while :; do read -r _ \
          <>/run/forever; done\"]\n    volumeMounts: [{name: out, mountPath: /out}]",
     );
     agent.running("signal");
+    agent.wait_out("up");
     let page = agent.ask(&["describe", &agent.full("signal")]).stdout;
     let neglected = String::from_utf8_lossy(&page).contains("StopSignalIgnored");
     agent.end_pods();

@@ -1,7 +1,7 @@
 //! SIGTERM that means the machine's end: pods end, hooks included, and come back with the next agent.
 
-use crate::agent::Agent;
-use crate::runtime::Runtime;
+use crate::agent::{Agent, PATIENCE};
+use crate::runtime::{Runtime, wait_for};
 use smolet::model::ContainerState;
 
 const POD: &str = r#"
@@ -9,13 +9,13 @@ const POD: &str = r#"
   initContainers:
   - name: side
     image: smolet.test/busybox:1
-    command: [sh, -c, 'trap "echo side >>/out/ends; exit 0" TERM; while :; do sleep 0.1; done']
+    command: [sh, -c, 'trap "echo side >>/out/ends; exit 0" TERM; echo side >>/out/up; while :; do sleep 0.1; done']
     restartPolicy: Always
     volumeMounts: [{name: out, mountPath: /out}]
   containers:
   - name: app
     image: smolet.test/busybox:1
-    command: [sh, -c, 'trap "echo app >>/out/ends; exit 0" TERM; while :; do sleep 0.1; done']
+    command: [sh, -c, 'trap "echo app >>/out/ends; exit 0" TERM; echo app >>/out/up; while :; do sleep 0.1; done']
     volumeMounts: [{name: out, mountPath: /out}]
     lifecycle: {preStop: {exec: {command: [sh, -c, 'echo hook >>/out/ends']}}}
   volumes:
@@ -28,6 +28,9 @@ pub fn pods_end_with_the_machine_and_come_back(runtime: &Runtime) {
     agent.start();
     agent.apply_pod("web", POD);
     agent.running("web");
+    wait_for("both have set their traps", PATIENCE, || {
+        (agent.read_out("up").lines().count() == 2).then_some(())
+    });
     assert!(agent.stop().success());
     assert_eq!(agent.read_out("ends"), "hook\napp\nside\n", "the hook first, the sidecar last");
     let full = agent.full("web");

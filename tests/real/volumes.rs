@@ -41,7 +41,7 @@ pub fn variables_come_from_config_maps_and_secrets(runtime: &Runtime) {
          - {apiVersion: v1, kind: Secret, metadata: {name: login}, data: {word: aHVudGVyMg==}, stringData: {name: ann}}\n",
     );
     agent.running("app");
-    let env = agent.read_out("env");
+    let env = agent.wait_out("env");
     for line in [
         "LEVEL=debug",
         "level=debug",
@@ -311,7 +311,7 @@ pub fn an_empty_dir_that_outgrows_its_limit_ends_its_pod(runtime: &Runtime) {
     let full = agent.full("app");
     let runs =
         || runtime.containers_of(&full).iter().any(|container| container.state == ContainerState::Running);
-    wait_for("nothing of it runs, though it ends by SIGKILL only", 20, || (!runs()).then_some(()));
+    wait_for("nothing of it runs, though it ends by SIGKILL only", PATIENCE, || (!runs()).then_some(()));
     std::thread::sleep(std::time::Duration::from_secs(3));
     assert!(!runs(), "it is not started again");
     agent.end_pods();
@@ -345,7 +345,7 @@ pub fn a_pod_that_takes_more_disk_than_it_may_fails_for_good(runtime: &Runtime) 
         let all = runtime.containers_of(&agent.full(name));
         all.iter().any(|container| container.state == ContainerState::Running)
     };
-    wait_for("nothing of it runs", 20, || (!runs("greedy")).then_some(()));
+    wait_for("nothing of it runs", PATIENCE, || (!runs("greedy")).then_some(()));
     // As long as a look at what they use takes to come.
     std::thread::sleep(std::time::Duration::from_secs(15));
     assert!(!runs("greedy") && runs("modest"), "it is not started again, and the other one stays");
