@@ -399,7 +399,7 @@ fn silent_connections_keep_no_probe_from_the_port_of_health() {
         let asked = write!(socket, "GET /healthz HTTP/1.0\r\n\r\n");
         if connected.elapsed() > Duration::from_micros(200) || begun.elapsed() > Duration::from_micros(400) {
             late += 1;
-            assert!(late < 1000, "none is in time");
+            assert!(late < 10_000, "none is in time");
             continue;
         }
         std::thread::sleep(Duration::from_millis(5));
