@@ -4,7 +4,6 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 use async_io::{Async, Timer};
 use futures_rustls::TlsConnector;
@@ -16,10 +15,7 @@ use futures_rustls::rustls::{ALL_VERSIONS, ClientConfig, RootCertStore, Supporte
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::common::apiserver::Identity;
-use crate::world::{NODE, World};
-
-/// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::world::{NODE, PATIENCE, World};
 
 /// An answer.
 #[derive(Debug)]

@@ -18,6 +18,7 @@ use futures_rustls::rustls::crypto::ring;
 use futures_rustls::rustls::{ALL_VERSIONS, ServerConfig};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use smolet::config::{Config, NodeApi};
+use smolet::limits::NODE_TOKENS;
 
 use crate::client::{Client, tcp, unused_port};
 use crate::common::apiserver::Identity;
@@ -390,13 +391,15 @@ fn silent_connections_keep_no_probe_from_the_port_of_health() {
     // A client that this busy machine stops before it has written is silent as the others: it asks anew.
     let mut late = 0;
     let mut ask = || loop {
+        // It may be stopped as soon as the kernel has connected it, before it knows.
+        let begun = Instant::now();
         let mut socket = tcp(Ipv4Addr::LOCALHOST, port).unwrap();
         let connected = Instant::now();
         let mut said = String::new();
         let asked = write!(socket, "GET /healthz HTTP/1.0\r\n\r\n");
-        if connected.elapsed() > Duration::from_micros(200) {
+        if connected.elapsed() > Duration::from_micros(200) || begun.elapsed() > Duration::from_micros(400) {
             late += 1;
-            assert!(late < 1000, "none is in time");
+            assert!(late < 10_000, "none is in time");
             continue;
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -489,8 +492,9 @@ fn tokens_of_nobody_are_asked_for_a_few_times_and_a_known_clients_at_once() {
         let client = Client::connect_over(socket, ALL_VERSIONS, &own_certificate(&world), None).unwrap();
         client.ask("/healthz", &format!("Authorization: Bearer {token}\r\n")).unwrap()
     };
+    let begun = Instant::now();
     let said: Vec<String> = (0..60).map(|number| ask(HOSTILE, &format!("wrong-{number}"))).collect();
-    let reviews = world.api.count("POST", TOKEN_REVIEWS);
+    let (reviews, seconds) = (world.api.count("POST", TOKEN_REVIEWS), begun.elapsed().as_secs() + 1);
     println!("60 tokens of nobody: the API server was asked {reviews} times");
     let (limited, others): (Vec<String>, Vec<String>) =
         said.into_iter().partition(|said| said.starts_with("HTTP/1.1 429 "));
@@ -498,5 +502,7 @@ fn tokens_of_nobody_are_asked_for_a_few_times_and_a_known_clients_at_once() {
     let why = "\r\n\r\nTokenReview rate limit of this address exceeded; retry\n";
     assert!(!limited.is_empty() && limited.iter().all(|said| said.ends_with(why)), "{limited:?}");
     assert!(ask(ELSEWHERE, "new").ends_with("\r\n\r\nok"));
-    assert!((1..=30).contains(&reviews), "{reviews}");
+    // Each handshake takes long on a busy machine, and meanwhile another token may be asked for.
+    let allowed = u64::from(NODE_TOKENS.burst) + u64::from(NODE_TOKENS.per_second) * seconds;
+    assert!((1..=allowed).contains(&(reviews as u64)), "{reviews} of {allowed} in {seconds} s");
 }

@@ -90,7 +90,10 @@ fn of_a_pod_that_was_set_to_failed_what_has_crashed_does_not_start_again() {
     world.fake.program("app", Program::exits(1, Duration::from_millis(10)));
     world.start();
     world.bind("web", app());
-    world.until("it crashed", |world| !world.fake.state().dead().is_empty());
+    world.until("it crashed, and waits for its next start", |world| {
+        let state = world.fake.state();
+        !state.dead().is_empty() && state.running().is_empty()
+    });
     world.kill();
     fail(&world, "web");
     // The checkpoint is of before.
@@ -98,7 +101,8 @@ fn of_a_pod_that_was_set_to_failed_what_has_crashed_does_not_start_again() {
     world.fake.clear_calls();
     world.start();
     has_failed(&world, "web");
-    world.pass(Duration::from_secs(2));
+    // Longer than it has to wait.
+    world.pass(Duration::from_secs(25));
     let actions = world.fake.actions();
     assert!(actions.iter().all(|call| !call.starts_with("CreateContainer")), "{actions:?}");
 }

@@ -68,7 +68,7 @@ fn each_component_has_a_certificate_of_its_own_with_a_key_that_was_made_here() {
 
     // They are kept.
     world.kill();
-    k3s.state().asked.clear();
+    k3s.forget();
     world.start_with(config.clone());
     world.until("it was greeted", |_| k3s.paths().contains(&"GET /v1-k3s/server-ca.crt".to_owned()));
     world.run("web");

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use smolet::config::{Call, Config, K3s as Joins, Registration, TokenSource};
 use smolet::limits::K3S_BALANCER_CONNECTIONS_MAX;
 
-use crate::client::Client;
+use crate::client::{Client, unused_port};
 use crate::common::apiserver::Authority;
 use crate::k3s::{is_ready, joining};
 use crate::supervisor::{BOOTSTRAP, K3s, SECRET};
@@ -96,7 +96,7 @@ fn the_label_of_the_egress_mode_is_the_servers_and_stays_right() {
     // Another mode after a restart of the server, noticed at the next greeting.
     world.kill();
     k3s.state().settings = json!({"EgressSelectorMode": "agent"});
-    k3s.state().asked.clear();
+    k3s.forget();
     let registration =
         Registration { labels: [("site".into(), "roof".into())].into(), ..config.registration };
     world.start_with(Config { registration, ..config });
@@ -235,7 +235,7 @@ fn without_a_cloud_controller_the_node_has_its_own_addresses() {
 fn a_renamed_node_joins_anew_by_its_token() {
     let (world, k3s, config) = joined_with(json!({}), |_| BOOTSTRAP.to_owned());
     world.kill();
-    k3s.state().asked.clear();
+    k3s.forget();
     // No pods are there that are named after the former name.
     std::fs::remove_file(world.path("root/identity.cbor")).unwrap();
     let name = "gw-renamed";
@@ -300,7 +300,7 @@ fn a_new_authority_is_followed_where_the_known_one_has_signed_it() {
         k3s.rotate(&world.api, &new, &listed);
         let kept = || std::fs::read_to_string(world.path("root/k3s/server-ca.crt")).unwrap();
         for name in ["web", "other"] {
-            k3s.state().asked.clear();
+            k3s.forget();
             world.start_with(config.clone());
             world.until("the new authority is known", |_| {
                 kept() == listed.concat() && k3s.paths().contains(&"GET /v1-k3s/server-ca.crt".to_owned())
@@ -332,7 +332,7 @@ fn of_an_authority_that_is_not_known_the_node_says_what_to_do() {
     let new = Authority::new("new-ca");
     let listed = [new.pem(), world.api.ca_pem()];
     k3s.rotate(&world.api, &new, &listed);
-    k3s.state().asked.clear();
+    k3s.forget();
     world.start_with(config.clone());
     world.until("it is said", |world| {
         let is_it = |line: &String| {
@@ -359,16 +359,11 @@ fn of_an_authority_that_is_not_known_the_node_says_what_to_do() {
     world.until("the tunnel", |_| k3s.has_tunnel(NODE));
 }
 
-/// A port that was free a moment ago.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 #[test]
 fn the_load_balancer_leads_to_a_server_that_is_there() {
     let world = World::on_real_time_without_agent();
     let k3s = K3s::start(&world.api);
-    let port = free_port();
+    let port = unused_port();
     let config = joining(&world, &k3s, &k3s.token());
     let joins = Joins { load_balancer_port: Some(port), ..config.k3s.clone().unwrap() };
     // Nobody knows when another process takes a port: the balancer waits for it.
@@ -379,6 +374,8 @@ fn the_load_balancer_leads_to_a_server_that_is_there() {
     });
     world.kill();
     drop(taken);
+    let listed = || k3s.paths().iter().filter(|path| *path == "GET /v1-k3s/apiservers").count();
+    let before = listed();
     world.start_with(Config { k3s: Some(joins), ..config });
     world.until("the node is ready", is_ready);
     // TLS goes through as it is: the server's certificate is the cluster's.
@@ -391,17 +388,18 @@ fn the_load_balancer_leads_to_a_server_that_is_there() {
     world.until("the server answers", |world| version(port) == Some(world.api.ca_pem()));
     assert!(k3s.paths().iter().filter(|path| *path == "GET /cacerts").count() >= 2);
 
-    // More connections than there are places: the others wait for one.
-    let seen = || k3s.state().connections;
-    let before = seen();
+    // The node's own requests are over: what comes now is the test's.
+    world.until("the last of them", |_| listed() > before);
+    world.until("the tunnel alone", |_| k3s.has_tunnel(NODE) && k3s.state().open == 1);
+    // More connections than there are places: the others wait for one. They say nothing, and so their handshakes last.
+    let seen = || k3s.state().handshakes;
     let held: Vec<TcpStream> =
         (0..K3S_BALANCER_CONNECTIONS_MAX).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
-    world.until("they are through", |_| seen() >= before + K3S_BALANCER_CONNECTIONS_MAX);
-    let full = seen();
+    world.until("they are through", |_| seen() == K3S_BALANCER_CONNECTIONS_MAX);
     let _waits = TcpStream::connect(("127.0.0.1", port)).unwrap();
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(seen(), full);
+    assert_eq!(seen(), K3S_BALANCER_CONNECTIONS_MAX);
     drop(held);
-    world.until("it is through", |_| seen() > full);
+    world.until("it is through", |_| seen() == 1);
     world.until("the server answers again", |world| version(port) == Some(world.api.ca_pem()));
 }

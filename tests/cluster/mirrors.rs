@@ -62,6 +62,11 @@ fn a_static_pod_is_shown_as_the_nodes_own() {
     assert_eq!(metadata["ownerReferences"], owner);
     assert_eq!(mirror["status"]["phase"], "Running");
     assert!(mirror["status"]["podIP"].is_string());
+    // What happens to it is found by kubectl, which looks for the hash.
+    world.until("an event", |world| {
+        let events = world.api.list("events", "default");
+        events.iter().any(|event| event["involvedObject"]["uid"] == annotation("mirror"))
+    });
     // It is a copy: one container runs, however often the agent starts anew.
     world.kill();
     world.api.clear_requests();
@@ -72,9 +77,6 @@ fn a_static_pod_is_shown_as_the_nodes_own() {
     assert_eq!(world.fake.state().running(), [format!("{NAME}/app#0")]);
     assert_eq!(world.api.count("POST", "/api/v1/namespaces/default/pods"), 0);
     assert_eq!(uid(&world.pod(NAME).unwrap()), uid(&mirror));
-    // What happens to it is found by kubectl, which looks for the hash.
-    let events = world.api.list("events", "default");
-    assert!(events.iter().any(|event| event["involvedObject"]["uid"] == annotation("mirror")), "{events:?}");
 }
 
 #[test]
@@ -152,6 +154,8 @@ fn a_node_that_registers_again_owns_its_mirror_pods() {
     let (world, _) = with_static();
     let first = uid(&world.node().unwrap()).to_owned();
     world.api.delete("nodes", "", NODE, None);
+    // The deletions come by two watches, in any order: a copy may be made for the Node that is gone.
+    world.until("it is registered again", |world| world.node().is_some());
     // As the cluster's collector of what has lost its owner.
     let mirror = world.pod(NAME).unwrap();
     world.api.delete("pods", "default", NAME, Some(0));
@@ -162,7 +166,8 @@ fn a_node_that_registers_again_owns_its_mirror_pods() {
 
 #[test]
 fn a_static_pod_of_a_url_is_shown_as_such() {
-    let world = World::without_agent();
+    // On real time: whoever serves the manifest does not tell when it has answered.
+    let world = World::on_real_time_without_agent();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/own.yaml", listener.local_addr().unwrap());
     std::thread::spawn(move || {

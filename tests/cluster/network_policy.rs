@@ -35,6 +35,9 @@ fn has(text: &str) -> bool {
     table().is_some_and(|table| table.contains(text))
 }
 
+/// So late the server hears of a pod's address: it takes a busy machine less to start a container, and to print the table.
+const LATE: Duration = Duration::from_secs(8);
+
 /// Settings of a node that enforces policies.
 fn enforcing(world: &World, config: Config) -> Config {
     Config {
@@ -69,7 +72,7 @@ fn policies_are_enforced_while_there_are_any() {
     world.until("the pod is isolated", |_| has(&format!("{ip} : goto pods-")));
     assert!(has("comment \"default/deny\""), "{:?}", table());
     // A new pod's first container starts behind the rules, though the server learns of its address later.
-    world.api.delay(Duration::from_secs(1));
+    world.api.delay(LATE);
     let mut spec = app();
     spec["nodeName"] = NODE.into();
     let metadata = json!({"name": "late", "namespace": "default", "labels": {"app": "web"}});

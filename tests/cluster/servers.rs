@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use smolet::config::{Config, K3s as Joins};
 use smolet::limits::{K3S_LOST_WAIT, K3S_SERVERS_MAX, KUBE_CALL_TIME};
 
-use crate::client::Client;
+use crate::client::{Client, unused_port};
 use crate::common::Stopwatch;
 use crate::common::apiserver::ApiServer;
 use crate::k3s::{is_ready, joining};
@@ -186,7 +186,7 @@ fn the_node_goes_on_with_the_second_server_when_the_first_is_gone_also_after_a_r
     world.api.allow_access("kube-apiserver", "*", "*");
     let [first, second] = servers(&world, ["127.0.0.2", "127.0.0.3"]);
     let config = settings(&world, &first);
-    let balanced = listeners(["127.0.0.1"])[0].local_addr().unwrap().port();
+    let balanced = unused_port();
     let joins = Joins { load_balancer_port: Some(balanced), ..config.k3s.clone().unwrap() };
     let config = Config { k3s: Some(joins), ..config };
     world.start_with(config.clone());
@@ -200,7 +200,7 @@ fn the_node_goes_on_with_the_second_server_when_the_first_is_gone_also_after_a_r
     world.until("a tunnel to each", |world| entries(&page(world, &first, "/metrics"), "tunnels") == 2);
     let named = first.k3s.url().replace("https://", "");
     let wanted = json!({"server": named, "apiservers": [first.listed(), second.listed()]});
-    assert_eq!(kept(&world), Some(wanted.clone()));
+    world.until("they are kept", |world| kept(world).as_ref() == Some(&wanted));
     let before = written(&world);
     assert_eq!(
         std::fs::metadata(world.path("root/k3s/servers.json")).unwrap().mode() & 0o777,
@@ -226,12 +226,13 @@ fn the_node_goes_on_with_the_second_server_when_the_first_is_gone_also_after_a_r
     world.kill();
     // The process lives on.
     second.k3s.cut_tunnels();
-    second.k3s.state().asked.clear();
+    second.k3s.forget();
     world.start_with(config);
     world.run("again");
     assert_eq!(page(&world, &second, "/healthz"), "ok");
-    world.until("it was greeted", |_| second.k3s.paths().contains(&"GET /v1-k3s/apiservers".to_owned()));
-    assert!(second.k3s.paths().contains(&"GET /v1-k3s/config".to_owned()));
+    for path in ["GET /v1-k3s/config", "GET /v1-k3s/apiservers"] {
+        world.until("it was greeted", |_| second.k3s.paths().contains(&path.to_owned()));
+    }
     assert!(!second.k3s.paths().iter().any(|path| path.contains("kubelet")), "{:?}", second.k3s.paths());
     assert_eq!((kept(&world), written(&world)), (Some(wanted), before), "nothing was written anew");
 }
@@ -241,7 +242,7 @@ fn the_load_balancer_leaves_a_server_whose_tunnel_is_lost() {
     let world = World::on_real_time_without_agent();
     let [first, second] = servers(&world, ["127.0.0.2", "127.0.0.3"]);
     let config = settings(&world, &first);
-    let balanced = listeners(["127.0.0.1"])[0].local_addr().unwrap().port();
+    let balanced = unused_port();
     let joins = Joins { load_balancer_port: Some(balanced), ..config.k3s.clone().unwrap() };
     world.start_with(Config { k3s: Some(joins), ..config });
     for server in [&first, &second] {
@@ -318,7 +319,7 @@ fn a_list_with_hostile_entries_brings_nobody_a_word() {
     world.kill();
     let before = (kept(&world), written(&world));
     list(&servers, &json!({"servers": [second.listed()]}));
-    first.k3s.state().asked.clear();
+    first.k3s.forget();
     world.start_with(settings(&world, first));
     world.until("it was asked", |_| {
         first.k3s.paths().iter().filter(|path| path.contains("apiservers")).count() >= 2
@@ -440,9 +441,10 @@ fn a_server_by_another_name_has_a_tunnel_until_it_has_one_by_its_address() {
     world.until("the node is ready", is_ready);
     world.until("it is known", |world| entries(&page(world, only, "/metrics"), "api_servers") == 1);
     assert_eq!(entries(&page(&world, only, "/metrics"), "tunnels"), 1);
-    list(&servers, &json!([only.listed()]));
-    only.k3s.state().asked.clear();
+    world.until("the list is kept", |world| kept(world).is_some());
     world.kill();
+    list(&servers, &json!([only.listed()]));
+    only.k3s.forget();
     std::fs::remove_file(world.path("root/k3s/servers.json")).unwrap();
     let k3s = config.k3s.clone().map(|k3s| Joins { server: only.url("localhost"), ..k3s });
     world.start_with(Config { k3s, ..config });

@@ -11,7 +11,7 @@ use smolet::config::{Config, ServiceProxySettings};
 use crate::common::namespace::{in_namespace, ip, lease, make_link};
 use crate::k3s::joining;
 use crate::supervisor::K3s;
-use crate::world::{NODE, World};
+use crate::world::{NODE, PATIENCE, World};
 
 const PROXY: &str = "system:kube-proxy";
 const CLUSTER_IP: &str = "10.43.0.10:80";
@@ -37,7 +37,7 @@ fn ask(address: &str) -> Result<String, ErrorKind> {
     let connected = TcpStream::connect_timeout(&address, Duration::from_secs(2));
     let mut connection = connected.map_err(|error| error.kind())?;
     let mut answer = String::new();
-    connection.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    connection.set_read_timeout(Some(PATIENCE)).unwrap();
     connection.read_to_string(&mut answer).map_err(|error| error.kind())?;
     Ok(answer)
 }
@@ -87,13 +87,15 @@ fn services_are_served_while_they_are_there() {
     let config = serving(&world);
     world.start_with(config.clone());
     world.until("it is served", |_| ask(CLUSTER_IP) == Ok("one".to_owned()));
-    let mut watched: Vec<String> = world
-        .api
-        .requests()
-        .into_iter()
-        .filter(|request| request.user == PROXY && request.verb == "watch")
-        .map(|request| format!("{} {}", request.path, request.query.split("&labelSelector=").nth(1).unwrap()))
-        .collect();
+    // What is served was listed; the watches begin after that.
+    let mut watched: Vec<String> = world.wait("the watches", |world| {
+        let requests = world.api.requests().into_iter();
+        let watches = requests.filter(|request| request.user == PROXY && request.verb == "watch");
+        let watched: Vec<String> = watches
+            .map(|of| format!("{} {}", of.path, of.query.split("&labelSelector=").nth(1).unwrap()))
+            .collect();
+        (watched.len() >= 2).then_some(watched)
+    });
     watched.sort();
     assert_eq!(
         watched,

@@ -8,6 +8,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use async_io::Async;
 use futures_rustls::TlsAcceptor;
@@ -22,6 +23,8 @@ use crate::common::apiserver::signer::Signer;
 use crate::common::apiserver::{ApiServer, Authority, base64};
 
 pub const SECRET: &str = "0ffe7a8d3c21";
+/// How long connections of an agent that was killed are waited for.
+const END_PATIENCE: Duration = Duration::from_secs(10);
 /// A token of `k3s token create`.
 pub const BOOTSTRAP: &str = "abcdef.0123456789abcdef";
 
@@ -60,6 +63,10 @@ pub struct State {
     pub apiservers: Option<Value>,
     /// Connections since the start, those of whoever does not trust it included.
     pub connections: usize,
+    /// Connections whose TLS handshake is not over.
+    pub handshakes: usize,
+    /// Connections that are not over.
+    pub open: usize,
     /// Certificates hold for so many seconds.
     pub seconds: Option<i64>,
     /// Its tunnels, by node.
@@ -143,6 +150,15 @@ impl K3s {
         self.state().asked.iter().map(|asked| format!("{} {}", asked.method, asked.path)).collect()
     }
 
+    /// Forgets what was asked for by an agent that was killed, when its connections have ended: none of it comes later.
+    pub fn forget(&self) {
+        let begun = Instant::now();
+        while self.state().open > 0 && begun.elapsed() < END_PATIENCE {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        self.state().asked.clear();
+    }
+
     /// A port of this machine behind which the node connects to that, through its tunnel.
     pub fn forward(&self, node: &str, to: &str) -> u16 {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -200,12 +216,20 @@ async fn serve(
             let (socket, _) = listener.accept().await.unwrap();
             let shared = shared.clone();
             let acceptor = shared.acceptor.lock().unwrap().clone();
-            shared.state.lock().unwrap().connections += 1;
+            {
+                let mut state = shared.state.lock().unwrap();
+                state.connections += 1;
+                state.handshakes += 1;
+                state.open += 1;
+            }
             let served = async move {
+                let accepted = acceptor.accept(socket).await;
+                shared.state.lock().unwrap().handshakes -= 1;
                 // Whoever trusts another authority goes away in the middle of it.
-                if let Ok(tls) = acceptor.accept(socket).await {
+                if let Ok(tls) = accepted {
                     let _ = answer(tls, &shared).await;
                 }
+                shared.state.lock().unwrap().open -= 1;
             };
             executor.spawn(served).detach();
         }

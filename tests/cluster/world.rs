@@ -19,10 +19,12 @@ pub use crate::common::agent::{NODE, PATIENCE};
 use crate::common::apiserver::ApiServer;
 use crate::common::fake::{Fake, FakeClock};
 use crate::common::rest::{PeersActivity, Watched};
-use crate::common::{log_of, show_log};
+use crate::common::{Stopwatch, log_of, show_log};
 
 /// By how much virtual time advances at most before the agent is waited for again.
 const STEP_MAX: Duration = Duration::from_secs(1);
+/// How long the servers may take for what an agent that has ended asked them for. Longer: an answer is held back on purpose.
+const SERVERS_PATIENCE: Duration = Duration::from_secs(2);
 /// How often a test on real time looks at what it waits for.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -164,6 +166,7 @@ impl World {
     /// As `kill -9`.
     pub fn kill(&self) {
         self.agent.take().expect("an agent runs").into_life().kill();
+        self.await_servers();
     }
 
     fn is_over(&self) -> bool {
@@ -177,7 +180,25 @@ impl World {
             assert!(!deadline.is_past(self), "the agent does not end: {}", self.trace());
             self.advance(STEP_MAX);
         }
-        self.agent.take().expect("an agent runs").into_life().end()
+        let ended = self.agent.take().expect("an agent runs").into_life().end();
+        self.await_servers();
+        ended
+    }
+
+    /// Waits until the servers have done what an agent that has ended asked them for: none of it comes after what the test does
+    /// next.
+    fn await_servers(&self) {
+        let begun = Instant::now();
+        let mut before = None;
+        while begun.elapsed() < SERVERS_PATIENCE {
+            let is_quiet = self.fake.is_idle() && self.api.is_idle() && self.api.open_connections() == 0;
+            let messages = is_quiet.then(|| self.peers().messages);
+            if is_quiet && messages == before {
+                return;
+            }
+            before = messages;
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     // ---- time ------------------------------------------------------------------------------------------
@@ -205,10 +226,12 @@ impl World {
         self.settle();
     }
 
-    /// Waits until `look` finds something.
+    /// Waits until `look` finds something. On virtual time it looks while the agent and the servers are at rest.
     pub fn wait<T>(&self, what: &str, mut look: impl FnMut(&World) -> Option<T>) -> T {
         let deadline = Deadline::after(self, PATIENCE);
         loop {
+            // What happens at this instant, before time goes on: what is found is not in the middle of something.
+            self.settle();
             if let Some(found) = look(self) {
                 return found;
             }
@@ -217,11 +240,6 @@ impl World {
                 panic!("waiting for {what}, the agent ended: {:?}", run.into_life().end());
             }
             assert!(!deadline.is_past(self), "waited for {what}; {}", self.trace());
-            // What happens at this instant, before time goes on.
-            self.settle();
-            if let Some(found) = look(self) {
-                return found;
-            }
             self.advance(STEP_MAX);
         }
     }
@@ -323,13 +341,14 @@ impl Drop for World {
 /// The end of a wait, on the world's clock and on the machine's.
 struct Deadline {
     at: Mono,
-    begun: Instant,
+    /// How busy the machine is does not count: virtual time goes on as fast as it lets it.
+    begun: Stopwatch,
     patience: Duration,
 }
 
 impl Deadline {
     fn after(world: &World, patience: Duration) -> Self {
-        Self { at: world.now() + patience, begun: Instant::now(), patience }
+        Self { at: world.now() + patience, begun: Stopwatch::start(), patience }
     }
 
     fn is_past(&self, world: &World) -> bool {

@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
 use std::time::SystemTime;
 
-use super::package::{Root, beside_package, lowers_oom_scores, program_file, target_stubs, version};
+use super::package::{
+    Root, beside_package, lowers_oom_scores, program_file, supervised, target_stubs, version,
+};
 use super::*;
 
 /// The unpacked archive, below a directory.
@@ -459,7 +461,7 @@ fn it_is_a_service_of_openrc() {
     let before = written(&world, &over);
     let run = |program: &str, words: &[&str]| text(&world.program(program).args(words).output().unwrap());
     let installer = archive.join("install.sh").display().to_string();
-    let main = || fs::read_to_string(world.path("/run/openrc/options/smolet/child_pid")).ok();
+    let main = || supervised(&world);
     let is_started = || world.program("/etc/init.d/smolet").arg("status").output().unwrap().status.success();
 
     // The first process there is a systemd, which would be found.

@@ -7,7 +7,7 @@ use std::io::Read as _;
 use flate2::bufread::GzDecoder;
 
 use super::archive::{Bare, openrc, unpacked};
-use super::package::{Root, beside_package, package, program_file, tested_program, version};
+use super::package::{Root, beside_package, package, program_file, supervised, tested_program, version};
 use super::*;
 
 fn repository() -> &'static Path {
@@ -167,7 +167,7 @@ fn alpines_package_runs_under_openrc() {
     let there = |program: &str, words: &[&str]| text(&world.program(program).args(words).output().unwrap());
     there("mkdir", &["-m", "750", "/var/lib/smolet"]);
     let service = |word: &str| world.program("/etc/init.d/smolet").arg(word).output().unwrap();
-    let main = || fs::read_to_string(world.path("/run/openrc/options/smolet/child_pid")).ok();
+    let main = || supervised(&world);
 
     let said = there(&script("post-install"), &[]);
     assert!(said.contains("rc-update add smolet default"), "{said}");

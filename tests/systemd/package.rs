@@ -340,6 +340,13 @@ pub fn lowers_oom_scores(world: &World) -> bool {
     lowered.status.success()
 }
 
+/// The process that OpenRC supervises for the service, as that world counts processes.
+pub fn supervised(world: &World) -> Option<String> {
+    let pid = fs::read_to_string(world.path("/run/openrc/options/smolet/child_pid")).ok()?;
+    // It is written in place.
+    (!pid.trim().is_empty()).then_some(pid)
+}
+
 /// A program of these lines.
 pub fn program_file(path: &Path, text: &str) {
     fs::write(path, text).unwrap();
@@ -392,7 +399,12 @@ fn the_service_runs_as_it_is_installed() {
     service.systemctl(&["restart", "smolet.service"]);
     let container = service.ready();
     assert_eq!(service.sentence(), "");
-    assert_eq!(service.ask(&["logs", "web"]).trim(), "sesame 4321 4321-2777 tmpfs", "{}", service.log());
+    // It is ready as soon as it runs, before it has said anything.
+    let said = wait_for("its words", || {
+        let said = service.ask(&["logs", "web"]).trim().to_owned();
+        (!said.is_empty()).then_some(said)
+    });
+    assert_eq!(said, "sesame 4321 4321-2777 tmpfs", "{}", service.log());
 
     let main = service.main();
     let proc = |file: &str| world.path(&format!("/proc/{main}/{file}"));
@@ -449,7 +461,7 @@ fn it_runs_under_openrc() {
     fs::copy(root.path("/usr/share/doc/smolet/openrc/logrotate"), root.path("/etc/logrotate.d/smolet"))
         .unwrap();
     let settings = "SMOLET_EXTRA_ARGS='--node-name gw --log-level debug'\n\
-                    respawn_delay=1\nhealthcheck_delay=1\nhealthcheck_timer=1\nretry=SIGTERM/1/SIGKILL/5\n";
+                    respawn_delay=1\nhealthcheck_delay=1\nhealthcheck_timer=1\nretry=SIGTERM/5/SIGKILL/5\n";
     fs::write(root.path("/etc/conf.d/smolet"), settings).unwrap();
     let world = World::up("systemd-openrc", version());
     lay_over(&world, &[&root.0, &openrc]);
@@ -466,8 +478,7 @@ fn it_runs_under_openrc() {
         let asked = world.program("/usr/bin/smolet").arg("pods").output().unwrap();
         String::from_utf8_lossy(&asked.stderr).contains("container runtime").then_some(())
     };
-    // As that world counts processes.
-    let main = || fs::read_to_string(world.path("/run/openrc/options/smolet/child_pid")).ok();
+    let main = || supervised(&world);
 
     text(&service("start"));
     wait_for(&format!("it answers; {}", log()), answers);
