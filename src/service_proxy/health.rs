@@ -185,8 +185,12 @@ mod tests {
         }
 
         fn ask(&self, request: &'static str) -> Option<String> {
+            self.ask_within(Duration::from_mins(1), request)
+        }
+
+        fn ask_within(&self, time: Duration, request: &'static str) -> Option<String> {
             let address = self.address;
-            self.beside(Duration::from_secs(1), move || {
+            self.beside(time, move || {
                 let (mut client, mut answer) = (TcpStream::connect(address).unwrap(), String::new());
                 client.write_all(request.as_bytes()).unwrap();
                 client.read_to_string(&mut answer).unwrap();
@@ -237,10 +241,10 @@ mod tests {
         let silent = move || -> Vec<_> {
             (0..SERVICE_HEALTH_CONNECTIONS_MAX).map(|_| TcpStream::connect(address).unwrap()).collect()
         };
-        let silent = world.beside(Duration::from_secs(5), silent).unwrap();
+        let silent = world.beside(Duration::from_mins(1), silent).unwrap();
         let request = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
         // They may not all be accepted yet; when they are, there is no place.
-        while world.ask(request).is_some() {}
+        while world.ask_within(Duration::from_secs(1), request).is_some() {}
         world.clock.advance(SERVICE_HEALTH_TIME);
         assert!(world.ask(request).unwrap().starts_with("HTTP/1.1 200"));
         drop(silent);
