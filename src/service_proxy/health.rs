@@ -244,7 +244,12 @@ mod tests {
         let silent = world.beside(Duration::from_mins(1), silent).unwrap();
         let request = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
         // They may not all be accepted yet; when they are, there is no place.
-        while world.ask_within(Duration::from_secs(1), request).is_some() {}
+        let begun = std::time::Instant::now();
+        while world.check.shared.places.try_acquire().is_some() {
+            assert!(begun.elapsed() < Duration::from_mins(1), "each of them has a place");
+            smol::block_on(world.executor.run(async_io::Timer::after(Duration::from_millis(2))));
+        }
+        assert_eq!(world.ask_within(Duration::from_secs(1), request), None);
         world.clock.advance(SERVICE_HEALTH_TIME);
         assert!(world.ask(request).unwrap().starts_with("HTTP/1.1 200"));
         drop(silent);
