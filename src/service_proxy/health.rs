@@ -185,8 +185,12 @@ mod tests {
         }
 
         fn ask(&self, request: &'static str) -> Option<String> {
+            self.ask_within(Duration::from_mins(1), request)
+        }
+
+        fn ask_within(&self, time: Duration, request: &'static str) -> Option<String> {
             let address = self.address;
-            self.beside(Duration::from_secs(1), move || {
+            self.beside(time, move || {
                 let (mut client, mut answer) = (TcpStream::connect(address).unwrap(), String::new());
                 client.write_all(request.as_bytes()).unwrap();
                 client.read_to_string(&mut answer).unwrap();
@@ -237,27 +241,41 @@ mod tests {
         let silent = move || -> Vec<_> {
             (0..SERVICE_HEALTH_CONNECTIONS_MAX).map(|_| TcpStream::connect(address).unwrap()).collect()
         };
-        let silent = world.beside(Duration::from_secs(5), silent).unwrap();
+        let silent = world.beside(Duration::from_mins(1), silent).unwrap();
         let request = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
         // They may not all be accepted yet; when they are, there is no place.
-        while world.ask(request).is_some() {}
+        let begun = std::time::Instant::now();
+        while world.check.shared.places.try_acquire().is_some() {
+            assert!(begun.elapsed() < Duration::from_mins(1), "each of them has a place");
+            smol::block_on(world.executor.run(async_io::Timer::after(Duration::from_millis(2))));
+        }
+        assert_eq!(world.ask_within(Duration::from_secs(1), request), None);
         world.clock.advance(SERVICE_HEALTH_TIME);
         assert!(world.ask(request).unwrap().starts_with("HTTP/1.1 200"));
         drop(silent);
     }
     #[test]
     fn a_port_that_somebody_has_is_taken_when_it_is_free() {
+        use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
         let world = World::new();
         world.check.set_local_endpoints(1);
-        let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = other.local_addr().unwrap();
+        // It does not listen: who connects is refused until the health check does.
+        let other =
+            net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        net::bind(&other, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let address = SocketAddr::try_from(net::getsockname(&other).unwrap()).unwrap();
         world.executor.spawn("health check", world.check.clone().run(address.port())).detach();
         let a_moment =
             || smol::block_on(world.executor.run(async_io::Timer::after(Duration::from_millis(50))));
         a_moment();
         drop(other);
-        world.clock.advance(SERVICE_HEALTH_RETRY);
-        a_moment();
+        // A process that another test starts has a copy of it until it has its program.
+        let begun = std::time::Instant::now();
+        while TcpStream::connect(address).is_err() {
+            assert!(begun.elapsed() < Duration::from_mins(1), "the port is free");
+            world.clock.advance(SERVICE_HEALTH_RETRY);
+            a_moment();
+        }
         let answer = World { address, ..world }.ask("GET / HTTP/1.1\r\nHost: x\r\n\r\n");
         assert!(answer.unwrap().starts_with("HTTP/1.1 200"));
     }

@@ -144,6 +144,7 @@ mod tests {
     fn a_program_that_hangs_is_killed_with_its_children() {
         let gone = |ended: &Ended| {
             let pid = ended.output.trim().to_owned();
+            assert!(pid.parse::<u32>().is_ok(), "it has begun: {pid}");
             let begun = Instant::now();
             // Its parent is gone: another process reaps it.
             while std::fs::read_to_string(format!("/proc/{pid}/stat"))
@@ -153,16 +154,25 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(5));
             }
         };
-        let ended = sh("sleep 600 & echo $!; wait", Duration::from_millis(300));
+        // On a busy machine a shell takes its time until it has begun.
+        let ended = sh("sleep 600 & echo $!; wait", Duration::from_secs(3));
         assert!(ended.status.is_none());
         gone(&ended);
         assert!(sh("exec >&- 2>&-; sleep 600", Duration::from_millis(300)).status.is_none());
         let wanted = KillOnDrop::default();
         let dropped = wanted.dropped();
+        let sign = std::env::temp_dir().join(format!("smolet-begun-{}", std::process::id()));
+        let _ = std::fs::remove_file(&sign);
         std::thread::scope(|scope| {
-            let line = ["-c".to_owned(), "sleep 600 & echo $!; wait".to_owned()];
+            let line = format!("sleep 600 & echo $!; >{}; wait", sign.display());
+            let line = ["-c".to_owned(), line];
             let run = scope.spawn(move || run("sh", &line, LONG, &dropped).unwrap());
-            std::thread::sleep(Duration::from_millis(300));
+            let begun = Instant::now();
+            while !sign.exists() {
+                assert!(begun.elapsed() < LONG, "it begins");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            std::fs::remove_file(&sign).unwrap();
             drop(wanted);
             let ended = run.join().unwrap();
             assert!(ended.status.is_none());

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
+use smolet::clock::Clock as _;
 use smolet::cri::EventService;
 
-use crate::common::fake::{EventFaults, Program};
+use crate::common::fake::{EventFaults, Program, State};
 use crate::common::seeds;
 use crate::world::World;
 
@@ -55,9 +56,14 @@ impl Chaos {
         self.told.push(format!("{} s: {what}", self.world.seconds()));
     }
 
-    fn any_running(&mut self) -> Option<String> {
-        let running = self.world.fake.state().running();
-        self.rng.choice(running).map(|name| name.split('#').next().unwrap_or_default().to_owned())
+    /// Does that to a running container, if there is one: under one lock, because the agent may remove it meanwhile.
+    fn to_any_running(&mut self, what: &str, does: impl FnOnce(&mut State, &str)) {
+        let mut state = self.world.fake.state();
+        let Some(name) = self.rng.choice(state.running()) else { return };
+        let container = name.split('#').next().unwrap_or_default();
+        does(&mut state, container);
+        drop(state);
+        self.tell(format!("{container} {what}"));
     }
 
     fn trouble_events(&mut self) {
@@ -121,23 +127,11 @@ impl Chaos {
                 self.world.fake.lose_answer(call, 1);
             }
             10 => {
-                if let Some(container) = self.any_running() {
-                    self.tell(format!("{container} crashes"));
-                    self.world.fake.exit(&container, 1, "", "");
-                }
+                let now = self.world.clock.now().wall;
+                self.to_any_running("crashes", |state, container| state.exit(container, now, 1, "", ""));
             }
-            11 => {
-                if let Some(container) = self.any_running() {
-                    self.tell(format!("{container} is forgotten"));
-                    self.world.fake.forget_container(&container);
-                }
-            }
-            12 => {
-                if let Some(container) = self.any_running() {
-                    self.tell(format!("{container} is unknown"));
-                    self.world.fake.report_unknown(&container);
-                }
-            }
+            11 => self.to_any_running("is forgotten", State::forget),
+            12 => self.to_any_running("is unknown", State::report_unknown),
             13 => {
                 self.tell("the node boots".to_owned());
                 self.world.kill();
@@ -159,13 +153,9 @@ impl Chaos {
                 self.tell(format!("all is well with {call}"));
                 self.world.fake.heal(call);
             }
-            _ => {
-                if let Some(container) = self.any_running() {
-                    let pod = container.split('/').next().unwrap_or_default().to_owned();
-                    self.tell(format!("the sandbox of {pod} dies"));
-                    self.world.fake.stop_sandbox(&pod);
-                }
-            }
+            _ => self.to_any_running("has lost its sandbox", |state, container| {
+                state.kill_sandbox(container.split('/').next().unwrap_or_default());
+            }),
         }
     }
 

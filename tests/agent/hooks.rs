@@ -145,8 +145,8 @@ fn an_http_hook_accepts_any_response_and_fails_without_a_server() {
         assert!(head.iter().any(|sent| sent.eq_ignore_ascii_case(line)), "{head:?}");
     }
     assert_eq!(stops(&world), [""; 0]);
-    // No server listens there any more.
-    world.put("tcp", &app(&format!("postStart: {{tcpSocket: {{host: 127.0.0.1, port: {port}}}}}")));
+    // No server listens there, and the kernel gives the port to no other test.
+    world.put("tcp", &app("postStart: {tcpSocket: {host: 127.0.0.1, port: 1}}"));
     world.until("its failure", |world| world.waiting("tcp", "app").0 == "PostStartHookError");
     assert_eq!(stops(&world), ["StopContainer tcp/app#0 grace=30"]);
 }

@@ -1,5 +1,6 @@
 //! Moving to another runtime (`--drain-runtime`), and the record of the kind of runtime that a node has.
 
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use smolet::config::Config;
@@ -7,7 +8,7 @@ use smolet::config::Config;
 use crate::adopt::foreign;
 use crate::common::agent::endpoint;
 use crate::common::fake::Fake;
-use crate::world::{NODE, PATIENCE, World};
+use crate::world::{NODE, PATIENCE, World, ask};
 
 const APP: &str = "terminationGracePeriodSeconds: 7, containers: [{name: app, image: 'busybox:1'}]";
 const PODS: [(&str, &str, Option<&str>); 3] = [
@@ -45,8 +46,9 @@ fn pods(fake: &Fake) -> Vec<&'static str> {
     PODS.iter().map(|(name, ..)| *name).filter(|name| state.sandbox(name).is_some()).collect()
 }
 
+/// Empty before the agent listens; the socket's file is there a moment earlier.
 fn answer(world: &World) -> String {
-    if world.path("sock").exists() { world.ask("/pods").1 } else { String::new() }
+    UnixStream::connect(world.path("sock")).map_or_else(|_| String::new(), |stream| ask(stream, "/pods").1)
 }
 
 fn kind(world: &World) -> Option<String> {

@@ -176,7 +176,8 @@ impl World {
         let mut still = Instant::now();
         let mut turns = self.turns();
         self.wait("a relist", |world| {
-            let moves = world.turns() != turns || !world.fake.is_idle() || is_at_the_disk();
+            let at_work = !world.is_idle() || !world.fake.is_idle();
+            let moves = world.turns() != turns || at_work || is_at_the_disk();
             if moves {
                 turns = world.turns();
                 still = Instant::now();
@@ -273,6 +274,11 @@ impl World {
         let at_work = !self.fake.is_idle();
         let state = self.fake.state();
         PeersActivity { active: at_work || state.is_active(), messages: state.calls.len() as u64 }
+    }
+
+    /// The agent's thread has nothing to do.
+    fn is_idle(&self) -> bool {
+        self.agent.borrow().as_ref().is_none_or(Watched::is_idle)
     }
 
     /// How often the agent's thread woke so far.

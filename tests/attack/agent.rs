@@ -21,6 +21,36 @@ pub const CALM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/env/calm.yaml
 /// All are.
 pub const WATCHED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/env/watched.yaml");
 
+/// Elapsed time without that in which the agent's thread, or this one, waited for a processor: on a busy machine that is no silence
+/// of the agent's.
+pub struct Watch {
+    begun: Instant,
+    pid: u32,
+    waited: Duration,
+}
+
+impl Watch {
+    /// For the agent of that PID.
+    pub fn start(pid: u32) -> Self {
+        Self { begun: Instant::now(), pid, waited: Self::waited(pid) }
+    }
+
+    pub fn elapsed(&self) -> Duration {
+        self.begun.elapsed().saturating_sub(Self::waited(self.pid).saturating_sub(self.waited))
+    }
+
+    /// So far; nothing where the kernel does not tell.
+    fn waited(pid: u32) -> Duration {
+        let of = |thread: String| {
+            // Time on a processor, time of waiting for one (`run_delay`), and how often.
+            let text = fs::read_to_string(format!("/proc/{thread}/schedstat")).unwrap_or_default();
+            let nanos = text.split_whitespace().nth(1).and_then(|nanos| nanos.parse().ok());
+            Duration::from_nanos(nanos.unwrap_or(0))
+        };
+        of(pid.to_string()) + of("thread-self".to_owned())
+    }
+}
+
 pub struct Agent {
     pub fake: Fake,
     home: Home,
@@ -194,7 +224,7 @@ impl Agent {
     pub fn silence(&self, time: Duration) -> Duration {
         let (begun, mut longest) = (Instant::now(), Duration::ZERO);
         while begun.elapsed() < time {
-            let asked = Instant::now();
+            let asked = Watch::start(self.pid());
             assert!(self.ask("/healthz").ends_with("ok"), "it is well");
             longest = longest.max(asked.elapsed());
             std::thread::sleep(Duration::from_millis(10));

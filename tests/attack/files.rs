@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, Mode, mkfifoat};
 
-use crate::agent::{Agent, CALM, pod};
+use crate::agent::{Agent, CALM, PATIENCE, Watch, pod};
 use crate::common::away::Away;
 use crate::common::fake::Fake;
 use crate::outputs;
@@ -27,11 +27,11 @@ struct Listener {
 impl Listener {
     fn start(agent: &Agent) -> Self {
         let ends = Arc::new(AtomicBool::new(false));
-        let (seen, socket) = (ends.clone(), agent.path("sock"));
+        let (seen, socket, pid) = (ends.clone(), agent.path("sock"), agent.pid());
         let thread = std::thread::spawn(move || {
             let mut longest = Duration::ZERO;
             while !seen.load(Ordering::Relaxed) {
-                let asked = Instant::now();
+                let asked = Watch::start(pid);
                 // What only the loop can answer. An agent that ended has no word for it, and the test sees that by itself.
                 let _ = ask_within(&socket, 10 * SILENCE_MAX);
                 longest = longest.max(asked.elapsed());
@@ -106,7 +106,7 @@ fn termination_logs_that_are_no_files_or_do_not_answer() {
         }
         let beside = Listener::start(&agent);
         agent.fake.exit(&app, 1, "", "");
-        let deadline = Instant::now() + Duration::from_secs(25);
+        let deadline = Instant::now() + PATIENCE;
         let mut told = false;
         while !told && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(50));

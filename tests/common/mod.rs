@@ -27,22 +27,33 @@ use std::time::{Duration, Instant};
 /// deadline of a test then does not depend on other load. Without that file all time counts.
 pub struct Stopwatch {
     begun: Instant,
+    resource: &'static str,
     waited: Duration,
 }
 
 impl Stopwatch {
     pub fn start() -> Self {
-        Self { begun: Instant::now(), waited: waited_for_processors() }
+        Self::without_waits_for("cpu")
+    }
+
+    /// The same without the time in which some task waited for a disk (`/proc/pressure/io`). A file system that never answers
+    /// is no such wait.
+    pub fn without_waits_for_disks() -> Self {
+        Self::without_waits_for("io")
+    }
+
+    fn without_waits_for(resource: &'static str) -> Self {
+        Self { begun: Instant::now(), resource, waited: waited_for(resource) }
     }
 
     pub fn elapsed(&self) -> Duration {
-        self.begun.elapsed().saturating_sub(waited_for_processors().saturating_sub(self.waited))
+        self.begun.elapsed().saturating_sub(waited_for(self.resource).saturating_sub(self.waited))
     }
 }
 
 /// Since the boot.
-fn waited_for_processors() -> Duration {
-    let pressure = std::fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
+fn waited_for(resource: &str) -> Duration {
+    let pressure = std::fs::read_to_string(format!("/proc/pressure/{resource}")).unwrap_or_default();
     let some = pressure.lines().find(|line| line.starts_with("some "));
     let total = some.and_then(|line| line.split_once("total=")?.1.parse().ok());
     Duration::from_micros(total.unwrap_or(0))

@@ -23,7 +23,7 @@ const ACK: u8 = 1;
 const END_HEADERS: u8 = 4;
 
 /// How long a script waits before it fails.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 pub struct Peer {
     stream: UnixStream,
@@ -32,6 +32,8 @@ pub struct Peer {
     heads: VecDeque<u32>,
     bodies: BTreeMap<u32, Body>,
     resets: BTreeMap<u32, u32>,
+    /// Pings that the client has answered.
+    pongs: u32,
     /// The client's flow-control windows.
     window: i64,
     windows: BTreeMap<u32, i64>,
@@ -68,6 +70,7 @@ impl Peer {
             heads: VecDeque::new(),
             bodies: BTreeMap::new(),
             resets: BTreeMap::new(),
+            pongs: 0,
             window: 65_535,
             windows: BTreeMap::new(),
             first_window: 65_535,
@@ -222,6 +225,13 @@ impl Peer {
         self.wait(|peer| peer.closed, "the end of the connection");
     }
 
+    /// Waits for the client's answer to a ping: it has read all that was sent before.
+    pub fn ping(&mut self) {
+        let before = self.pongs;
+        self.frame(PING, 0, 0, &[0; 8]);
+        self.wait(|peer| peer.pongs > before, "a ping's answer");
+    }
+
     /// Waits until the client has been silent for a while: settings and windows are exchanged then.
     pub fn until_quiet(&mut self) {
         while self.read_some(Duration::from_millis(80)) {}
@@ -304,6 +314,7 @@ impl Peer {
                 }
                 self.frame(SETTINGS, ACK, 0, &[]);
             }
+            PING if flags & ACK != 0 => self.pongs += 1,
             PING => panic!("the client sent a ping"),
             WINDOW_UPDATE if stream == 0 => self.window += i64::from(number()),
             WINDOW_UPDATE => {

@@ -12,11 +12,15 @@ use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use smolet::clock::VirtualClock;
 use smolet::config::Config;
 
+use super::Stopwatch;
 use super::agent::{Life, MAIN_THREAD, PATIENCE, Waits};
 use super::gauge::Gauge;
 
-/// How long work on the disk may take, or hang on purpose, before time advances without it.
+/// How long work on the disk may take, or hang on purpose, before time advances without it. The time in which the machine waits
+/// for a disk does not count: an fsync beside others' writes takes longer than that now and then.
 const DISK_PATIENCE: Duration = Duration::from_secs(3);
+/// With the time in which the machine waits for a disk.
+const BUSY_DISK_PATIENCE: Duration = Duration::from_secs(15);
 /// Consecutive works on the disk that are waited for before time advances: a sandbox and a container take some ten.
 const DISK_WORKS_MAX: usize = 12;
 
@@ -50,6 +54,11 @@ impl Watched {
     /// How often the agent's thread woke so far.
     pub fn turns(&self) -> u64 {
         self.gauge.turns()
+    }
+
+    /// False while the agent's thread has something to do, also when no processor runs it yet.
+    pub fn is_idle(&self) -> bool {
+        self.gauge.idle()
     }
 
     /// Waits until the agent waits for nothing but time, or an answer that a fault holds back, or has ended.
@@ -183,11 +192,11 @@ pub fn is_at_the_disk() -> bool {
 /// Waits until no agent's thread is at the disk, for no time is to go by meanwhile; whether one was. What waits there all
 /// the time hangs.
 fn await_disk() -> bool {
-    let begun = Instant::now();
+    let (begun, counted) = (Instant::now(), Stopwatch::without_waits_for_disks());
     let mut there = at_the_disk();
     let was_there = !there.is_empty();
     let mut all_the_time = there.clone();
-    while !there.is_empty() && begun.elapsed() < DISK_PATIENCE {
+    while !there.is_empty() && counted.elapsed() < DISK_PATIENCE && begun.elapsed() < BUSY_DISK_PATIENCE {
         std::thread::sleep(Duration::from_millis(2));
         there = at_the_disk();
         all_the_time.retain(|(task, waits)| *waits && there.contains(&(task.clone(), true)));

@@ -50,16 +50,17 @@ impl Wake for Flag {
 }
 
 /// The agent's whole life, polled by hand.
-struct Life<F> {
+struct Life<'a, F> {
     future: Pin<Box<F>>,
+    fake: &'a Fake,
     woken: Arc<Flag>,
     spent: AllocationInfo,
 }
 
-impl<F: Future> Life<F> {
-    fn new(future: F) -> Self {
+impl<'a, F: Future> Life<'a, F> {
+    fn new(future: F, fake: &'a Fake) -> Self {
         let woken = Arc::new(Flag(AtomicBool::new(true)));
-        Self { future: Box::pin(future), woken, spent: AllocationInfo::default() }
+        Self { future: Box::pin(future), fake, woken, spent: AllocationInfo::default() }
     }
 
     /// Time passes, and what that brings about. The clock gives memory back too: it holds on to the tasks whose calls
@@ -74,16 +75,21 @@ impl<F: Future> Life<F> {
         (0..50).for_each(|_| self.rest());
     }
 
-    /// Polls until nobody has woken it for a while.
+    /// The runtime has read all calls and written its answers.
+    fn is_answered(&self) -> bool {
+        self.fake.is_idle() && !self.fake.state().is_active()
+    }
+
+    /// Polls until nobody has woken it for a while, and the runtime has nothing to answer.
     fn rest(&mut self) {
         let waker = Waker::from(self.woken.clone());
         let (begun, mut last) = (Instant::now(), Instant::now());
-        while last.elapsed() < CALM {
+        while last.elapsed() < CALM || !self.is_answered() {
+            assert!(begun.elapsed() < PATIENCE, "the agent does not come to rest");
             if !self.woken.0.swap(false, Ordering::SeqCst) {
                 std::thread::sleep(Duration::from_micros(200));
                 continue;
             }
-            assert!(begun.elapsed() < PATIENCE, "the agent does not come to rest");
             let future = &mut self.future;
             self.spent += allocation_counter::measure(|| {
                 let ended = matches!(future.as_mut().poll(&mut Context::from_waker(&waker)), Poll::Ready(_));
@@ -116,7 +122,7 @@ fn an_idle_agent_allocates_for_its_relists_alone() {
     let (config, executor) = (config(&home, &fake), Rc::new(Executor::new()));
     let (_stop, stopped) = smol::channel::bounded(1);
     let agent = node::run_until(&config, false, &executor, Rc::new(clock.clone()), stopped);
-    let mut life = Life::new(executor.run(agent));
+    let mut life = Life::new(executor.run(agent), &fake);
 
     let begun = Instant::now();
     life.rest();

@@ -79,7 +79,7 @@ struct Signal(mpsc::Receiver<()>);
 impl Signal {
     /// For a peer's thread.
     fn wait(&self) {
-        self.0.recv_timeout(Duration::from_secs(20)).expect("the other side goes on");
+        self.0.recv_timeout(Duration::from_mins(2)).expect("the other side goes on");
     }
 
     /// For the client's: its tasks go on meanwhile.
@@ -502,7 +502,8 @@ fn nothing_is_sent_while_idle() {
         let mut peer = Peer::accept(&listener);
         let (stream, _) = peer.request();
         whole(&mut peer, stream, "fine");
-        // Settings and windows are exchanged first.
+        // Settings and windows are exchanged first, however late the client is.
+        peer.ping();
         (0..3).for_each(|_| peer.until_quiet());
         let idle = peer.bytes_within(Duration::from_millis(700));
         listened.send(()).unwrap();

@@ -290,6 +290,8 @@ fn a_supervisor_is_told_that_it_is_ready_that_it_lives_and_that_it_ends() {
     }
     assert!(start.elapsed() >= Duration::from_millis(9 * 200), "a sign each half of the time");
     assert!(agent.stop());
-    let last = std::iter::repeat_with(|| told(&supervisor)).find(|told| told != "WATCHDOG=1");
+    // On a busy machine the runtime may be found, and told of, after the last of those signs.
+    let is_of_life = |told: &String| told == "WATCHDOG=1" || told.starts_with("STATUS=");
+    let last = std::iter::repeat_with(|| told(&supervisor)).find(|told| !is_of_life(told));
     assert_eq!(last.as_deref(), Some("STOPPING=1"));
 }

@@ -16,6 +16,7 @@ use crate::common::agent::{Home, NODE};
 use crate::common::fake::{Fake, Program};
 use crate::common::seeds;
 use fastrand::Rng;
+use smolet::clock::{Clock as _, SystemClock};
 use smolet::proto::runtime::v1 as cri;
 
 /// Kills of the first test; a promise of the project.
@@ -166,10 +167,13 @@ impl Node {
                 self.configure();
             }
             _ => {
-                let running = self.fake.state().running();
+                // Under one lock: the agent may remove it meanwhile.
+                let mut state = self.fake.state();
+                let running = state.running();
                 let ours = running.into_iter().filter(|name| !name.starts_with("other/"));
                 if let Some(container) = self.rng.choice(ours.collect::<Vec<_>>()) {
-                    self.fake.exit(container.split('#').next().unwrap(), 1, "", "");
+                    let now = SystemClock.now().wall;
+                    state.exit(container.split('#').next().unwrap(), now, 1, "", "");
                 }
             }
         }

@@ -34,6 +34,7 @@ use smolet::cri::{EventService, RuntimeEventKind};
 pub use state::{BreakOff, Call, Container, Exec, Image, Program, Reply, Rule, Sandbox, Services, State};
 
 use super::TempDir;
+use super::agent::PATIENCE;
 use super::gauge::Gauge;
 
 /// The fake's clock.
@@ -160,7 +161,7 @@ impl Fake {
     fn command(&self, command: server::Command) {
         let (done, ack) = std::sync::mpsc::channel();
         self.commands.try_send(server::Message(command, done)).expect("the fake's thread runs");
-        ack.recv_timeout(Duration::from_secs(10)).expect("the fake's thread answers");
+        ack.recv_timeout(PATIENCE).expect("the fake's thread answers");
     }
 
     // ---- faults --------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ use smolet::registry::Proxies;
 
 use super::server::{Auth, Faults, LOGIN, Registry};
 use super::{Node, put_app, with_app};
-use crate::common::TempDir;
+use crate::common::{Stopwatch, TempDir};
 
 fn write(path: &Path, text: &str) {
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -82,8 +82,8 @@ fn a_mirror_that_fails_holds_up_no_layer() {
         let directory = TempDir::new();
         let node = with_mirror(directory.path(), &origin, &mirror);
         node.pull(&image).unwrap();
-        // Deadlines are timers of 30 s.
-        let waits: Vec<_> = node.sleeps.borrow().iter().copied().filter(|wait| wait.as_secs() < 29).collect();
+        // Deadlines are timers of 30 s, of which a busy machine may begin one late; the first wait is half a second.
+        let waits: Vec<_> = node.sleeps.borrow().iter().copied().filter(|wait| wait.as_secs() < 20).collect();
         assert!(waits.is_empty(), "a mirror that {what}: {waits:?}");
     }
     let asked = failing.log().iter().filter(|request| request.target.contains("/blobs/")).count();
@@ -97,7 +97,7 @@ fn a_mirror_that_does_not_answer_is_asked_once() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let directory = TempDir::new();
     let node = with_mirror(directory.path(), &origin, &silent.local_addr().unwrap().to_string());
-    let began = std::time::Instant::now();
+    let began = Stopwatch::start();
     node.pull(&image).unwrap();
     let took = began.elapsed();
     // 30 s are 1.5 s here.

@@ -274,7 +274,8 @@ fn a_registry_without_head_is_asked_for_the_manifest() {
 #[test]
 fn a_pull_that_is_dropped_goes_on_where_it_was() {
     let (registry, image) = with_app(&[1_000_000]);
-    registry.set(Auth::Anyone, Faults { slow: Some(Duration::from_millis(5)), ..Faults::default() });
+    // More than a second from there to its end, also for a client that gets no processor for a while.
+    registry.set(Auth::Anyone, Faults { slow: Some(Duration::from_millis(30)), ..Faults::default() });
     let node = Node::new();
     smol::block_on(async {
         let enough = async {
