@@ -57,7 +57,7 @@ impl Chaos {
     }
 
     /// Does that to a running container, if there is one: under one lock, because the agent may remove it meanwhile.
-    fn to_any_running(&mut self, what: &str, does: impl FnOnce(&mut State, &str)) {
+    fn strike_any_running(&mut self, what: &str, does: impl FnOnce(&mut State, &str)) {
         let mut state = self.world.fake.state();
         let Some(name) = self.rng.choice(state.running()) else { return };
         let container = name.split('#').next().unwrap_or_default();
@@ -128,10 +128,10 @@ impl Chaos {
             }
             10 => {
                 let now = self.world.clock.now().wall;
-                self.to_any_running("crashes", |state, container| state.exit(container, now, 1, "", ""));
+                self.strike_any_running("crashes", |state, container| state.exit(container, now, 1, "", ""));
             }
-            11 => self.to_any_running("is forgotten", State::forget),
-            12 => self.to_any_running("is unknown", State::report_unknown),
+            11 => self.strike_any_running("is forgotten", State::forget),
+            12 => self.strike_any_running("is unknown", State::report_unknown),
             13 => {
                 self.tell("the node boots".to_owned());
                 self.world.kill();
@@ -153,7 +153,7 @@ impl Chaos {
                 self.tell(format!("all is well with {call}"));
                 self.world.fake.heal(call);
             }
-            _ => self.to_any_running("has lost its sandbox", |state, container| {
+            _ => self.strike_any_running("has lost its sandbox", |state, container| {
                 state.kill_sandbox(container.split('/').next().unwrap_or_default());
             }),
         }

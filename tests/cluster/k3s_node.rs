@@ -3,7 +3,6 @@
 //! On real time, as in `k3s`.
 
 use std::net::{TcpListener, TcpStream};
-use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -12,6 +11,7 @@ use smolet::limits::K3S_BALANCER_CONNECTIONS_MAX;
 
 use crate::client::{Client, unused_port};
 use crate::common::apiserver::Authority;
+use crate::common::write_program;
 use crate::k3s::{is_ready, joining};
 use crate::supervisor::{BOOTSTRAP, K3s, SECRET};
 use crate::world::{NODE, World, app};
@@ -191,12 +191,7 @@ fn the_kernel_is_set_up_for_the_clusters_network() {
     std::fs::remove_file(&bridged).unwrap();
     // A modprobe that is refused, as by a service without the capability.
     let modprobe = config.k3s.as_ref().unwrap().modprobe.clone();
-    // Written by another process: of one that has forked meanwhile the file would be busy.
-    let script = |text: &str| {
-        let write = r#"printf '#!/bin/sh\n%s\n' "$1" >"$0" && chmod 755 "$0""#;
-        let written = Command::new("sh").arg("-c").arg(write).arg(&modprobe).arg(text).status().unwrap();
-        assert!(written.success());
-    };
+    let script = |text: &str| write_program(&modprobe, &format!("#!/bin/sh\n{text}\n"));
     script("echo \"no rights for $*\" >&2; exit 1");
     world.start_with(config.clone());
     world.until("it is set", |_| {

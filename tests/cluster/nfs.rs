@@ -11,8 +11,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use smolet::limits::OUTSIDE_JOBS_MAX;
 
-use crate::common::Stopwatch;
-use crate::common::TempDir;
+use crate::common::{Stopwatch, TempDir, write_program};
 use crate::world::{World, app};
 
 /// Where the helpers lie, in the process that has its own namespace.
@@ -76,11 +75,8 @@ impl Servers {
     }
 
     fn write(&self, helper: &str, script: &str) {
-        let (file, script) =
-            (self.helpers.join(helper), format!("#!/bin/sh\nall={}\n{script}", self.path("").display()));
-        std::fs::write(self.path("new"), script).unwrap();
-        std::fs::set_permissions(self.path("new"), std::fs::Permissions::from_mode(0o755)).unwrap();
-        std::fs::copy(self.path("new"), file).unwrap();
+        let script = format!("#!/bin/sh\nall={}\n{script}", self.path("").display());
+        write_program(&self.helpers.join(helper), &script);
     }
 
     /// As `apt install nfs-common`.

@@ -62,6 +62,16 @@ fn waited_for(resource: &str) -> Duration {
 /// Names tried for a temporary directory. Full: the test fails and says what to remove.
 const FOLDER_NAMES_MAX: usize = 10_000;
 
+/// Writes a script that can be executed at once. By another process: in one that a parallel test has just forked, the file would be open
+/// for writing.
+pub fn write_program(path: &Path, text: &str) {
+    let source = path.with_extension("text");
+    std::fs::write(&source, text).unwrap();
+    let mut install = std::process::Command::new("install");
+    let made = install.args(["-m", "755"]).args([&*source, path]).status().expect("install is in coreutils");
+    assert!(made.success(), "{}", path.display());
+}
+
 /// A directory in the system's temporary directory, removed when dropped.
 ///
 /// The path is short, because a Unix socket's has at most 107 bytes.

@@ -1,8 +1,8 @@
 //! CNI: configurations of the node, chains that fail in the middle, CHECK, GC.
 
-use std::os::unix::fs::PermissionsExt as _;
-
 use smolet::proto::runtime::v1 as cri;
+
+use crate::common::write_program;
 
 use super::machine::{Machine, list_sandboxes, output, pod, remove_sandbox, run_sandbox, status_of};
 
@@ -13,8 +13,7 @@ fn plugin(machine: &Machine, name: &str, body: &str) {
     let log = machine.root.join("calls").display().to_string();
     let script =
         format!("#!/bin/sh\ninput=$(cat)\necho \"{name} $CNI_COMMAND $CNI_ARGS $input\" >> {log}\n{body}\n");
-    std::fs::write(dir.join(name), script).unwrap();
-    std::fs::set_permissions(dir.join(name), std::fs::Permissions::from_mode(0o755)).unwrap();
+    write_program(&dir.join(name), &script);
 }
 
 fn calls(machine: &Machine) -> Vec<String> {

@@ -12,17 +12,12 @@ use smolet::monitor;
 use smolet::proto::runtime::v1 as cri;
 use smolet::runtime::Embedded;
 
+use crate::common::write_program;
+
 use super::machine::{
     Machine, container_of, create, exec, exited, list_sandboxes, output, remove_sandbox, run_container,
     run_sandbox, script, start, status_of, stop_sandbox, until,
 };
-
-/// By another process: one that is forked meanwhile would have the file open for writing, and it could not be executed.
-fn program(path: &Path, text: &str) {
-    let source = path.with_extension("text");
-    fs::write(&source, text).unwrap();
-    output(std::process::Command::new("install").args(["-m", "755"]).args([&*source, path]));
-}
 
 /// An OCI runtime that does as files in the machine's directory say: `VERB-fails`, `VERB-hangs`, `VERB-hangs-after`, `VERB-fails-after`.
 fn with_oci_runtime(machine: &mut Machine, name: &str) {
@@ -37,7 +32,7 @@ fn with_oci_runtime(machine: &mut Machine, name: &str) {
          exec runc \"$@\"\n",
         machine.root.display()
     );
-    program(&path, &text);
+    write_program(&path, &text);
     machine.settings.handlers.insert("".into(), path);
 }
 
@@ -157,7 +152,7 @@ fn containers_keep_the_oci_runtime_with_which_they_were_made() {
     });
     // Another one, which knows none of them, is the node's by now.
     let other = machine.root.join("other");
-    program(&other, "#!/bin/sh\necho no such container >&2\nexit 1\n");
+    write_program(&other, "#!/bin/sh\necho no such container >&2\nexit 1\n");
     machine.settings.handlers.insert("".into(), other);
     machine.run(async {
         let runtime = machine.open().await;
@@ -291,7 +286,7 @@ fn with_plugins(machine: &mut Machine) {
             machine.root.display(),
             real.trim()
         );
-        program(&dir.join(name), &text);
+        write_program(&dir.join(name), &text);
     }
     machine.settings.cni_bin_dirs.insert(0, dir);
 }

@@ -11,7 +11,7 @@ use smolet::limits::{ATTACH_CLIENTS_MAX, ATTACH_STALL_TIME, LOG_LINE_BYTES_MAX, 
 use smolet::monitor::attach::{self, Event, Stream, Streams};
 use smolet::monitor::{self, Arguments, EXIT_CODE_UNKNOWN, Exit, MonitorError, control};
 
-use crate::common::{Stopwatch, TempDir};
+use crate::common::{Stopwatch, TempDir, write_program};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -591,11 +591,7 @@ fn with_the_nodes_process_ids_orphans_are_reaped_and_hold_no_exit() {
 fn the_spawner_may_be_killed_meanwhile() {
     let container = Container::new("echo here; exit 4", |arguments, _| {
         let slow = arguments.bundle.join("slow-runtime");
-        let source = arguments.bundle.join("slow-runtime.text");
-        fs::write(&source, "#!/bin/sh\nsleep 0.3\nexec runc \"$@\"\n").unwrap();
-        // By another process, as in faults.rs.
-        let made = Command::new("install").args(["-m", "755"]).args([&source, &slow]).status().unwrap();
-        assert!(made.success());
+        write_program(&slow, "#!/bin/sh\nsleep 0.3\nexec runc \"$@\"\n");
         arguments.runtime = slow;
     });
     let mut first = Command::new(program())

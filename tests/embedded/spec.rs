@@ -20,6 +20,8 @@ use smolet::proto::runtime::v1::{
 };
 use smolet::render::CgroupVersion;
 
+use crate::common::write_program;
+
 const PASSWD: &str = "root:x:0:0::/root:/bin/sh\napp:x:1000:1001::/:/bin/sh\n";
 const GROUP: &str = "root:x:0:\napp:x:1001:\naudio:x:29:app\n";
 
@@ -455,8 +457,7 @@ fn devices_of_the_cri_of_cdi_and_of_the_machine() {
 fn containers_join_the_pid_namespace_of_the_sandboxs_init() {
     let mut pause = Bundle::new("pause");
     let program = pause.dir.join("pause");
-    fs::write(&program, "#!/bin/sh\nexec sleep 60\n").unwrap();
-    assert!(Command::new("chmod").arg("+x").arg(&program).status().unwrap().success());
+    write_program(&program, "#!/bin/sh\nexec sleep 60\n");
     pause.namespaces.network = Some("/proc/self/ns/net".into());
     let spec = oci::sandbox_spec(&SandboxInput {
         id: &pause.id,

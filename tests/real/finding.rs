@@ -59,6 +59,21 @@ fn number(text: &str, key: &str) -> u64 {
     line.split_whitespace().next().expect("a value").parse().expect("a number")
 }
 
+/// Waits until the process has written nothing for that long: what its start leaves to be written out waits for a busy disk.
+#[allow(dead_code, reason = "not the benchmark's")]
+pub fn settle(pid: u32, time: Duration) {
+    let begun = Instant::now();
+    let (mut at, mut written) = (begun, Finding::of(pid).disk_bytes);
+    while at.elapsed() < time {
+        assert!(begun.elapsed() < time * 8, "the process writes on and on: {written} bytes by now");
+        std::thread::sleep(Duration::from_millis(500));
+        let now = Finding::of(pid).disk_bytes;
+        if now != written {
+            (at, written) = (Instant::now(), now);
+        }
+    }
+}
+
 /// What a process costs while nothing happens.
 #[derive(Clone, Copy, Debug)]
 pub struct Idle {

@@ -6,7 +6,7 @@ use smolet::cri::Runtime as _;
 use smolet::model::ContainerState;
 
 use crate::agent::{Agent, PATIENCE, WATCHED, container, is_ready, is_release};
-use crate::finding::Idle;
+use crate::finding::{Idle, settle};
 use crate::runtime::{Runtime, wait_for};
 
 /// busybox's httpd, with a probe and what else stands behind it.
@@ -152,7 +152,7 @@ pub fn a_container_that_hangs_is_replaced_at_once(runtime: &Runtime) {
 /// Pods that are probed while the agent is watched. What is measured is a quarter of what may not be passed.
 const PODS: usize = 30;
 const WATCH: Duration = Duration::from_mins(1);
-/// What the start leaves to be done is done by then.
+/// What the start leaves to be done is done when nothing was written for that long.
 const SETTLE: Duration = Duration::from_secs(15);
 
 pub fn probing_thirty_pods_costs_little(runtime: &Runtime) {
@@ -169,7 +169,7 @@ pub fn probing_thirty_pods_costs_little(runtime: &Runtime) {
             let ready = agent.pods().iter().filter(|pod| pod.status.as_ref().is_some_and(is_ready)).count();
             (ready == PODS).then_some(())
         });
-        std::thread::sleep(SETTLE);
+        settle(agent.pid(), SETTLE);
         let answers = |agent: &Agent| {
             let page = agent.metrics();
             let line = "prober_probe_total{probe_type=\"Readiness\",result=\"successful\"} ";

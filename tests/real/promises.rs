@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 use smolet::limits::RELIST_PERIOD_MAX;
 
 use crate::agent::{Agent, WATCHED, is_ready, is_release};
-use crate::finding::{Finding, Idle};
+use crate::finding::{Finding, Idle, settle};
 use crate::runtime::{Runtime, wait_for};
 
 /// How long the idle agent is watched: one relist is in it.
 const WATCH: Duration = RELIST_PERIOD_MAX;
-/// What the start leaves to be done is done by then: the checkpoint's last write waits for ten seconds after the one
-/// before.
+/// What the start leaves to be done is done when nothing was written for that long: the checkpoint's last write waits for ten seconds after
+/// the one before.
 const SETTLE: Duration = Duration::from_secs(15);
 /// Seconds until all pods run, or all are gone, on a slow and busy machine.
 const PATIENCE: u64 = 300;
@@ -60,7 +60,7 @@ pub fn an_idle_agent_costs_no_more_than_promised(runtime: &Runtime) {
         );
         assert_eq!((runtime.sandboxes().len(), runtime.containers().len()), (limits.pods, limits.pods));
 
-        std::thread::sleep(SETTLE);
+        settle(agent.pid(), SETTLE);
         let idle = Idle::watch(agent.pid(), WATCH);
         println!(
             "  idle with {} pods: {} KiB resident, {} of them anonymous, {} threads, {:.1} ms of CPU and {:.0} wake-ups \
