@@ -46,10 +46,11 @@ pub const OUTPUT_DRAIN_IDLE_TIME: Duration = Duration::from_millis(500);
 pub const ATTACH_CLIENTS_MAX: usize = 8;
 /// Bytes of one frame between a monitor and an attached client. More: the client is closed.
 pub const ATTACH_FRAME_BYTES_MAX: usize = 16 * KIB;
-/// How long a client that does not take its output holds the container's. Longer: the client is closed; the container goes on.
-pub const ATTACH_STALL_TIME: Duration = Duration::from_secs(1);
+/// How long a client that does not take its output, as on a bad link, holds the container's. Longer: the client is closed; the container
+/// goes on.
+pub const ATTACH_STALL_TIME: Duration = Duration::from_secs(5);
 /// How long a monitor waits for a request on its control socket, and for a place for the answer. Longer: that connection is closed.
-pub const CONTROL_REQUEST_TIME: Duration = Duration::from_millis(250);
+pub const CONTROL_REQUEST_TIME: Duration = Duration::from_secs(2);
 /// Bytes of such a request. More: it is refused.
 pub const CONTROL_REQUEST_BYTES_MAX: usize = 64;
 /// How long the agent waits for a monitor's answer: a slow disk may hold it. Longer: the request fails.

@@ -131,7 +131,22 @@ impl Drop for Container {
             return;
         }
         until("the monitor ends", gone);
+        // The runtime leaves them where a process took too long to exit.
+        let gone = || {
+            let left: Vec<PathBuf> =
+                cgroups(&self.arguments.id).into_iter().filter(|path| path.exists()).collect();
+            left.iter().for_each(|path| drop(fs::remove_dir(path)));
+            left.is_empty().then_some(())
+        };
+        until("its cgroups are gone", gone);
     }
+}
+
+/// Where a container's cgroup may be: in each hierarchy, or in the one.
+fn cgroups(id: &str) -> Vec<PathBuf> {
+    let root = Path::new("/sys/fs/cgroup");
+    let hierarchies = fs::read_dir(root).unwrap().flatten().map(|entry| entry.path());
+    hierarchies.chain([root.to_owned()]).map(|hierarchy| hierarchy.join(id)).collect()
 }
 
 fn until<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
