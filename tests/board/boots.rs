@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::board::{Board, Container, DEMO};
+use crate::idle;
 
 /// The pods end within it; logind waits for no longer than it is told.
 const GRACE_SECONDS: u64 = 30;
@@ -55,6 +56,10 @@ pub fn graceful(board: &Board) {
         "kernel's start → the last of the demo's pods runs",
         format!("{} s", board.seconds_until_demo_ran()),
     );
+    std::thread::sleep(Duration::from_secs(30));
+    let resident = idle::resident_mib(board);
+    board.figure("resident half a minute after a reboot, 7 pods", format!("{resident:.1} MiB"));
+    assert!(resident <= idle::RESIDENT_MIB_MAX, "{resident:.2} MiB resident");
     board.remove(&["deaf", "polite"]);
     board.write("/etc/smolet/config.yaml", &saved);
     board.run("systemctl restart smolet");

@@ -3,7 +3,7 @@
 use crate::board::{AT_ONCE, Board};
 
 /// What is promised of x86-64 (docs/promises.md) is held here too: with 10 pods.
-const RESIDENT_MIB_MAX: f64 = 5.0;
+pub const RESIDENT_MIB_MAX: f64 = 5.0;
 /// Of all threads in a minute.
 const WAKE_UPS_MAX: u64 = 400;
 
