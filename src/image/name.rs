@@ -1,5 +1,7 @@
 //! Image names. PURE: parses and completes them as the kubelet does (`pkg/util/parsers`, `distribution/reference`).
 
+use crate::text::to_lower;
+
 /// A parsed image name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageName {
@@ -75,7 +77,7 @@ fn parse(image: &str) -> Result<ImageName, String> {
     }
     let (domain, remainder) = split_domain(image);
     let remote = remainder.split(':').next().unwrap_or_default();
-    if remote.to_lowercase() != remote {
+    if to_lower(remote) != remote {
         return Err(format!("{INVALID}: repository name ({remote}) must be lowercase"));
     }
     reference(&format!("{domain}/{remainder}"))
@@ -87,7 +89,7 @@ fn split_domain(image: &str) -> (&str, String) {
         None => return (DOMAIN_DEFAULT, format!("library/{image}")),
         Some((DOMAIN_LEGACY, remainder)) => (DOMAIN_DEFAULT, remainder),
         Some((domain, remainder))
-            if domain == "localhost" || domain.contains(['.', ':']) || domain.to_lowercase() != domain =>
+            if domain == "localhost" || domain.contains(['.', ':']) || to_lower(domain) != domain =>
         {
             (domain, remainder)
         }
@@ -103,7 +105,7 @@ fn split_domain(image: &str) -> (&str, String) {
 fn reference(text: &str) -> Result<ImageName, String> {
     let Some(split) = split_reference(text) else {
         // Valid but for upper-case letters?
-        let lower = text.to_lowercase();
+        let lower = to_lower(text);
         let capital = split_reference(&lower).is_some();
         return Err(if capital { "repository name must be lowercase" } else { INVALID }.to_owned());
     };

@@ -95,7 +95,7 @@ mod tests {
         let digest = Digest::of(b"abc");
         let text = "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         assert_eq!((digest.to_string(), Digest::parse(text)), (text.to_owned(), Some(digest)));
-        for wrong in ["", "sha256:", "sha512:00", &text[1..], &text.to_uppercase(), &text[..70]] {
+        for wrong in ["", "sha256:", "sha512:00", &text[1..], &text.to_ascii_uppercase(), &text[..70]] {
             assert_eq!(Digest::parse(wrong), None, "{wrong}");
         }
         let bytes = vec![7; 1000];

@@ -50,7 +50,7 @@ pub(super) fn node_name(config: &Config) -> Result<Option<String>, String> {
         return Ok(config.node_name.clone());
     };
     let id = k3s::node_id(path)?;
-    let name = config.node_name.clone().unwrap_or_else(|| facts::hostname().to_lowercase());
+    let name = config.node_name.clone().unwrap_or_else(|| facts::hostname().to_ascii_lowercase());
     Ok(Some(format!("{name}-{id}")))
 }
 

@@ -423,7 +423,7 @@ fn probe_text(probe: &Probe) -> String {
     let what = if let Some(exec) = &probe.exec {
         format!("exec [{}]", exec.command.as_deref().unwrap_or_default().join(" "))
     } else if let Some(http) = &probe.http_get {
-        let scheme = http.scheme.as_deref().unwrap_or("HTTP").to_lowercase();
+        let scheme = http.scheme.as_deref().unwrap_or("HTTP").to_ascii_lowercase();
         let (host, path) = (http.host.as_deref().unwrap_or(""), http.path.as_deref().unwrap_or(""));
         format!("http-get {scheme}://{host}:{}{path}", port(&http.port))
     } else if let Some(tcp) = &probe.tcp_socket {

@@ -9,7 +9,7 @@ use super::resources::{Amounts, amount, pod_level_limits};
 use super::{ContainerInput, NodeSettings};
 use crate::model::DesiredPod;
 use crate::model::quantity::Quantity;
-use crate::text::{qualified_name_error, quoted};
+use crate::text::{qualified_name_error, quoted, to_lower};
 
 /// `fieldRef` (`podFieldSelectorRuntimeValue`).
 pub(super) fn pod_field(
@@ -68,7 +68,7 @@ fn metadata_field(pod: &DesiredPod, path: &str) -> Option<Result<String, String>
     let metadata = &pod.pod.metadata;
     if let Some((of, key)) = subscript(path) {
         let (map, invalid) = match of {
-            "metadata.annotations" => (&metadata.annotations, qualified_name_error(&key.to_lowercase())),
+            "metadata.annotations" => (&metadata.annotations, qualified_name_error(&to_lower(key))),
             "metadata.labels" => (&metadata.labels, qualified_name_error(key)),
             _ => return None,
         };

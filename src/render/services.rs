@@ -36,7 +36,7 @@ fn cluster_ip(service: &Service) -> Option<&str> {
 }
 
 fn variable_name(text: &str) -> String {
-    text.replace('-', "_").to_uppercase()
+    text.replace('-', "_").to_ascii_uppercase()
 }
 
 fn put_service(variables: &mut BTreeMap<String, String>, name: &str, service: &Service) {
@@ -56,12 +56,12 @@ fn put_service(variables: &mut BTreeMap<String, String>, name: &str, service: &S
     let host = if ip.contains(':') { format!("[{ip}]") } else { ip.to_owned() };
     for (index, port) in ports.iter().enumerate() {
         let protocol = port.protocol.as_deref().filter(|protocol| !protocol.is_empty()).unwrap_or("TCP");
-        let (number, lower) = (port.port, protocol.to_lowercase());
+        let (number, lower) = (port.port, protocol.to_ascii_lowercase());
         let address = format!("{lower}://{host}:{number}");
         if index == 0 {
             put(format!("{prefix}_PORT"), address.clone());
         }
-        let of_port = format!("{prefix}_PORT_{number}_{}", protocol.to_uppercase());
+        let of_port = format!("{prefix}_PORT_{number}_{}", protocol.to_ascii_uppercase());
         put(format!("{of_port}_PROTO"), lower);
         put(format!("{of_port}_PORT"), number.to_string());
         put(format!("{of_port}_ADDR"), ip.to_owned());

@@ -32,7 +32,7 @@ impl NodeName {
 
     /// The name of a manifest's pod: `NAME-NODENAME`, the node's name in lower case (`generatePodName`).
     pub fn pod_name(&self, name: &str) -> String {
-        format!("{name}-{}", self.0.to_lowercase())
+        format!("{name}-{}", self.0.to_ascii_lowercase())
     }
 }
 

@@ -159,7 +159,7 @@ fn containers_have_their_disk_limits_in_variables() {
     let field = |name: &str| {
         format!(
             "{{name: {name}, valueFrom: {{resourceFieldRef: {{resource: {}.ephemeral-storage}}}}}}",
-            name.to_lowercase()
+            name.to_ascii_lowercase()
         )
     };
     let env = format!("env: [{}, {}]", field("LIMITS"), field("REQUESTS"));

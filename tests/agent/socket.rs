@@ -94,7 +94,7 @@ fn answers_carry_no_date() {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     assert!(
-        answer.starts_with("HTTP/1.1 200 OK\r\n") && !answer.to_lowercase().contains("\ndate:"),
+        answer.starts_with("HTTP/1.1 200 OK\r\n") && !answer.to_ascii_lowercase().contains("\ndate:"),
         "{answer}"
     );
 }

@@ -83,7 +83,7 @@ fn termination_logs_that_are_no_files_or_do_not_answer() {
     let mut agent = Agent::start();
     let mut away = None;
     for made in [Made::Fifo, Made::LinkToZero, Made::Sparse, Made::OnServerThatIsAway] {
-        let name = format!("{made:?}").to_lowercase();
+        let name = format!("{made:?}").to_ascii_lowercase();
         agent.apply(&name, pod(&name, ""));
         let app = format!("{name}-gw/app");
         let running = format!("{app}#0");

@@ -250,7 +250,7 @@ async fn answer(mut tls: TlsStream<Async<TcpStream>>, shared: &Rc<Shared>) -> io
     let mut first = lines.next().unwrap().split(' ');
     let headers: BTreeMap<String, String> = lines
         .filter_map(|line| line.split_once(": "))
-        .map(|(name, value)| (name.to_lowercase(), value.to_owned()))
+        .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
         .collect();
     let length: usize = headers.get("content-length").map_or(0, |length| length.parse().unwrap());
     while bytes.len() < end + length {

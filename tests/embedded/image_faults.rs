@@ -184,7 +184,7 @@ fn a_pull_that_fills_the_disk_leaves_it_as_it_was() {
     write_layer(&store, &whole);
     assert!(free() < before - (20 << 20));
     let error = write_some(&store, &large, large.len()).unwrap_err().to_string();
-    assert!(error.to_lowercase().contains("no s"), "{error}");
+    assert!(error.to_ascii_lowercase().contains("no s"), "{error}");
     let after = free();
     assert!(after + (2 << 20) > before, "{before} bytes were free, and {after} are after the pull");
     for left in ["ingest", "layers"] {

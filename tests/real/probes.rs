@@ -159,7 +159,7 @@ pub fn probing_thirty_pods_costs_little(runtime: &Runtime) {
     for (name, how, cpu_ms_max) in
         [("exec", "exec: {command: ['true']}", 300.0), ("httpGet", "httpGet: {port: web, path: /}", 300.0)]
     {
-        let mut agent = Agent::new(runtime, &format!("cost-{}", name.to_lowercase()));
+        let mut agent = Agent::new(runtime, &format!("cost-{}", name.to_ascii_lowercase()));
         agent.config = WATCHED.into();
         agent.log_level = "info";
         agent.start();

@@ -55,7 +55,7 @@ fn anchors(text: &str) -> Vec<String> {
     let headings = prose(text).into_iter().filter(|(_, line)| line.starts_with('#'));
     headings
         .map(|(_, line)| {
-            let title = line.trim_start_matches('#').trim().to_lowercase();
+            let title = line.trim_start_matches('#').trim().to_ascii_lowercase();
             let kept = title.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
             kept.map(|c| if c == ' ' { '-' } else { c }).collect()
         })

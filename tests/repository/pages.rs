@@ -58,7 +58,7 @@ fn pages() -> BTreeMap<String, String> {
     let page = |name: &str, command: &clap::Command, more: &str| {
         let mut text = Vec::<u8>::new();
         let man = Man::new(command.clone())
-            .title(name.to_uppercase())
+            .title(name.to_ascii_uppercase())
             .section(SECTION)
             .source(concat!("smolet ", env!("CARGO_PKG_VERSION")))
             .manual("System Administration");

@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{
 use super::Check;
 use crate::model::names;
 use crate::model::quantity::Quantity;
+use crate::text::to_lower;
 
 /// `env` and `envFrom` of a container.
 pub(super) fn env(check: &mut Check<'_>, container: &Container, volumes: &[Volume]) {
@@ -142,7 +143,7 @@ pub(super) fn field_ref(check: &mut Check<'_>, selector: &ObjectFieldSelector, f
         match subscript {
             Some(("metadata.labels", key)) => check.text(key, names::qualified),
             Some(("metadata.annotations", key)) => {
-                if let Some(message) = names::qualified(&key.to_lowercase()) {
+                if let Some(message) = names::qualified(&to_lower(key)) {
                     check.invalid_text(key, message);
                 }
             }

@@ -6,6 +6,7 @@ use super::Check;
 use crate::model::names;
 use crate::render::labels::CDI_PREFIX;
 use crate::source::identity::NodeName;
+use crate::text::to_lower;
 
 /// Bytes of all annotations together (`TotalAnnotationSizeLimitB`).
 const ANNOTATIONS_BYTES_MAX: usize = 256 * 1024;
@@ -53,7 +54,7 @@ pub(super) fn metadata(check: &mut Check<'_>, meta: &ObjectMeta) {
         let mut bytes = 0;
         for (key, value) in meta.annotations.iter().flatten() {
             bytes += key.len() + value.len();
-            if let Some(message) = names::qualified(&key.to_lowercase()) {
+            if let Some(message) = names::qualified(&to_lower(key)) {
                 check.invalid_text(key, message);
             }
             if key.starts_with(CDI_PREFIX) && !value.split(',').all(is_cdi_device) {
