@@ -62,8 +62,8 @@ pub(crate) fn cut(text: &mut String, bytes_max: usize) {
     text.truncate(start_of(text, bytes_max).len());
 }
 
-/// Go's `strings.ToLower` of what may only have ASCII letters: of the other letters, two become one. The table of all
-/// has 24 kB with its brother.
+/// Go's `strings.ToLower` where the result is good only with ASCII letters alone: two others become one, the rest stays, and is refused
+/// all the same. Unicode's table of all letters has 12 kB.
 pub(crate) fn to_lower(text: &str) -> String {
     let lower = |c| match c {
         '\u{212a}' => 'k',

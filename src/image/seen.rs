@@ -18,6 +18,8 @@ struct SeenImage {
     /// For an image in use: when that was last observed. The next observation moves it, which does not count as a change.
     last: Mono,
     in_use: bool,
+    /// The last read of the containers that showed one of its.
+    read: u64,
 }
 
 /// The images seen. Full (`IMAGES_SEEN_MAX`): a further one is not remembered until another is removed.
@@ -26,22 +28,26 @@ pub struct ImagesSeen {
     /// Sorted by image.
     images: Vec<SeenImage>,
     changes: u64,
+    /// Reads of the containers.
+    reads: u64,
 }
 
 impl ImagesSeen {
-    /// Marks the images of containers just observed, each by its id or by a name with a digest (`imageRef`), as in use until
-    /// the next list of all images. True when one of them was not before.
+    /// Marks the images of all containers, just read, each by its id or by a name with a digest (`imageRef`), as in use until the next
+    /// list of all images. True when one of them had no container at the read before: it may have been removed and unpacked anew meanwhile.
     pub fn used<'a>(&mut self, images: impl Iterator<Item = &'a str>, now: Mono) -> bool {
         let mut is_new = false;
+        let before = self.reads;
+        self.reads += 1;
+        let read = self.reads;
         for image in images.filter(|image| fits(image)) {
             if let Ok(at) = self.index(image) {
                 let seen = &mut self.images[at];
                 seen.last = now;
-                let begins = !std::mem::replace(&mut seen.in_use, true);
-                self.changes += u64::from(begins);
-                is_new |= begins;
+                self.changes += u64::from(!std::mem::replace(&mut seen.in_use, true));
+                is_new |= std::mem::replace(&mut seen.read, read) < before.max(1);
             } else {
-                self.put(SeenImage { image: image.into(), first: now, last: now, in_use: true });
+                self.put(SeenImage { image: image.into(), first: now, last: now, in_use: true, read });
                 is_new = true;
             }
         }
@@ -56,13 +62,13 @@ impl ImagesSeen {
             let (id, in_use) = (image.id.clone(), in_use(image));
             let names = std::iter::once(&image.id).chain(&image.names);
             let seen = names.filter_map(|name| self.images.get(self.index(name).ok()?));
-            let seen = seen.map(|seen| (seen.first, seen.last, seen.in_use));
-            match seen.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1), a.2 || b.2)) {
-                Some((first, last, was_in_use)) => {
+            let seen = seen.map(|seen| (seen.first, seen.last, seen.in_use, seen.read));
+            match seen.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1), a.2 || b.2, a.3.max(b.3))) {
+                Some((first, last, was_in_use, read)) => {
                     let last = if in_use || was_in_use { now } else { last };
-                    known.push(SeenImage { image: id, first, last, in_use });
+                    known.push(SeenImage { image: id, first, last, in_use, read });
                 }
-                None => fresh.push(SeenImage { image: id, first: now, last: now, in_use }),
+                None => fresh.push(SeenImage { image: id, first: now, last: now, in_use, read: 0 }),
             }
         }
         known.extend(fresh);
@@ -81,7 +87,7 @@ impl ImagesSeen {
 
     /// Restores an image from the checkpoint; not in use until it is observed.
     pub fn restore(&mut self, image: &str, first: Mono, last: Mono) {
-        self.put(SeenImage { image: image.into(), first, last: last.max(first), in_use: false });
+        self.put(SeenImage { image: image.into(), first, last: last.max(first), in_use: false, read: 0 });
     }
 
     /// Image, age, and time since the last use of every image.
@@ -191,6 +197,21 @@ mod tests {
         look(&mut seen, "a b", 50);
         assert_eq!(ages(&seen, 60), owned(&[("a", 50, 10), ("b", 50, 50)]));
         assert!(seen.age("a", at(60)).is_some_and(|age| age.was_used));
+    }
+
+    #[test]
+    fn an_image_without_a_container_for_a_while_is_used_anew() {
+        let mut seen = ImagesSeen::default();
+        let mut used = |images: &[&str]| seen.used(images.iter().copied(), at(20));
+        assert!(used(&["a"]));
+        assert!(!used(&["a"]) && used(&["a", "b"]) && !used(&["b", "a"]));
+        assert!(!used(&["a"]), "an end is no use");
+        assert!(used(&["a", "b"]), "long before the next list of all images");
+        look(&mut seen, "a+ b c", 30);
+        assert!(!seen.used(["a", "b"].into_iter(), at(40)), "a list is no end");
+        assert!(seen.used(["c"].into_iter(), at(40)));
+        seen.restore("d", at(0), at(0));
+        assert!(seen.used(["d"].into_iter(), at(50)));
     }
 
     #[test]

@@ -429,4 +429,12 @@ fn an_image_is_written_out_when_it_is_first_used() {
     world.run("other", "containers: [{name: app, image: 'three:1'}]");
     world.pass(10);
     assert_eq!(writes(), after + 1);
+    // Meanwhile it may have been removed, and come back.
+    world.remove("other");
+    world.until("its end", |world| world.fake.state().sandbox("other").is_none());
+    world.pass(10);
+    assert_eq!(writes(), after + 1);
+    world.run("other", "containers: [{name: app, image: 'three:1'}]");
+    world.pass(10);
+    assert_eq!(writes(), after + 2);
 }

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::common::Stopwatch;
 use smolet::cri::{EventService, Runtime as _, RuntimeError, RuntimeEventKind};
 use smolet::proto::runtime::v1 as cri;
+
+use crate::common::Stopwatch;
 
 use super::machine::{
     Machine, container_of, create, exec, exited, remove_sandbox, run_container, run_sandbox, script, start,
