@@ -30,6 +30,8 @@ struct Followed {
     watch: Option<i32>,
     /// When its rotation was detected; it is read to its end once its writer has closed it.
     rotated: Option<Instant>,
+    /// Nothing more is written to the rotated log: what is read of it from now on is its rest.
+    drained: bool,
     /// The file that a writer closed last.
     closed: Option<OsString>,
     /// Time of the next query whether the container runs.
@@ -101,6 +103,7 @@ impl Follower {
             reader: open()?,
             watch,
             rotated: None,
+            drained: false,
             closed: None,
             // It may have exited since its status was read.
             ask_at: Instant::now() + LOG_ASK_FIRST,
@@ -254,14 +257,20 @@ impl Followed {
             if !(closed || self.ended || now >= patience) && self.reader.may_grow()? {
                 return Ok(NextAction::Until(patience));
             }
+            // Between the end that was read and this moment, the writer may have written its last lines.
+            if !std::mem::replace(&mut self.drained, true) {
+                return Ok(NextAction::More);
+            }
             if self.reader.next_file()? {
                 self.rotated = None;
+                self.drained = false;
                 return Ok(NextAction::More);
             }
             // In the middle of another rotation, or removed.
             wake_at = wake_at.min(now + LOG_ASK_FIRST);
         } else {
             self.rotated = None;
+            self.drained = false;
         }
         if self.ended {
             return Ok(NextAction::Over);
@@ -287,5 +296,44 @@ impl Followed {
         } else {
             self.closed = Some(name.to_owned());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::read::Part;
+    use super::super::tests::{Both, Folder, Writer, assert_same};
+    use super::*;
+
+    /// A follower's thread may stand still between the end that it read and the look at the files.
+    #[test]
+    fn what_is_written_between_the_end_and_the_rotation_is_shown() {
+        let folder = Folder::new("between");
+        let mut writer = Writer::new(&folder.log());
+        writer.lines(10);
+        let mut follower = Follower::untold();
+        let open = || LogReader::open(&folder.log(), Part { tail: None, follow: true }, Default::default());
+        follower.add(&folder.log(), open).unwrap();
+        let log = &mut follower.logs[0];
+        let (mut chunk, mut both) = (vec![0; LOG_CHUNK_BYTES], Both::default());
+        for _ in 0..5 {
+            while log.reader.pump(&mut chunk, &mut both).unwrap() {}
+            log.rotated = Instant::now().checked_sub(LOG_DRAIN_TIME);
+            writer.lines(3);
+            writer.rotate(2);
+            log.at_end(|| true).unwrap();
+            while matches!(log.turn(1, &mut chunk, &mut both, || true).unwrap(), NextAction::More) {}
+        }
+        writer.lines(5);
+        let end = Instant::now() + LOG_DRAIN_TIME * 20;
+        loop {
+            assert!(Instant::now() < end, "it does not end");
+            match log.turn(1, &mut chunk, &mut both, || false).unwrap() {
+                NextAction::More => {}
+                NextAction::Until(at) => std::thread::sleep(at.saturating_duration_since(Instant::now())),
+                NextAction::Over => break,
+            }
+        }
+        assert_same(both.out(), &writer.expected());
     }
 }

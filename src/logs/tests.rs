@@ -21,17 +21,17 @@ use crate::model::Wall;
 const NOW: Wall = Wall(1_767_323_045_000_000_000);
 const TIME: &str = "2026-01-01T00:00:00.1Z";
 
-struct Folder(PathBuf);
+pub(super) struct Folder(PathBuf);
 
 impl Folder {
-    fn new(name: &str) -> Self {
+    pub(super) fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("smolet-logs-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).unwrap();
         Self(path)
     }
 
-    fn log(&self) -> PathBuf {
+    pub(super) fn log(&self) -> PathBuf {
         self.0.join("0.log")
     }
 
@@ -61,7 +61,7 @@ impl Drop for Folder {
 }
 
 #[derive(Default)]
-struct Both([Vec<u8>; 2]);
+pub(super) struct Both([Vec<u8>; 2]);
 
 impl Sink for Both {
     fn write(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
@@ -75,7 +75,7 @@ impl Sink for Both {
 }
 
 impl Both {
-    fn out(&self) -> &str {
+    pub(super) fn out(&self) -> &str {
         std::str::from_utf8(&self.0[0]).unwrap()
     }
 }
@@ -215,7 +215,7 @@ fn the_end_of_any_log_is_the_end_of_its_lines() {
 }
 
 /// Writes like containerd: into the old file for a moment after a rotation, then closes it.
-struct Writer {
+pub(super) struct Writer {
     log: PathBuf,
     file: File,
     next: usize,
@@ -224,7 +224,7 @@ struct Writer {
 }
 
 impl Writer {
-    fn new(log: &Path) -> Self {
+    pub(super) fn new(log: &Path) -> Self {
         Self {
             log: log.to_owned(),
             file: File::options().create(true).append(true).open(log).unwrap(),
@@ -233,7 +233,7 @@ impl Writer {
         }
     }
 
-    fn lines(&mut self, count: usize) {
+    pub(super) fn lines(&mut self, count: usize) {
         for _ in 0..count {
             // Some in two parts, occasionally one on each side of a rotation.
             let (tag, end) = if self.next % 7 == 3 { ("P", "") } else { ("F", "\n") };
@@ -245,7 +245,7 @@ impl Writer {
         }
     }
 
-    fn rotate(&mut self, late: usize) {
+    pub(super) fn rotate(&mut self, late: usize) {
         let begun = Instant::now();
         // So many that a slow follower on a busy machine finds all of them.
         files::rotate(&self.log, 100, NOW).unwrap();
@@ -257,7 +257,7 @@ impl Writer {
         self.file = new;
     }
 
-    fn expected(&self) -> String {
+    pub(super) fn expected(&self) -> String {
         (0..self.next).fold(String::new(), |text, n| format!("{text}{n:06}\n"))
     }
 }
@@ -286,7 +286,7 @@ fn followed_by(
 }
 
 /// Asserts equal lines, and shows where they differ.
-fn assert_same(shown: &str, written: &str) {
+pub(super) fn assert_same(shown: &str, written: &str) {
     let mut lines = shown.lines().zip(written.lines());
     if let Some((shown, written)) = lines.find(|(shown, written)| shown != written) {
         panic!("{shown} where {written} was written");
