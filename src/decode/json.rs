@@ -1,4 +1,4 @@
-//! Parses JSON into the tree of manifests, so that pods of the API server and of files are decoded by the same code. PURE.
+//! Parses JSON, and what else serde reads, into the tree of manifests, so that pods of the API server and of files are decoded by the same code. PURE.
 use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
@@ -14,15 +14,12 @@ const NOT_KEPT: &str = "managedFields";
 /// # Errors
 /// It is not JSON.
 pub fn read(bytes: &[u8]) -> Result<Node, String> {
-    let Tree(node) = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-    Ok(node)
+    serde_json::from_slice(bytes).map_err(|error| error.to_string())
 }
 
-struct Tree(Node);
-
-impl<'de> Deserialize<'de> for Tree {
+impl<'de> Deserialize<'de> for Node {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Values).map(Self)
+        deserializer.deserialize_any(Values)
     }
 }
 
@@ -66,7 +63,7 @@ impl<'de> Visitor<'de> for Values {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Node, A::Error> {
         let mut list = Vec::new();
-        while let Some(Tree(item)) = items.next_element()? {
+        while let Some(item) = items.next_element()? {
             list.push(item);
         }
         Ok(Node::List(list))
@@ -79,8 +76,7 @@ impl<'de> Visitor<'de> for Values {
                 entries.next_value::<de::IgnoredAny>()?;
                 continue;
             }
-            let Tree(value) = entries.next_value()?;
-            map.push((key, value));
+            map.push((key, entries.next_value()?));
         }
         Ok(Node::Map(last_of_each(map)))
     }

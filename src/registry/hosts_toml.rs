@@ -1,110 +1,81 @@
 //! containerd's `certs.d/HOST/hosts.toml`. PURE.
 
-use std::fmt;
-use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
 use hyper::header::{HeaderName, HeaderValue};
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 
 use super::endpoint::{Capabilities, Endpoint, TlsOptions};
+use crate::decode::Node;
 use crate::limits::{REGISTRY_ENDPOINTS_MAX, REGISTRY_HEADERS_MAX};
-
-/// A table of the file: its top, or one below `host`. Keys of later versions of containerd are passed over, as there.
-#[derive(serde::Deserialize, Default)]
-struct Table {
-    server: Option<String>,
-    #[serde(default)]
-    host: Ordered<Table>,
-    capabilities: Option<Vec<String>>,
-    ca: Option<Texts>,
-    client: Option<Clients>,
-    #[serde(default)]
-    skip_verify: bool,
-    #[serde(default)]
-    override_path: bool,
-    #[serde(default)]
-    header: Ordered<Texts>,
-}
-
-#[derive(serde::Deserialize)]
-#[serde(untagged)]
-enum Texts {
-    One(String),
-    Many(Vec<String>),
-}
-
-#[derive(serde::Deserialize)]
-#[serde(untagged)]
-enum Clients {
-    One(String),
-    Files(Vec<String>),
-    Pairs(Vec<Vec<String>>),
-}
-
-/// A table in the order of the file.
-struct Ordered<T>(Vec<(String, T)>);
-
-impl<T> Default for Ordered<T> {
-    fn default() -> Self {
-        Self(Vec::new())
-    }
-}
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Ordered<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries<T>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Entries<T> {
-            type Value = Ordered<T>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a table")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Ordered<T>, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    entries.push(entry);
-                }
-                Ok(Ordered(entries))
-            }
-        }
-        deserializer.deserialize_map(Entries(PhantomData))
-    }
-}
 
 /// Parses the file, which is in `directory`, for the registry `host`: the mirrors in order, then the server.
 ///
 /// # Errors
 /// A sentence: the table and the key that are wrong.
 pub(super) fn parse(text: &str, directory: &Path, host: &str) -> Result<Vec<Endpoint>, String> {
-    let top: Table = basic_toml::from_str(text).map_err(|error| error.to_string())?;
-    if top.host.0.len() >= REGISTRY_ENDPOINTS_MAX {
+    let top: Node = basic_toml::from_str(text).map_err(|error| error.to_string())?;
+    let hosts = table(&top, "host")?;
+    if hosts.len() >= REGISTRY_ENDPOINTS_MAX {
         return Err(format!(
             "has {} hosts, at most {} are supported",
-            top.host.0.len(),
+            hosts.len(),
             REGISTRY_ENDPOINTS_MAX - 1
         ));
     }
     let mut endpoints = Vec::new();
-    for (url, table) in &top.host.0 {
+    for (url, host) in hosts {
         let at = |why: String| format!("[host.{}]: {why}", crate::text::quoted(url));
-        let parsed = Endpoint::parse(url, table.override_path).map_err(at)?;
-        endpoints.push(with(parsed, table, directory).map_err(at)?);
+        if !matches!(host, Node::Map(_)) {
+            return Err(at("must be a table".to_owned()));
+        }
+        let parsed = Endpoint::parse(url, flag(host, "override_path").map_err(at)?).map_err(at)?;
+        endpoints.push(with(parsed, host, directory).map_err(at)?);
     }
-    let server = match &top.server {
-        Some(url) => Endpoint::parse(url, top.override_path).map_err(|why| format!("server: {why}"))?,
+    let server = match text_of(&top, "server")? {
+        Some(url) => {
+            Endpoint::parse(url, flag(&top, "override_path")?).map_err(|why| format!("server: {why}"))?
+        }
         None => Endpoint::origin(host)?,
     };
     endpoints.push(with(server, &top, directory)?);
     Ok(endpoints)
 }
 
-fn with(mut endpoint: Endpoint, table: &Table, directory: &Path) -> Result<Endpoint, String> {
-    if let Some(capabilities) = &table.capabilities {
+fn table<'t>(of: &'t Node, key: &str) -> Result<&'t [(Box<str>, Node)], String> {
+    match of.field(key) {
+        None => Ok(&[]),
+        Some(Node::Map(entries)) => Ok(entries),
+        Some(_) => Err(format!("{key}: must be a table")),
+    }
+}
+
+fn text_of<'t>(of: &'t Node, key: &str) -> Result<Option<&'t str>, String> {
+    let given = of.field(key);
+    given.map(|given| given.text().ok_or_else(|| format!("{key}: must be a string"))).transpose()
+}
+
+fn flag(of: &Node, key: &str) -> Result<bool, String> {
+    match of.field(key) {
+        None => Ok(false),
+        Some(Node::Bool(given)) => Ok(*given),
+        Some(_) => Err(format!("{key}: must be true or false")),
+    }
+}
+
+/// One string, or a list of them.
+fn texts<'t>(given: &'t Node, key: &str) -> Result<Vec<&'t str>, String> {
+    let items = if let Node::List(items) = given { items } else { std::slice::from_ref(given) };
+    let texts = items.iter().map(Node::text).collect::<Option<_>>();
+    texts.ok_or_else(|| format!("{key}: must be a string or a list of strings"))
+}
+
+/// With the settings of a table: the top of the file, or one below `host`. Keys of later versions of containerd are passed over, as
+/// there.
+fn with(mut endpoint: Endpoint, of: &Node, directory: &Path) -> Result<Endpoint, String> {
+    if let Some(capabilities) = of.field("capabilities") {
         endpoint.capabilities = Capabilities { pull: false, resolve: false };
-        for capability in capabilities {
-            match capability.as_str() {
+        for capability in texts(capabilities, "capabilities")? {
+            match capability {
                 "pull" => endpoint.capabilities.pull = true,
                 "resolve" => endpoint.capabilities.resolve = true,
                 "push" => {}
@@ -117,50 +88,40 @@ fn with(mut endpoint: Endpoint, table: &Table, directory: &Path) -> Result<Endpo
             }
         }
     }
+    let authorities = of.field("ca").map_or(Ok(Vec::new()), |given| texts(given, "ca"))?;
     endpoint.tls_options = TlsOptions {
-        authorities: table.ca.iter().flat_map(texts).map(|file| directory.join(file)).collect(),
-        client: table.client.as_ref().map_or(Ok(Vec::new()), |clients| client(clients, directory))?,
-        skip_verify: table.skip_verify,
+        authorities: authorities.into_iter().map(|file| directory.join(file)).collect(),
+        client: of.field("client").map_or(Ok(Vec::new()), |given| client(given, directory))?,
+        skip_verify: flag(of, "skip_verify")?,
     };
-    for (name, values) in &table.header.0 {
+    for (name, values) in table(of, "header")? {
         let wrong = || format!("header: {} is no header", crate::text::quoted(name));
-        let name = HeaderName::try_from(name.as_str()).map_err(|_| wrong())?;
-        for value in texts(values) {
+        let of_header = HeaderName::try_from(&**name).map_err(|_| wrong())?;
+        for value in texts(values, name)? {
             // Its value is not shown: it may be a login.
             let mut value = HeaderValue::try_from(value).map_err(|_| format!("{}: its value", wrong()))?;
             value.set_sensitive(true);
             if endpoint.headers.len() == REGISTRY_HEADERS_MAX {
                 return Err(format!("header: more than {REGISTRY_HEADERS_MAX}"));
             }
-            endpoint.headers.append(name.clone(), value);
+            endpoint.headers.append(of_header.clone(), value);
         }
     }
     Ok(endpoint)
 }
 
-fn texts(texts: &Texts) -> impl Iterator<Item = &str> {
-    let texts = match texts {
-        Texts::One(one) => std::slice::from_ref(one),
-        Texts::Many(many) => many,
+/// Client certificates: a file with certificate and key, a list of such, or a list of pairs.
+fn client(given: &Node, directory: &Path) -> Result<Vec<(PathBuf, PathBuf)>, String> {
+    let both = |file: &str| (directory.join(file), directory.join(file));
+    let Node::List(items) = given else {
+        return Ok(texts(given, "client")?.into_iter().map(both).collect());
     };
-    texts.iter().map(String::as_str)
-}
-
-fn client(clients: &Clients, directory: &Path) -> Result<Vec<(PathBuf, PathBuf)>, String> {
-    let both = |file: &String| (directory.join(file), directory.join(file));
-    match clients {
-        Clients::One(file) => Ok(vec![both(file)]),
-        Clients::Files(files) => Ok(files.iter().map(both).collect()),
-        Clients::Pairs(pairs) => pairs
-            .iter()
-            .map(|pair| match &pair[..] {
-                [file] => Ok(both(file)),
-                [file, key] if key.is_empty() => Ok(both(file)),
-                [file, key] => Ok((directory.join(file), directory.join(key))),
-                _ => Err("client: each entry is a certificate's file and its key's".to_owned()),
-            })
-            .collect(),
-    }
+    let pair = |item: &Node| match texts(item, "client")?[..] {
+        [file] | [file, ""] => Ok(both(file)),
+        [file, key] => Ok((directory.join(file), directory.join(key))),
+        _ => Err("client: each entry is a certificate's file and its key's".to_owned()),
+    };
+    items.iter().map(pair).collect()
 }
 
 /// The endpoints of a directory without `hosts.toml` (docker's `certs.d`): `*.crt` are authorities, `*.cert` with `*.key` client
@@ -246,6 +207,9 @@ mod tests {
               skip_verify = true
             [host."m.io"]
               client = "all.pem"
+              header = {}
+            [host."n.io"]
+              client = [["one.pem"], ["two.pem"]]
               dial_timeout = "3s"
         "#;
         assert_eq!(
@@ -255,6 +219,8 @@ mod tests {
                  client=/c/r.io/c.cert+/c/r.io/c.key client=/c/r.io/d.pem+/c/r.io/d.pem x-one=1 x-two=2 x-two=3",
                 "http://a.io:81/proxy/v2 pull skip_verify",
                 "https://m.io:443/v2 pull resolve client=/c/r.io/all.pem+/c/r.io/all.pem",
+                "https://n.io:443/v2 pull resolve client=/c/r.io/one.pem+/c/r.io/one.pem \
+                 client=/c/r.io/two.pem+/c/r.io/two.pem",
                 "https://upstream.io:443/v2 pull resolve ca=/c/r.io/up.crt",
             ]
         );
@@ -264,7 +230,12 @@ mod tests {
     #[test]
     fn errors_name_table_and_key() {
         for (text, error) in [
-            ("server = 1", "invalid type"),
+            ("server = 1", "server: must be a string"),
+            ("host = 1", "host: must be a table"),
+            ("[host]\n\"x.io\" = 1", "[host.\"x.io\"]: must be a table"),
+            ("[host.\"x.io\"]\nskip_verify = 1", "[host.\"x.io\"]: skip_verify: must be true or false"),
+            ("[host.\"x.io\"]\nca = [1]", "[host.\"x.io\"]: ca: must be a string or a list of strings"),
+            ("client = [[[\"a\"]]]", "client: must be a string or a list of strings"),
             ("[host", "expected"),
             ("server = \"ftp://x\"", "server: \"ftp://x\" is no URL"),
             ("[host.\"https://a b\"]\ncapabilities = [\"fly\"]", "capabilities: \"fly\" is none of"),
