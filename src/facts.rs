@@ -57,6 +57,8 @@ pub fn node_settings(config: &Config, node_name: &str) -> NodeSettings {
     node.hugepage_sizes = hugepage_sizes();
     node.pod_logs_dir = config.pod_logs_dir.to_string_lossy().into();
     node.container_logs_dir = config.container_logs_dir.to_string_lossy().into();
+    node.log_memory = config.log_memory.bytes;
+    node.rotates_logs = config.log_rotation.is_some();
     node.resolv_conf = config.resolver().read(false);
     resolv_conf::warn(&config.resolver());
     node.cluster_dns = config.cluster_dns.iter().map(|server| server.as_str().into()).collect();

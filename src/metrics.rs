@@ -17,7 +17,7 @@ use crate::eviction::{NodeCondition, Signal};
 use crate::executor::Polls;
 use crate::limits::{Bound, KIB};
 use crate::model::SortedMap;
-use crate::model::{ContainerKind, Wall};
+use crate::model::{ContainerKind, PodKey, Wall};
 use crate::probe::prober::ProbeKind;
 use crate::sync::ProbeResult;
 use crate::sync::outcome::SyncError;
@@ -25,7 +25,7 @@ use crate::sync::outcome::SyncError;
 pub use crate::counters::{Counter, Entered, Gauge, Sum};
 use crate::cri::operations::Operations;
 
-pub use process::Process;
+pub use process::{Process, written_by_server};
 pub use terminated::Terminations;
 
 /// The kubelet's label values for a pod's lists of containers, in the order of [`ContainerKind`].
@@ -380,6 +380,37 @@ fn process(page: &mut Page, started: Wall, process: &Process) {
     page.value("", process.written_bytes);
 }
 
+/// What pods and the runtime have written to disks since their cgroups, and the process, were made.
+#[derive(Debug, Default)]
+pub struct Written {
+    /// Of the pods whose cgroups count it (version 2), in the order of `smolet pods`.
+    pub pods: Vec<(PodKey, u64)>,
+    /// Of containerd, where that is the runtime: images, state and container logs.
+    pub runtime: Option<u64>,
+}
+
+/// Adds what was written to the metrics. PURE.
+pub fn add_written(text: &mut String, written: &Written) {
+    let mut page = Page { text: std::mem::take(text), family: "" };
+    page.family("smolet_pod_written_bytes_total", "counter", "Bytes written to disks by the pod (cgroup v2)");
+    for (pod, bytes) in &written.pods {
+        // Names of Kubernetes have nothing to be escaped.
+        page.value(&format!("{{namespace=\"{}\",pod=\"{}\"}}", pod.namespace, pod.name), *bytes);
+    }
+    if let Some(bytes) = written.runtime {
+        page.family("smolet_runtime_written_bytes_total", "counter", "Bytes written to disks by containerd");
+        page.value("", bytes);
+    }
+    *text = page.text;
+}
+
+/// Adds what the runtime has written to `smolet top --self`. PURE.
+pub fn add_written_to_top(text: &mut String, written: &Written) {
+    if let Some(bytes) = written.runtime {
+        let _ = writeln!(text, "containerd: {} KiB written to disks", bytes / KIB as u64);
+    }
+}
+
 /// The page that is rendered, and the family of the next values.
 struct Page {
     text: String,
@@ -536,6 +567,33 @@ mod tests {
             assert!(name.len() == bare.len() || name.ends_with("\"}"), "{line}");
             assert!(seen.insert(name) || name == family, "{name} twice");
         }
+    }
+
+    #[test]
+    fn what_pods_and_the_runtime_have_written_comes_last() {
+        let pods =
+            vec![(PodKey::new("prod", "web-n", "u1"), 4096), (PodKey::new("default", "db-n", "u2"), 0)];
+        let (mut page, mut shown) = ("a 1\n".to_owned(), "NAME\n".to_owned());
+        add_written(&mut page, &Written { pods: pods.clone(), runtime: Some(7) });
+        let values: Vec<&str> = page.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(
+            values,
+            [
+                "a 1",
+                "smolet_pod_written_bytes_total{namespace=\"prod\",pod=\"web-n\"} 4096",
+                "smolet_pod_written_bytes_total{namespace=\"default\",pod=\"db-n\"} 0",
+                "smolet_runtime_written_bytes_total 7",
+            ]
+        );
+        add_written_to_top(&mut shown, &Written { pods, runtime: Some(10 << 10) });
+        assert_eq!(shown, "NAME\ncontainerd: 10 KiB written to disks\n");
+        // cgroup v1 counts nothing, and the embedded runtime is in this process.
+        let mut page = String::new();
+        add_written(&mut page, &Written::default());
+        assert!(page.lines().all(|line| line.starts_with('#')), "{page}");
+        shown.clear();
+        add_written_to_top(&mut shown, &Written::default());
+        assert_eq!(shown, "");
     }
 
     #[test]

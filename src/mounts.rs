@@ -1,9 +1,11 @@
-//! The mount table. I/O, blocking: reads the table and links, never a mounted file system.
+//! The mount table, and mounting memory. I/O, blocking: reads the table and links, never a mounted file system.
 
 use std::borrow::Cow;
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::io::{self, BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
+
+use rustix::mount::{MountFlags, mount};
 
 use crate::limits::{KIB, LINKS_FOLLOWED_MAX, MOUNTINFO_BYTES_MAX};
 
@@ -61,6 +63,21 @@ pub fn is_mounted(path: &Path) -> io::Result<bool> {
 /// As [`is_mounted`].
 pub fn has_mounts(path: &Path) -> io::Result<bool> {
     Ok(!read_below(&real(path)?)?.is_empty())
+}
+
+/// Mounts a tmpfs of at most `bytes_max` bytes on a directory.
+///
+/// # Errors
+/// The kernel's.
+pub fn mount_tmpfs(at: &Path, flags: MountFlags, mode: u32, bytes_max: Option<u64>) -> io::Result<()> {
+    let size = bytes_max.map(|bytes| format!(",size={bytes}")).unwrap_or_default();
+    let options = format!("mode={mode:o}{size}");
+    // Excluded from swap where the kernel supports it (6.4).
+    let no_swap = CString::new(format!("{options},noswap"))?;
+    let options = CString::new(options)?;
+    mount("tmpfs", at, "tmpfs", flags, Some(&*no_swap))
+        .or_else(|_| mount("tmpfs", at, "tmpfs", flags, Some(&*options)))?;
+    Ok(())
 }
 
 /// Those whose mount point is wanted. A node of 110 pods has some six hundred mounts, and each pod that comes or goes looks for

@@ -27,6 +27,7 @@ mod jobs;
 #[cfg(feature = "tls")]
 mod join;
 mod local_storage;
+mod log_flush;
 mod logs;
 #[cfg(feature = "tls")]
 mod network_policy;
@@ -51,6 +52,7 @@ mod streams;
 mod top;
 mod torn_cni;
 mod unpacked_layers;
+mod written;
 
 use std::path::Path;
 use std::rc::Rc;
@@ -110,6 +112,7 @@ use find_runtime::{FoundRuntime, Wait, wait_for_runtime};
 use image_lists::ImageLists;
 #[cfg(feature = "tls")]
 use join::{join, node_name, remember};
+use log_flush::log_directories;
 use node_runtime::NodeRuntime;
 use pods::{NodeRoom, Pods};
 
@@ -185,12 +188,7 @@ pub async fn run_until(
     let addresses = NodeAddresses::new(&node.node_ips);
     let server = Server::bind(&config.socket)?;
     let listening = node_api::listen(config, &node, &addresses)?;
-    for (what, directory) in
-        [("pod logs", &config.pod_logs_dir), ("container logs", &config.container_logs_dir)]
-    {
-        std::fs::create_dir_all(directory)
-            .map_err(|e| format!("{what} directory {}: {e}", directory.display()))?;
-    }
+    log_directories(config)?;
 
     let given = config.registration.addresses.clone();
     executor.spawn("node addresses", addresses.clone().follow(given, clock.clone())).detach();

@@ -28,6 +28,7 @@ use crate::gc::GcPolicy;
 use crate::image::gc::ImageGcPolicy;
 use crate::image::pulled::policy::VerificationPolicy;
 use crate::limits::{self, ApiRates, Rate};
+use crate::logs::memory::LogMemory;
 use crate::logs::rotate::Rotation;
 use crate::model::names;
 use crate::render::{CgroupDriver, SwapBehavior, admission};
@@ -73,6 +74,12 @@ pub struct Flags {
     /// Container logs [default: /var/log/pods]
     #[arg(long, value_name = "DIR")]
     pub pod_logs_dir: Option<PathBuf>,
+    /// Memory for a pod's container logs, which are not written to the disk then [default: 0, they are]
+    #[arg(long, value_name = "QUANTITY")]
+    pub pod_logs_memory: Option<String>,
+    /// Time after which the newest lines of logs in memory are written to the disk; 0 = only when the agent ends [default: 1h]
+    #[arg(long, value_name = "DURATION")]
+    pub pod_logs_flush_period: Option<String>,
     /// Symlinks to container logs [default: /var/log/containers]
     #[arg(long, value_name = "DIR")]
     pub container_logs_dir: Option<PathBuf>,
@@ -268,6 +275,8 @@ pub struct Config {
     pub node_name: Option<String>,
     /// Container logs by pod.
     pub pod_logs_dir: PathBuf,
+    /// Container logs in memory.
+    pub log_memory: LogMemory,
     /// Symlinks by container.
     pub container_logs_dir: PathBuf,
     /// Root of the pods' cgroups.
@@ -448,6 +457,7 @@ impl Config {
             drain_runtime: flags.drain_runtime.clone().filter(|endpoint| !endpoint.is_empty()),
             node_name: flags.node_name.clone(),
             pod_logs_dir: path(&flags.pod_logs_dir, file.path("podLogsDir"), paths::POD_LOGS),
+            log_memory: logs::log_memory(flags, &file)?,
             container_logs_dir: path(&flags.container_logs_dir, None, paths::CONTAINER_LOGS),
             cgroup_root: cgroup_root(flags, &file),
             cgroup_driver: cgroup_driver(flags.cgroup_driver.as_deref().or(file.text("cgroupDriver")))?,

@@ -361,3 +361,39 @@ fn who_may_use_an_image_that_is_here_is_set_as_in_the_kubelet() {
         assert!(error.contains(wanted), "{error}");
     }
 }
+
+#[test]
+fn logs_in_memory_need_rotation_and_have_their_bounds() {
+    let of = |memory: Option<&str>, period: Option<&str>, fields: &str| {
+        let flags = Flags {
+            pod_logs_memory: memory.map(str::to_owned),
+            pod_logs_flush_period: period.map(str::to_owned),
+            ..Flags::default()
+        };
+        let joined = Config::join(&flags, None, file(fields).expect("valid file"));
+        let memory = joined.map(|config| config.log_memory);
+        memory.map(|of| (of.bytes, of.flush_period.map(|period| period.as_secs()))).map_err(|error| error.0)
+    };
+    assert_eq!(of(None, None, ""), Ok((None, Some(3600))));
+    assert_eq!(of(Some("1Mi"), Some("0"), ""), Ok((Some(1 << 20), None)));
+    assert_eq!(of(Some("0"), Some("10m"), "containerLogMaxSize: \"-1\"\n"), Ok((None, Some(600))));
+    for (memory, period, fields, why) in [
+        (
+            Some("32Ki"),
+            None,
+            "",
+            "--pod-logs-memory: \"32Ki\": must be 0, for logs on the disk, or a quantity",
+        ),
+        (Some("1Mi"), None, "containerLogMaxSize: \"-1\"\n", "--pod-logs-memory: \"1Mi\": needs rotation"),
+        (
+            None,
+            Some("1s"),
+            "",
+            "--pod-logs-flush-period: \"1s\": must be 0, or a duration between 1m and 24h",
+        ),
+        (None, Some("soon"), "", "--pod-logs-flush-period: \"soon\": must be 0"),
+    ] {
+        let error = of(memory, period, fields).expect_err(why);
+        assert!(error.starts_with(why), "{error}");
+    }
+}

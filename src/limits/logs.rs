@@ -42,6 +42,19 @@ pub const TERMINATION_LOGS_READ_MAX: usize = 1024;
 pub const LOG_OPEN_TRIES: usize = 50;
 /// The wait between two attempts.
 pub const LOG_OPEN_PAUSE: Duration = Duration::from_millis(10);
+/// Least and greatest memory in bytes for the container logs of a pod (`--pod-logs-memory`).
+pub const LOG_MEMORY_RANGE: (u64, u64) = (64 * KIB as u64, 16 * 1024 * 1024);
+/// Parts of that memory, of which each container's current log and newest rotated one have one each; the same again for its last
+/// start, and one is left for what is written before a rotation.
+pub const LOG_MEMORY_SHARES: u64 = 5;
+/// Bytes of a log in memory that are kept on the disk, the newest.
+pub const LOG_KEPT_BYTES: usize = 64 * KIB;
+/// Starts of a container whose logs in memory are kept on the disk, the newest.
+pub const LOG_KEPT_STARTS: usize = 2;
+/// Time between two flushes of logs in memory to the disk, unless configured (`--pod-logs-flush-period`).
+pub const LOG_FLUSH_PERIOD: Duration = Duration::from_hours(1);
+/// Least and greatest value of it, besides 0: only when the agent ends.
+pub const LOG_FLUSH_RANGE: (Duration, Duration) = (Duration::from_mins(1), Duration::from_hours(24));
 /// Chunks of one log that are shown before the next log's turn.
 pub const LOG_CHUNKS_AT_ONCE: usize = 16;
 /// How long a rotated log is followed whose writer has not closed it. Longer: the next one is shown.
@@ -55,6 +68,8 @@ pub const LOG_POLL_PERIOD: Duration = Duration::from_secs(1);
 // The poll period alone does not let a log of the usual size outgrow its limit.
 const _: () =
     assert!(LOG_BYTES_PER_SECOND as u128 * LOG_CHECK_MIN.as_millis() / 1000 <= LOG_BYTES as u128 / 20);
+// The smallest memory has two files of the least size for a container.
+const _: () = assert!(LOG_MEMORY_RANGE.0 / LOG_MEMORY_SHARES >= LOG_BYTES_MIN);
 const _: () = assert!(LOG_CHECK_MIN.as_millis() < LOG_CHECK_MAX.as_millis());
 const _: () =
     assert!(LOG_BYTES_MIN <= LOG_BYTES && LOG_FILES_RANGE.0 <= LOG_FILES && LOG_FILES <= LOG_FILES_RANGE.1);

@@ -301,6 +301,7 @@ impl Followed {
 
 #[cfg(test)]
 mod tests {
+    use super::super::line::Shown;
     use super::super::read::Part;
     use super::super::tests::{Both, Folder, Writer, assert_same};
     use super::*;
@@ -312,7 +313,7 @@ mod tests {
         let mut writer = Writer::new(&folder.log());
         writer.lines(10);
         let mut follower = Follower::untold();
-        let open = || LogReader::open(&folder.log(), Part { tail: None, follow: true }, Default::default());
+        let open = || LogReader::open(&folder.log(), Part { tail: None, follow: true }, Shown::default());
         follower.add(&folder.log(), open).unwrap();
         let log = &mut follower.logs[0];
         let (mut chunk, mut both) = (vec![0; LOG_CHUNK_BYTES], Both::default());

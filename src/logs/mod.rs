@@ -5,12 +5,13 @@
 //! ```
 //!
 //! `line` and `choose` are PURE; `files` names, renames and compresses files; `read` and `follow` show them, in the process
-//! of `smolet logs`; `rotate` is the agent's task that limits their size.
+//! of `smolet logs`; `rotate` is the agent's task that limits their size; `memory` has them in memory instead of on the disk.
 
 pub mod choose;
 pub mod files;
 pub mod follow;
 pub mod line;
+pub mod memory;
 pub mod read;
 pub mod rotate;
 

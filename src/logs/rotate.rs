@@ -24,12 +24,13 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use smol::channel::{Receiver, Sender};
 
 use super::files;
+use super::memory::{self, Share};
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::cri::Runtime;
 use crate::limits::{
-    INOTIFY_BUFFER_BYTES, LOG_BYTES_PER_SECOND, LOG_CHECK_MIN, LOG_CHECK_WHOLE, LOG_PATH_BYTES_MAX,
-    LOG_RETRY, LOG_RETRY_MAX, LOGS_TO_COMPRESS_MAX, LOGS_WATCHED_MAX,
+    INOTIFY_BUFFER_BYTES, LOG_BYTES_PER_SECOND, LOG_CHECK_MIN, LOG_CHECK_WHOLE, LOG_FILES_RANGE,
+    LOG_MEMORY_SHARES, LOG_PATH_BYTES_MAX, LOG_RETRY, LOG_RETRY_MAX, LOGS_TO_COMPRESS_MAX, LOGS_WATCHED_MAX,
 };
 use crate::model::SortedMap;
 use crate::model::{ContainerId, Mono, PodUid};
@@ -43,6 +44,14 @@ pub struct Rotation {
     pub files_max: usize,
     /// Longest interval between two checks of a growing log.
     pub check_max: Duration,
+}
+
+impl Rotation {
+    /// PURE: that of a log with this share of memory, which has two files.
+    fn of(self, share: Option<Share>) -> Self {
+        let Some(share) = share else { return self };
+        Self { size_max: self.size_max.min(share.size_max), files_max: LOG_FILES_RANGE.0, ..self }
+    }
 }
 
 /// The log of a running container.
@@ -115,6 +124,8 @@ struct Log {
     next: NextCheck,
     /// Consecutive failures.
     failures: u32,
+    /// Its share of its pod's memory, at the last check; `None`: it is on the disk.
+    share: Option<Share>,
 }
 
 /// The next check of a log.
@@ -211,6 +222,7 @@ impl<R: Runtime> Rotator<R> {
                     checked: now,
                     next: NextCheck::At(now),
                     failures: 0,
+                    share: None,
                 };
                 self.logs.insert(id, log);
             }
@@ -310,7 +322,7 @@ impl<R: Runtime> Rotator<R> {
             let wait = match size {
                 Some(size) => {
                     log.size = size;
-                    next_check(self.rotation, size, 0, Duration::ZERO)
+                    next_check(self.rotation, log.share, size, 0, Duration::ZERO)
                 }
                 // Renamed or removed by another program, or it does not answer: the check shows which.
                 None => Duration::ZERO,
@@ -340,12 +352,18 @@ impl<R: Runtime> Rotator<R> {
             let size = files::size(path);
             // Of a pod from another agent, with its logs elsewhere.
             let is_elsewhere = size.is_err() && !path.parent().is_some_and(Path::exists);
-            (size, is_elsewhere)
+            (size, is_elsewhere, memory::share(path))
         });
-        let (size, is_elsewhere) = seen.await.unwrap_or_else(|error| (Err(error), false));
+        let (size, is_elsewhere, share) = seen.await.unwrap_or_else(|error| (Err(error), false, None));
         let Some(log) = self.logs.get_mut(id) else { return };
+        let is_full = |share: Option<Share>| share.is_some_and(|share| share.is_full);
+        if is_full(share) && !is_full(log.share) {
+            log::warn!("{}: the memory of its pod's logs is full; lines are lost", log.path.display());
+        }
+        log.share = share;
+        let size_max = self.rotation.of(share).size_max;
         match size {
-            Ok(Some(size)) if size >= self.rotation.size_max => return self.rotate(id).await,
+            Ok(Some(size)) if size >= size_max => return self.rotate(id).await,
             Ok(Some(size)) => {
                 log.failures = 0;
                 let (grew, took) = (size.saturating_sub(log.size), now.since(log.checked));
@@ -353,7 +371,7 @@ impl<R: Runtime> Rotator<R> {
                 log.size = size;
                 log.checked = now;
                 if known && grew > 0 {
-                    log.next = NextCheck::At(now + next_check(self.rotation, size, grew, took));
+                    log.next = NextCheck::At(now + next_check(self.rotation, share, size, grew, took));
                 } else {
                     self.watch(id).await;
                 }
@@ -406,7 +424,8 @@ impl<R: Runtime> Rotator<R> {
                 if let Some(log) = self.logs.get_mut(id) {
                     log.size = 0;
                     log.checked = now;
-                    log.next = NextCheck::At(now + next_check(self.rotation, 0, 0, Duration::ZERO));
+                    log.next =
+                        NextCheck::At(now + next_check(self.rotation, log.share, 0, 0, Duration::ZERO));
                 }
             }
             Ok(()) => self.failed(id, "the runtime does not write it"),
@@ -418,7 +437,7 @@ impl<R: Runtime> Rotator<R> {
     async fn rotate(&mut self, id: &ContainerId) {
         let Some(log) = self.logs.get(id) else { return };
         let (pod, path) = (log.pod.clone(), log.path.clone());
-        let (files_max, wall) = (self.rotation.files_max, self.clock.now().wall);
+        let (files_max, wall) = (self.rotation.of(log.share).files_max, self.clock.now().wall);
         let rotated = self.at((&pod, &path), move |path| files::rotate(path, files_max, wall)).await;
         let rotated = match rotated.map_err(|error| error.to_string()).and_then(|rotated| rotated) {
             Ok(rotated) => rotated,
@@ -433,15 +452,17 @@ impl<R: Runtime> Rotator<R> {
         }
         log::debug!("{}: rotated", path.display());
         let now = self.clock.now().mono;
-        if let Some(log) = self.logs.get_mut(id) {
-            log.failures = 0;
-            log.size = 0;
-            log.checked = now;
-            // A container that filled a log usually continues.
-            log.next = NextCheck::At(now + next_check(self.rotation, 0, 0, Duration::ZERO));
+        let Some(log) = self.logs.get_mut(id) else { return };
+        log.failures = 0;
+        log.size = 0;
+        log.checked = now;
+        // A container that filled a log usually continues.
+        log.next = NextCheck::At(now + next_check(self.rotation, log.share, 0, 0, Duration::ZERO));
+        // In memory there is none but the newest, which is not compressed.
+        if log.share.is_none() {
+            // Full: compressed with the next rotation.
+            let _ = self.to_compress.try_send(path);
         }
-        // Full: compressed with the next rotation.
-        let _ = self.to_compress.try_send(path);
     }
 
     fn failed(&mut self, id: &ContainerId, why: &str) {
@@ -459,11 +480,14 @@ impl<R: Runtime> Rotator<R> {
 }
 
 /// How long a log of `size` bytes that grew by `grew` bytes within `took` can be left alone: until it reaches its limit, at
-/// that speed or at the assumed minimum. Shorter when that is long: the log may grow faster. PURE.
-fn next_check(rotation: Rotation, size: u64, grew: u64, took: Duration) -> Duration {
+/// that speed or at the assumed minimum; in memory until all shares are full. Shorter when that is long: the log may grow faster.
+/// PURE.
+fn next_check(rotation: Rotation, share: Option<Share>, size: u64, grew: u64, took: Duration) -> Duration {
+    let rotation = rotation.of(share);
+    let speed = LOG_BYTES_PER_SECOND / share.map_or(1, |_| LOG_MEMORY_SHARES);
     let left = u128::from(rotation.size_max.saturating_sub(size));
     let nanos = |bytes: u128, of: u128, within: u128| bytes.saturating_mul(within) / of.max(1);
-    let reckoned = nanos(left, u128::from(LOG_BYTES_PER_SECOND), 1_000_000_000);
+    let reckoned = nanos(left, u128::from(speed), 1_000_000_000);
     let seen = if grew == 0 { reckoned } else { nanos(left, u128::from(grew), took.as_nanos()) };
     let full = Duration::from_nanos(u64::try_from(reckoned.min(seen)).unwrap_or(u64::MAX));
     let wait = if full > LOG_CHECK_WHOLE { full / 4 * 3 } else { full };
@@ -484,11 +508,11 @@ async fn compress(asked: Receiver<PathBuf>, blocking: Rc<Blocking>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
     #[test]
     fn a_log_is_looked_at_when_it_may_be_full_and_not_much_sooner() {
         const MB: u64 = 1_000_000;
-        let rotation = Rotation { size_max: 10 * MB, files_max: 5, check_max: Duration::from_secs(10) };
+        let check_max = Duration::from_secs(10);
+        let rotation = Rotation { size_max: 10 * MB, files_max: 5, check_max };
         let (second, ms) = (Duration::from_secs(1), Duration::from_millis);
         for (size, grew, took, wait) in [
             (0, 0, Duration::ZERO, ms(1500)),
@@ -500,10 +524,14 @@ mod tests {
             (10 * MB, 0, second, ms(20)),
             (u64::MAX, u64::MAX, second, ms(20)),
         ] {
-            assert_eq!(next_check(rotation, size, grew, took), wait, "{size} {grew}");
+            assert_eq!(next_check(rotation, None, size, grew, took), wait, "{size} {grew}");
         }
         let large = Rotation { size_max: u64::MAX, ..rotation };
-        assert_eq!(next_check(large, 0, 0, second), large.check_max);
-        assert_eq!(next_check(large, 0, u64::MAX, Duration::MAX), large.check_max);
+        assert_eq!(next_check(large, None, 0, 0, second), large.check_max);
+        assert_eq!(next_check(large, None, 0, u64::MAX, Duration::MAX), large.check_max);
+        // A fifth of 1 MB: that is full in 40 ms, all of it in 200.
+        let share = |size_max| Some(Share { size_max, is_full: false });
+        assert_eq!(next_check(rotation, share(MB / 5), 0, 0, Duration::ZERO), ms(200));
+        assert_eq!(next_check(rotation, share(20 * MB), 0, 0, Duration::ZERO), ms(7500), "the node's limit");
     }
 }

@@ -31,6 +31,10 @@ impl Folder {
         Self(path)
     }
 
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
     pub(super) fn log(&self) -> PathBuf {
         self.0.join("0.log")
     }

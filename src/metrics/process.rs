@@ -1,5 +1,7 @@
-//! The kernel's statistics of this process.
+//! The kernel's statistics of this process, and of the runtime's.
 
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 /// Statistics of the process; 0 where the kernel has none.
@@ -24,10 +26,7 @@ pub struct Process {
 impl Process {
     /// Parses the texts of `/proc/self/status` and `/proc/self/io`, one after the other. PURE.
     pub fn parse(status: &str, cpu: Duration) -> Self {
-        let number = |key: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
-            line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
-        };
+        let number = |key: &str| number(status, key).unwrap_or(0);
         Self {
             rss_kib: number("VmRSS"),
             anonymous_kib: number("RssAnon"),
@@ -46,5 +45,40 @@ impl Process {
         let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
         let seconds = u64::try_from(cpu.tv_sec).unwrap_or(0);
         Self::parse(&(status + &io), Duration::new(seconds, u32::try_from(cpu.tv_nsec).unwrap_or(0)))
+    }
+}
+
+/// Bytes that the process behind a Unix socket has made the kernel write to disks; `None` when it does not listen, or hides it.
+/// Blocking: a process that hangs may not accept.
+pub fn written_by_server(socket: &Path) -> Option<u64> {
+    let peer = rustix::net::sockopt::socket_peercred(UnixStream::connect(socket).ok()?).ok()?;
+    let io = std::fs::read_to_string(format!("/proc/{}/io", peer.pid.as_raw_nonzero())).ok()?;
+    number(&io, "write_bytes")
+}
+
+/// PURE: the number of the line `KEY: NUMBER`.
+fn number(text: &str, key: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+    line?.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn what_the_process_behind_a_socket_has_written_is_known() {
+        let socket = std::env::temp_dir().join(format!("smolet-written-{}", std::process::id()));
+        let _ = std::fs::remove_file(&socket);
+        assert_eq!(written_by_server(&socket), None, "nobody listens");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let before = Process::here().written_bytes;
+        let found = written_by_server(&socket).expect("this very process");
+        assert!((before..=Process::here().written_bytes).contains(&found), "{before} {found}");
+        drop(listener);
+        assert_eq!(written_by_server(&socket), None, "it has ended");
+        std::fs::remove_file(&socket).unwrap();
     }
 }

@@ -19,6 +19,7 @@ use super::identity_file::IdentityFile;
 use super::image_gc::{ImageGc, ListedImages, RemovedImage};
 use super::image_sync::ImageSync;
 use super::local_storage::{LocalStorage, LocalStorageUsage};
+use super::log_flush::LogFlush;
 #[cfg(feature = "tls")]
 use super::node_api;
 use super::node_stats::NodeStats;
@@ -30,6 +31,7 @@ use super::shims::Shims;
 use super::show::{self, PartsUse};
 use super::shutdown::ShutdownManager;
 use super::unpacked_layers::LayerRecord;
+use super::written::with_written;
 use super::{Ending, Stop, debug, event_ring, logs, streams, top};
 use crate::config::Config;
 use crate::cri::shims::Shim;
@@ -73,6 +75,8 @@ pub(super) enum Event {
     Swept(Vec<PodUid>),
     /// A write of the identity file ended.
     IdentityWritten(std::io::Result<()>),
+    /// Logs in memory were flushed to the disk.
+    LogsKept(Result<(), String>),
     /// A write of the checkpoint ended.
     CheckpointWritten(std::io::Result<()>),
     /// Local storage usage of the pods that have limits of their own.
@@ -122,6 +126,7 @@ impl Event {
             Self::ImagesListed(_) => "loop: image list",
             Self::ImagesWritten(_) => "loop: image write-out",
             Self::ShimsSeen(_) => "loop: shims",
+            Self::LogsKept(_) => "loop: log flush",
             Self::ImageRemoved(_) => "loop: image removal",
             Self::Observed(_) => "loop: node stats",
             Self::PodsMeasured(_) => "loop: pod stats",
@@ -147,6 +152,7 @@ pub(super) struct Agent<R> {
     images: ImageGc,
     image_sync: ImageSync,
     shims: Shims,
+    log_flush: LogFlush,
     eviction: EvictionManager,
     garbage: ContainerGc,
     prober: Prober<R>,
@@ -178,6 +184,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 now.mono,
             ),
             shims: Shims::new(image_store.as_ref(), now.mono),
+            log_flush: LogFlush::new(config, now.mono),
             images: ImageGc::new(config.image_gc, image_store, now.mono),
             eviction: EvictionManager::new(config, now.mono),
             garbage: ContainerGc::new(config.dead_containers),
@@ -204,6 +211,7 @@ impl<R: Runtime + 'static> Agent<R> {
             self.images.due(&self.pods),
             self.image_sync.due(),
             self.shims.due(),
+            self.log_flush.due(),
             self.eviction.due(),
             self.garbage.due(),
             self.prober.due(&self.pods),
@@ -252,6 +260,7 @@ impl<R: Runtime + 'static> Agent<R> {
         self.image_sync.count(self.images.seen().held().0, now.mono);
         self.image_sync.turn(&self.pods, now.mono, &self.out);
         self.shims.turn(&self.pods, now.mono, &self.out);
+        self.log_flush.turn(&self.pods, now.mono, &self.out);
         self.checkpointing.turn(&self.pods, &self.images, now.mono, &self.out);
         self.pods.pack();
     }
@@ -280,6 +289,7 @@ impl<R: Runtime + 'static> Agent<R> {
             Event::ImagesListed(looked) => self.images.take_list(looked, pods, out),
             Event::ImagesWritten(written) => self.image_sync.take(written),
             Event::ShimsSeen(found) => self.shims.take(&found, out),
+            Event::LogsKept(kept) => self.log_flush.take(&kept),
             Event::ImageRemoved(removed) => self.images.take_removed(*removed, pods, out),
             Event::Observed(seen) => self.eviction.take_observation(*seen, pods, out),
             Event::PodsMeasured(measures) => self.eviction.take_measures(*measures, pods, out),
@@ -511,12 +521,13 @@ impl<R: Runtime + 'static> Agent<R> {
         }
     }
 
-    /// Writes the checkpoint and the offline copy before the agent ends.
+    /// Writes the checkpoint, the offline copy and what is kept of logs in memory before the agent ends.
     pub(super) async fn save_at_end(&mut self) {
         if let Some(cluster) = &mut self.cluster {
             cluster.save_offline_copy(&self.pods).await;
         }
         self.checkpointing.save_at_end(&self.pods, &self.images).await;
+        self.log_flush.keep_at_end(self.pods.manager()).await;
     }
 
     // ---- requests ------------------------------------------------------------------------------------------
@@ -525,8 +536,16 @@ impl<R: Runtime + 'static> Agent<R> {
         let (pods, out, now) = (&self.pods, &self.out, self.out.now());
         let answer = match &query.question {
             Question::Health => server::Answer::Found("ok".to_owned()),
-            Question::Metrics => server::Answer::Found(metrics::text(out.metrics(), &self.gauges())),
-            Question::Top => server::Answer::Found(metrics::top(&self.gauges())),
+            Question::Metrics => {
+                let page = metrics::text(out.metrics(), &self.gauges());
+                with_written(pods, self.shims.socket(), page, metrics::add_written)
+            }
+            Question::Top => with_written(
+                pods,
+                self.shims.socket(),
+                metrics::top(&self.gauges()),
+                metrics::add_written_to_top,
+            ),
             Question::TopPods(question) => top::top_pods(pods, question),
             Question::Pods(question) if question.format.is_list() => show::list_pods(pods, question),
             Question::Pods(question) => server::Answer::Found(show::show_pods(pods, question, now.wall)),

@@ -10,6 +10,7 @@ use crate::eviction::pods::{ContainerUsage, DiskUse, PodUsage};
 use crate::eviction::{Observation, Observations, Signal};
 use crate::filesystem::Filesystem;
 use crate::limits::MEMINFO_BYTES_MAX;
+use crate::logs::memory::is_in_memory;
 use crate::model::SortedMap;
 use crate::model::{ContainerState, DesiredPod, ObservedPod};
 use crate::render::{NodeSettings, paths};
@@ -179,6 +180,9 @@ pub(super) async fn measure<R: Runtime>(
 fn add_disk_use(usage: &mut PodUsage, directory: &Path, logs: &Path) {
     let on_disk = |(bytes, inodes)| DiskUse { bytes, inodes };
     usage.volumes = on_disk(measured_pod(directory));
+    if is_in_memory(logs) {
+        return;
+    }
     for container in &mut usage.containers {
         container.logs = on_disk(measured(&logs.join(&*container.name)).unwrap_or_default());
     }

@@ -26,6 +26,11 @@ impl Shims {
         Self { socket, at: now + SHIM_LOOK_PERIOD, in_flight: false }
     }
 
+    /// containerd's socket; `None`: another runtime.
+    pub(super) fn socket(&self) -> Option<PathBuf> {
+        self.socket.clone()
+    }
+
     pub(super) fn due(&self) -> Option<Mono> {
         (self.socket.is_some() && !self.in_flight).then_some(self.at)
     }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!     SysctlForbidden                       a sysctl that is neither safe nor allowed (`sysctl.patternAllowlist`)
+//!     InvalidLogMemory                      an annotation for logs in memory that the node cannot follow (smolet's own)
 //!     AppArmor                              a profile, and AppArmor is off (`appArmorAdmitHandler`)
 //!     SupplementalGroupsPolicyNotSupported  Strict, and the runtime has only Merge (`predicateAdmitHandler`)
 //! |     RuntimeClassNotFound                  a runtime class that no handler of the runtime implements
@@ -15,6 +16,7 @@
 //! run them. No container of such a pod is started, not even in an existing sandbox. A pod of the API server fails as with
 //! the kubelet when the node's own settings refuse it ([`refusal_of_settings`]).
 
+use super::log_memory::log_memory;
 use super::node::NodeSettings;
 pub use super::sandbox::sysctl_name;
 use crate::model::DesiredPod;
@@ -106,6 +108,9 @@ pub fn refusal_of_settings(node: &NodeSettings, pod: &DesiredPod) -> Option<Refu
     if !node.apparmor && wants_apparmor(pod) {
         let message = "Cannot enforce AppArmor: AppArmor is not enabled on the host".to_owned();
         return refuse("AppArmor", message);
+    }
+    if let Err(message) = log_memory(node, pod) {
+        return refuse("InvalidLogMemory", message);
     }
     None
 }

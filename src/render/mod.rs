@@ -16,6 +16,7 @@ mod error;
 pub(crate) mod expand;
 mod hostname;
 pub mod labels;
+pub mod log_memory;
 mod node;
 pub mod paths;
 pub mod qos;

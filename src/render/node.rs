@@ -89,6 +89,10 @@ pub struct NodeSettings {
     pub pod_logs_dir: Box<str>,
     /// `/var/log/containers`: a symlink per container, for log collectors.
     pub container_logs_dir: Box<str>,
+    /// Bytes of memory for the container logs of a pod that asks for nothing else; `None`: they are on the disk.
+    pub log_memory: Option<u64>,
+    /// Container logs are rotated.
+    pub rotates_logs: bool,
     /// The agent's state directory, with `pods/UID/…` and `seccomp/` below it.
     pub root_dir: Box<str>,
     /// The node's resolver configuration; `None` when it is disabled (`resolvConf: ""`).
@@ -136,6 +140,8 @@ impl NodeSettings {
             hugepage_sizes: Vec::new(),
             pod_logs_dir: "/var/log/pods".into(),
             container_logs_dir: "/var/log/containers".into(),
+            log_memory: None,
+            rotates_logs: true,
             root_dir: root_dir.into(),
             resolv_conf: Some(ResolvConf::default()),
             cluster_dns: Vec::new(),

@@ -3,6 +3,9 @@
 use super::NodeSettings;
 use crate::model::PodKey;
 
+/// The directory of a pod for what is kept of its logs in memory.
+pub const KEPT_LOGS: &str = "logs";
+
 /// `ROOT/pods/UID` (`getPodDir`).
 pub fn pod_dir(node: &NodeSettings, pod: &PodKey) -> String {
     format!("{}/pods/{}", node.root_dir, pod.uid)
@@ -27,6 +30,11 @@ pub fn pod_logs_dir(node: &NodeSettings, pod: &PodKey) -> String {
 /// The container's directory in it (`BuildContainerLogsDirectory`). Created before the container, mode 0755.
 pub fn container_logs_dir(node: &NodeSettings, pod: &PodKey, container: &str) -> String {
     format!("{}/{container}", pod_logs_dir(node, pod))
+}
+
+/// `ROOT/pods/UID/logs`: what is kept on the disk of container logs in memory.
+pub fn kept_logs_dir(node: &NodeSettings, pod: &PodKey) -> String {
+    format!("{}/{KEPT_LOGS}", pod_dir(node, pod))
 }
 
 /// The UID in the name of a log directory (`parsePodUIDFromLogsDirectory`).

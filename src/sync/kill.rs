@@ -29,6 +29,7 @@ use crate::events::{About, EventKind};
 use crate::gc::GcPlan;
 use crate::grpc::Code;
 use crate::limits::{GRACE_SECONDS_MIN, LOG_LINKS_READ_MAX, STOPS_AT_ONCE_MAX};
+use crate::logs::memory;
 use crate::model::{
     ContainerId, ContainerKind, ContainerMeta, ContainerState, ContainerStatus, DesiredPod, ObservedPod,
     PodKey, Seconds,
@@ -346,6 +347,7 @@ pub(crate) fn remove_pod_logs(links: &Path, logs: &Path) -> Result<(), String> {
                 .map_err(|error| format!("{} was not removed: {error}", path.display()))?;
         }
     }
+    memory::unmounted(logs)?;
     match crate::tree::remove(logs, || true) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(format!("{} was not removed: {error}", logs.display()))

@@ -10,10 +10,12 @@ use super::outcome::{Failure, Outcome, SyncAction, SyncError};
 use super::start_limiter::{StartCall, StartPermit};
 use crate::cri::Runtime;
 use crate::events::EventKind;
+use crate::logs::memory;
 use crate::model::{DesiredPod, ObservedPod, SandboxId, SandboxStatus};
 use crate::proto::runtime::v1::PodSandboxConfig;
 use crate::render::admission::{self, Refusal};
 use crate::render::labels::NODE_ANNOTATION;
+use crate::render::log_memory::log_memory;
 use crate::render::{UserNamespace, dns_warnings, paths, sandbox_config};
 use crate::text::quoted;
 use crate::userns;
@@ -100,10 +102,14 @@ pub(super) async fn make_sandbox<'a, R: Runtime>(
     let pod_dir = paths::pod_dir(&ctx.node, &pod.key);
     let at = PathBuf::from(&pod_dir);
     let wanted = [("pod", pod_dir, 0o750), ("log", config.log_directory.clone(), 0o755)];
+    let (bytes, kept) = (log_memory(&ctx.node, pod), paths::kept_logs_dir(&ctx.node, &pod.key));
     let make = move || {
         wanted.iter().try_for_each(|(what, path, mode)| {
             create_dir(path, *mode).map_err(|error| (*what, error.to_string()))
-        })
+        })?;
+        let [_, (what, logs, _)] = &wanted;
+        let prepared = bytes.and_then(|bytes| memory::prepare(Path::new(logs), bytes, Path::new(&kept)));
+        prepared.map_err(|error| (*what, error))
     };
     let directories = ctx.manager.blocking.run_outside_for(&pod.key.uid, &at, make);
     let directories = permit.files(&ctx.manager.clock, directories).await;

@@ -84,13 +84,7 @@ fn directory(path: &Path, medium: Medium, mode: u32) -> io::Result<bool> {
     let is_mounted = there.dev() != parent.metadata()?.dev();
     match medium {
         Medium::Memory { bytes_max } if !is_mounted => {
-            let size = bytes_max.map(|bytes| format!(",size={bytes}")).unwrap_or_default();
-            let options = format!("mode={mode:o}{size}");
-            // Excluded from swap where the kernel supports it (6.4).
-            let no_swap = cstring(&format!("{options},noswap"))?;
-            let options = cstring(&options)?;
-            mount("tmpfs", path, "tmpfs", flags, Some(&*no_swap))
-                .or_else(|_| mount("tmpfs", path, "tmpfs", flags, Some(&*options)))?;
+            mounts::mount_tmpfs(path, flags, mode, bytes_max)?;
             Ok(true)
         }
         Medium::HugePages { page_bytes } if !is_mounted => {

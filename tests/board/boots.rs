@@ -24,8 +24,12 @@ pub fn graceful(board: &Board) {
     );
     let says_so = "terminationGracePeriodSeconds: 10, volumes: [{name: out, hostPath: {path: /var/ends, type: DirectoryOrCreate}}], \
                    containers: [{name: c, image: 'smolet.test/busybox:1', volumeMounts: [{name: out, mountPath: /out}], \
-                   command: [sh, -c, 'trap \"echo ended >>/out/ends; exit 0\" TERM; while :; do sleep 0.2; done']}]";
-    board.put_pod("polite", says_so);
+                   command: [sh, -c, 'trap \"echo its end | tee -a /out/ends; exit 0\" TERM; echo its begin; \
+                   while :; do sleep 0.2; done']}]";
+    let polite = format!(
+        "{{apiVersion: v1, kind: Pod, metadata: {{name: polite, annotations: {{smolet.io/log-memory: 256Ki}}}}, spec: {{{says_so}}}}}\n"
+    );
+    board.put("polite", &polite, Some("1/1 Running".into()));
     board.wait_for_pods();
     board.wait_for("the lock", 60, || {
         board.run("systemd-inhibit --list --no-legend").contains("smolet").then_some(())
@@ -50,8 +54,12 @@ pub fn graceful(board: &Board) {
     let waited: Vec<&str> = down.1.lines().filter(|line| line.contains("Waiting for process")).collect();
     assert_eq!(waited, [""; 0], "no process is left for the machine to wait for");
     assert!(down.0 < Duration::from_secs(GRACE_SECONDS + 60), "{:?}", down.0);
-    assert_eq!(board.run("cat /var/ends/ends"), "ended", "it was asked to end, once");
+    assert_eq!(board.run("cat /var/ends/ends"), "its end", "it was asked to end, once");
     all_again(board, &counts);
+    let logs = "/var/log/pods/default_polite-board_*";
+    assert_eq!(board.run(&format!("findmnt -n -o FSTYPE {logs}")), "tmpfs", "its logs are in memory");
+    assert_eq!(board.run("smolet logs polite --previous"), "its begin\nits end", "of the last boot");
+    assert_eq!(board.run("smolet logs polite"), "its begin");
     board.figure(
         "kernel's start → the last of the demo's pods runs",
         format!("{} s", board.seconds_until_demo_ran()),

@@ -194,3 +194,73 @@ pub fn what_containers_write_is_shown_by_stream_and_by_life(runtime: &Runtime) {
     assert_eq!(note, "Defaulted container \"app\" out of: app, other, setup (init)\n");
     agent.end_pods();
 }
+
+/// Bytes of memory for the logs of `pods_logs_in_memory_…`.
+const MEMORY: u64 = 256 << 10;
+/// Lines of its writer, twenty times as much.
+const MEMORY_LINES: usize = 50_000;
+
+pub fn a_pods_logs_in_memory_are_bounded_and_their_end_comes_through_a_boot(runtime: &Runtime) {
+    let mut agent = Agent::started(runtime, "memory");
+    let spec = format!(
+        "
+  terminationGracePeriodSeconds: 2
+  containers:
+  - name: writer
+    image: smolet.test/busybox:1
+    command:
+    - awk
+    - 'BEGIN {{ pad = sprintf(\"%092d\", 0); for (n = 1; n <= {MEMORY_LINES}; n++) {{
+        printf \"%06d %s\\n\", n, pad; if (n % 250 == 0) {{ fflush(); system(\"usleep 50000\") }} }}
+        fflush(); system(\"sleep 1000\") }}'"
+    );
+    let named =
+        format!("metadata:\n  name: kept\n  annotations: {{smolet.io/log-memory: {}Ki}}\n", MEMORY >> 10);
+    let pod = agent.pod_text("kept", &spec).replace("metadata:\n  name: kept\n", &named);
+    agent.apply("kept", &pod);
+    agent.running("kept");
+    let logs = agent.log_dir("kept").expect("its logs");
+    let dir = logs.join("writer");
+    let size =
+        |logs: &Path| rustix::fs::statvfs(logs).map(|of| of.f_blocks * of.f_frsize).expect("a file system");
+    assert_eq!(size(&logs), MEMORY, "a file system of its own");
+    let last = format!("{MEMORY_LINES:06} ");
+    let said = |agent: &Agent<'_>, args: &[&str]| {
+        let output = agent.ask(&[&["logs", "kept"], args].concat());
+        String::from_utf8(output.stdout).expect("text")
+    };
+    wait_for("the writer's last line", PATIENCE, || {
+        said(&agent, &["--tail=1"]).starts_with(&last).then_some(())
+    });
+    let mut sizes: Vec<u64> = fs::read_dir(&dir)
+        .expect("its logs")
+        .map(|entry| entry.expect("a log").metadata().expect("a log").len())
+        .collect();
+    sizes.sort_unstable();
+    println!("  logs of {MEMORY} bytes of memory: {sizes:?}");
+    assert_eq!(sizes.len(), 2, "the current one and a rotated one");
+    assert!(sizes.iter().sum::<u64>() < MEMORY, "never full: {sizes:?}");
+    let log = agent.log();
+    assert!(!log.contains("lines are lost"), "{log}");
+
+    assert!(agent.stop().success());
+    let uid = logs.file_name().and_then(|name| name.to_str()).and_then(|name| name.rsplit('_').next());
+    let kept = agent.dir.join("root/pods").join(uid.expect("a UID")).join("logs");
+    let text = fs::read_to_string(kept.join("writer/0.log")).expect("what is kept");
+    assert!(
+        text.len() <= 64 << 10 && text.trim_end().ends_with(&format!("{last}{:092}", 0)),
+        "{}",
+        text.len()
+    );
+    // Memory is empty in another boot; the container's own log is in what was memory of this one.
+    rustix::mount::unmount(&logs, rustix::mount::UnmountFlags::DETACH).expect("it is mounted");
+    assert_eq!(fs::read_dir(&logs).expect("a directory").count(), 0, "nothing was written to the disk");
+    agent.start();
+    agent.running("kept");
+    assert_eq!(fs::read_to_string(dir.join("0.log")).expect("it is back"), text);
+    assert!(said(&agent, &["--tail=1"]).starts_with(&last));
+
+    agent.end_pods();
+    agent.wait_gone("kept");
+    wait_for("its directories go", PATIENCE, || (!logs.exists() && !kept.exists()).then_some(()));
+}

@@ -70,6 +70,7 @@ const TESTS: &[Test] = tests![
     life::a_missing_image_is_named,
     logs::what_containers_write_is_shown_by_stream_and_by_life,
     logs::a_log_is_rotated_under_load_and_followed_without_a_gap,
+    logs::a_pods_logs_in_memory_are_bounded_and_their_end_comes_through_a_boot,
     volumes::variables_come_from_config_maps_and_secrets,
     volumes::files_come_from_config_maps_and_secrets_and_follow_them,
     volumes::volumes_are_what_the_spec_says,

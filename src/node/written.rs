@@ -1,0 +1,38 @@
+//! What pods and the runtime have written to disks, for `/metrics` and `smolet top --self`: counted on request only.
+
+use std::path::PathBuf;
+
+use super::pods::Pods;
+use crate::cri::Runtime;
+use crate::metrics::{Written, written_by_server};
+use crate::model::PodKey;
+use crate::render::NodeSettings;
+use crate::server::{Answer, Later};
+
+/// Answers with `page`, to which `add` appends what was written. `socket`: containerd's, if that is the runtime. The connection's
+/// task waits for the counts, not the loop.
+pub(super) fn with_written<R: Runtime + 'static>(
+    pods: &Pods<R>,
+    socket: Option<PathBuf>,
+    mut page: String,
+    add: fn(&mut String, &Written),
+) -> Answer {
+    let keys: Vec<PodKey> = pods.sorted(None).iter().map(|record| record.worker().key().clone()).collect();
+    let (cgroups, node) = (pods.cgroups().hierarchies.clone(), NodeSettings::clone(&pods.ctx().node));
+    let blocking = pods.manager().blocking.clone();
+    Answer::Later(Later(Box::pin(async move {
+        let uids: Vec<String> = keys.iter().map(|key| key.uid.to_string()).collect();
+        let count = move || -> Vec<_> { uids.iter().map(|uid| cgroups.written_by_pod(&node, uid)).collect() };
+        let counted = blocking.run(count).await;
+        let pods = keys.into_iter().zip(counted).filter_map(|(key, bytes)| Some((key, bytes?))).collect();
+        let runtime = match socket {
+            Some(socket) => {
+                let theirs = socket.clone();
+                blocking.run_outside(&socket, move || written_by_server(&theirs)).await.ok().flatten()
+            }
+            None => None,
+        };
+        add(&mut page, &Written { pods, runtime });
+        Answer::Found(page)
+    })))
+}
