@@ -55,11 +55,12 @@ fn read_with<T: de::DeserializeOwned>(node: &Node, at: Path, strict: bool) -> De
     let context =
         Context { strict, path: RefCell::new(at), errors: RefCell::default(), unread: RefCell::default() };
     let reader = Reader { node, context: &context, fields: &[] };
-    let outcome = reader.place(T::deserialize(reader));
+    let outcome = T::deserialize(reader).map_err(|error| reader.placed(error));
     let mut errors = context.errors.into_inner();
     let value = match outcome {
         Ok(value) => Some(value),
-        Err(TypeError { path, value, message }) => {
+        Err(TypeError(misfit)) => {
+            let Misfit { path, value, message } = *misfit;
             errors.push(FieldError {
                 path: path.unwrap_or_default(),
                 kind: ErrorKind::Invalid,
@@ -81,6 +82,12 @@ struct Context {
 }
 
 impl Context {
+    /// The path above a value again.
+    #[inline(never)]
+    fn leave(&self, mark: usize) {
+        self.path.borrow_mut().cut(mark);
+    }
+
     /// Reports an error, for which the field `unread` does not hold what was meant.
     fn push(&self, error: FieldError, unread: Option<String>) {
         let mut errors = self.errors.borrow_mut();
@@ -89,9 +96,13 @@ impl Context {
     }
 }
 
-/// A type error of a type's own visitor, which ends the reading; the reader where it first passes adds the field and the value.
+/// A type error of a type's own visitor, which ends the reading; the reader of the value adds the field and the value. A pointer:
+/// every field of every generated type passes it on.
 #[derive(Debug)]
-struct TypeError {
+struct TypeError(Box<Misfit>);
+
+#[derive(Debug)]
+struct Misfit {
     path: Option<String>,
     value: Option<String>,
     message: String,
@@ -99,7 +110,7 @@ struct TypeError {
 
 impl fmt::Display for TypeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
+        f.write_str(&self.0.message)
     }
 }
 
@@ -107,15 +118,15 @@ impl std::error::Error for TypeError {}
 
 impl de::Error for TypeError {
     fn custom<T: fmt::Display>(message: T) -> Self {
-        Self { path: None, value: None, message: message.to_string() }
+        Self(Box::new(Misfit { path: None, value: None, message: message.to_string() }))
     }
 
     fn invalid_type(_: de::Unexpected<'_>, wanted: &dyn de::Expected) -> Self {
-        Self { path: None, value: None, message: format!("must be {wanted}") }
+        Self::custom(format_args!("must be {wanted}"))
     }
 
     fn invalid_value(_: de::Unexpected<'_>, wanted: &dyn de::Expected) -> Self {
-        Self { path: None, value: None, message: format!("must be {wanted}") }
+        Self::custom(format_args!("must be {wanted}"))
     }
 }
 
@@ -127,7 +138,8 @@ struct Reader<'a> {
     fields: &'static [&'static str],
 }
 
-impl Reader<'_> {
+// What does not depend on the type that is read: one copy of it, not one for each type.
+impl<'a> Reader<'a> {
     /// The value does not fit: reported, and replaced by the zero value.
     fn refuse(self, message: impl Into<String>) {
         let path = self.context.path.borrow().shown();
@@ -135,17 +147,17 @@ impl Reader<'_> {
     }
 
     /// Adds the field and the value to an error of a type's own visitor.
-    fn place<T>(self, outcome: Result<T, TypeError>) -> Result<T, TypeError> {
-        outcome.map_err(|error| match error.path {
-            Some(_) => error,
-            None => TypeError {
-                path: Some(self.context.path.borrow().shown()),
-                value: Some(self.node.to_string()),
-                message: error.message,
-            },
-        })
+    #[cold]
+    #[inline(never)]
+    fn placed(self, mut error: TypeError) -> TypeError {
+        if error.0.path.is_none() {
+            error.0.path = Some(self.context.path.borrow().shown());
+            error.0.value = Some(self.node.to_string());
+        }
+        error
     }
 
+    #[inline(never)]
     fn integer(self, min: i64, max: i64) -> i64 {
         let value = match *self.node {
             Node::Int(value) => value,
@@ -168,13 +180,74 @@ impl Reader<'_> {
         0
     }
 
-    /// The entries of an object or map; none of another value, which is refused.
-    fn entries(&self, wanted: impl FnOnce() -> String) -> &[(Box<str>, Node)] {
-        if let Node::Map(entries) = self.node {
-            return entries;
+    #[inline(never)]
+    fn boolean(self) -> bool {
+        match self.node {
+            Node::Bool(value) => return *value,
+            Node::Text(_) => self.refuse("must be true or false without quotes"),
+            Node::Null | Node::Int(_) | Node::Float(_) | Node::List(_) | Node::Map(_) => {
+                self.refuse("must be true or false");
+            }
         }
-        self.refuse(wanted());
+        false
+    }
+
+    /// The object or map, without entries where it is none, which is refused. `name`: the object's type.
+    #[inline(never)]
+    fn entries(self, name: Option<&'static str>, known: &'static [&'static str]) -> Fields<'a> {
+        let entries = match (self.node, name) {
+            (Node::Map(entries), _) => entries.iter(),
+            (_, Some(name)) => {
+                self.refuse(format!("must be an object ({name})"));
+                [].iter()
+            }
+            (_, None) => {
+                self.refuse("must be a map");
+                [].iter()
+            }
+        };
+        Fields { entries, value: None, context: self.context, known }
+    }
+
+    /// The items of a list; none of another value or a list that is too long, which are refused.
+    #[inline(never)]
+    fn items(self) -> &'a [Node] {
+        match self.node {
+            Node::List(items) if items.len() <= limits::LIST_ITEMS_MAX => return items,
+            Node::List(_) => self.refuse(format!("must have at most {} items", limits::LIST_ITEMS_MAX)),
+            Node::Null | Node::Bool(_) | Node::Int(_) | Node::Float(_) | Node::Text(_) | Node::Map(_) => {
+                self.refuse("must be a list");
+            }
+        }
         &[]
+    }
+
+    #[inline(never)]
+    fn text(self) -> &'a str {
+        match self.node {
+            Node::Text(text) => return text,
+            // Go leaves the zero value: `labels: {a: }` is an empty label.
+            Node::Null => {}
+            Node::Bool(_) | Node::Int(_) | Node::Float(_) => {
+                self.refuse("must be a string; put it in quotes");
+            }
+            Node::List(_) | Node::Map(_) => self.refuse("must be a string"),
+        }
+        ""
+    }
+
+    /// A field that the type does not have.
+    #[inline(never)]
+    fn unknown(self) {
+        if self.context.strict {
+            let path = self.context.path.borrow().shown();
+            let (above, key) = path.rsplit_once('.').unwrap_or(("", &path));
+            let (message, unread) = match nearest(key, self.fields) {
+                Some(meant) => (format!("unknown field; did you mean {meant}?"), Some(join(above, meant))),
+                None => ("unknown field; remove it or correct its name".to_owned(), None),
+            };
+            self.context.push(FieldError::new(&*path, message), unread);
+        }
     }
 }
 
@@ -194,7 +267,7 @@ impl<'de> Deserializer<'de> for Reader<'_> {
             self.refuse(format!("must be {wanted}"));
             return visitor.visit_i64(0);
         }
-        self.place(match self.node {
+        match self.node {
             Node::Null => visitor.visit_unit(),
             Node::Bool(value) => visitor.visit_bool(*value),
             Node::Int(value) => visitor.visit_i64(*value),
@@ -202,21 +275,11 @@ impl<'de> Deserializer<'de> for Reader<'_> {
             Node::Text(text) => visitor.visit_str(text),
             Node::List(_) => self.deserialize_seq(visitor),
             Node::Map(_) => self.deserialize_map(visitor),
-        })
+        }
     }
 
     fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, TypeError> {
-        visitor.visit_bool(match self.node {
-            Node::Bool(value) => *value,
-            Node::Text(_) => {
-                self.refuse("must be true or false without quotes");
-                false
-            }
-            Node::Null | Node::Int(_) | Node::Float(_) | Node::List(_) | Node::Map(_) => {
-                self.refuse("must be true or false");
-                false
-            }
-        })
+        visitor.visit_bool(self.boolean())
     }
 
     fn deserialize_i32<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, TypeError> {
@@ -240,20 +303,7 @@ impl<'de> Deserializer<'de> for Reader<'_> {
     }
 
     fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, TypeError> {
-        let text = match self.node {
-            Node::Text(text) => text,
-            // Go leaves the zero value: `labels: {a: }` is an empty label.
-            Node::Null => "",
-            Node::Bool(_) | Node::Int(_) | Node::Float(_) => {
-                self.refuse("must be a string; put it in quotes");
-                ""
-            }
-            Node::List(_) | Node::Map(_) => {
-                self.refuse("must be a string");
-                ""
-            }
-        };
-        self.place(visitor.visit_str(text))
+        visitor.visit_str(self.text())
     }
 
     fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, TypeError> {
@@ -261,11 +311,7 @@ impl<'de> Deserializer<'de> for Reader<'_> {
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, TypeError> {
-        if matches!(self.node, Node::Null) {
-            visitor.visit_none()
-        } else {
-            self.place(visitor.visit_some(self))
-        }
+        if matches!(self.node, Node::Null) { visitor.visit_none() } else { visitor.visit_some(self) }
     }
 
     fn deserialize_newtype_struct<V: Visitor<'de>>(
@@ -281,23 +327,15 @@ impl<'de> Deserializer<'de> for Reader<'_> {
             let epoch = Node::Text("1970-01-01T00:00:00Z".into());
             return visitor.visit_newtype_struct(Reader { node: &epoch, ..self });
         }
-        self.place(visitor.visit_newtype_struct(self))
+        visitor.visit_newtype_struct(self)
     }
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, TypeError> {
-        let mut items = self.node.items();
-        if !matches!(self.node, Node::List(_)) {
-            self.refuse("must be a list");
-        } else if items.len() > limits::LIST_ITEMS_MAX {
-            self.refuse(format!("must have at most {} items", limits::LIST_ITEMS_MAX));
-            items = &[];
-        }
-        self.place(visitor.visit_seq(Items { items: items.iter().enumerate(), context: self.context }))
+        visitor.visit_seq(Items { items: self.items().iter().enumerate(), context: self.context })
     }
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, TypeError> {
-        let entries = self.entries(|| "must be a map".to_owned()).iter();
-        self.place(visitor.visit_map(Fields { entries, value: None, context: self.context, known: &[] }))
+        visitor.visit_map(self.entries(None, &[]))
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -306,8 +344,7 @@ impl<'de> Deserializer<'de> for Reader<'_> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, TypeError> {
-        let entries = self.entries(|| format!("must be an object ({name})")).iter();
-        self.place(visitor.visit_map(Fields { entries, value: None, context: self.context, known: fields }))
+        visitor.visit_map(self.entries(Some(name), fields))
     }
 
     fn deserialize_identifier<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, TypeError> {
@@ -316,15 +353,7 @@ impl<'de> Deserializer<'de> for Reader<'_> {
 
     /// Called by the generated types for an unknown field.
     fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, TypeError> {
-        if self.context.strict {
-            let path = self.context.path.borrow().shown();
-            let (above, key) = path.rsplit_once('.').unwrap_or(("", &path));
-            let (message, unread) = match nearest(key, self.fields) {
-                Some(meant) => (format!("unknown field; did you mean {meant}?"), Some(join(above, meant))),
-                None => ("unknown field; remove it or correct its name".to_owned(), None),
-            };
-            self.context.push(FieldError::new(&*path, message), unread);
-        }
+        self.unknown();
         visitor.visit_unit()
     }
 
@@ -351,16 +380,28 @@ impl<'de> SeqAccess<'de> for Items<'_> {
     type Error = TypeError;
 
     fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, TypeError> {
-        let Some((index, node)) = self.items.next() else { return Ok(None) };
-        let mark = self.context.path.borrow_mut().push_index(index);
-        let reader = Reader { node, context: self.context, fields: &[] };
-        let value = reader.place(seed.deserialize(reader))?;
-        self.context.path.borrow_mut().cut(mark);
-        Ok(Some(value))
+        let Some((mark, reader)) = self.enter() else { return Ok(None) };
+        match seed.deserialize(reader) {
+            Ok(value) => {
+                self.context.leave(mark);
+                Ok(Some(value))
+            }
+            Err(error) => Err(reader.placed(error)),
+        }
     }
 
     fn size_hint(&self) -> Option<usize> {
         Some(self.items.len())
+    }
+}
+
+impl<'a> Items<'a> {
+    /// The next item, and the mark of the path above it.
+    #[inline(never)]
+    fn enter(&mut self) -> Option<(usize, Reader<'a>)> {
+        let (index, node) = self.items.next()?;
+        let mark = self.context.path.borrow_mut().push_index(index);
+        Some((mark, Reader { node, context: self.context, fields: &[] }))
     }
 }
 
@@ -369,6 +410,18 @@ struct Fields<'a> {
     value: Option<&'a (Box<str>, Node)>,
     context: &'a Context,
     known: &'static [&'static str],
+}
+
+impl<'a> Fields<'a> {
+    /// The value of the key that was read last, and the mark of the path above it.
+    #[inline(never)]
+    fn enter(&mut self) -> Result<(usize, Reader<'a>), TypeError> {
+        let Some((key, node)) = self.value.take() else {
+            return Err(de::Error::custom("a value is read before its key"));
+        };
+        let mark = self.context.path.borrow_mut().push(key);
+        Ok((mark, Reader { node, context: self.context, fields: self.known }))
+    }
 }
 
 impl<'de> MapAccess<'de> for Fields<'_> {
@@ -383,14 +436,14 @@ impl<'de> MapAccess<'de> for Fields<'_> {
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, TypeError> {
-        let Some((key, node)) = self.value.take() else {
-            return Err(de::Error::custom("a value is read before its key"));
-        };
-        let mark = self.context.path.borrow_mut().push(key);
-        let reader = Reader { node, context: self.context, fields: self.known };
-        let value = reader.place(seed.deserialize(reader))?;
-        self.context.path.borrow_mut().cut(mark);
-        Ok(value)
+        let (mark, reader) = self.enter()?;
+        match seed.deserialize(reader) {
+            Ok(value) => {
+                self.context.leave(mark);
+                Ok(value)
+            }
+            Err(error) => Err(reader.placed(error)),
+        }
     }
 }
 
