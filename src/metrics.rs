@@ -385,7 +385,7 @@ fn process(page: &mut Page, started: Wall, process: &Process) {
 pub struct Written {
     /// Of the pods whose cgroups count it (version 2), in the order of `smolet pods`.
     pub pods: Vec<(PodKey, u64)>,
-    /// Of containerd, where that is the runtime: images, state and container logs.
+    /// Of containerd, or another smolet behind its CRI socket: images, state and container logs.
     pub runtime: Option<u64>,
 }
 
@@ -398,7 +398,7 @@ pub fn add_written(text: &mut String, written: &Written) {
         page.value(&format!("{{namespace=\"{}\",pod=\"{}\"}}", pod.namespace, pod.name), *bytes);
     }
     if let Some(bytes) = written.runtime {
-        page.family("smolet_runtime_written_bytes_total", "counter", "Bytes written to disks by containerd");
+        page.family("smolet_runtime_written_bytes_total", "counter", "Bytes written to disks by the runtime");
         page.value("", bytes);
     }
     *text = page.text;
@@ -407,7 +407,7 @@ pub fn add_written(text: &mut String, written: &Written) {
 /// Adds what the runtime has written to `smolet top --self`. PURE.
 pub fn add_written_to_top(text: &mut String, written: &Written) {
     if let Some(bytes) = written.runtime {
-        let _ = writeln!(text, "containerd: {} KiB written to disks", bytes / KIB as u64);
+        let _ = writeln!(text, "runtime: {} KiB written to disks", bytes / KIB as u64);
     }
 }
 
@@ -586,7 +586,7 @@ mod tests {
             ]
         );
         add_written_to_top(&mut shown, &Written { pods, runtime: Some(10 << 10) });
-        assert_eq!(shown, "NAME\ncontainerd: 10 KiB written to disks\n");
+        assert_eq!(shown, "NAME\nruntime: 10 KiB written to disks\n");
         // cgroup v1 counts nothing, and the embedded runtime is in this process.
         let mut page = String::new();
         add_written(&mut page, &Written::default());

@@ -56,7 +56,7 @@ pub(super) fn log_memory(flags: &Flags, file: &FileSettings) -> Result<LogMemory
                 return wrong(
                     "pod-logs-memory",
                     text,
-                    "needs rotation, which a negative containerLogMaxSize ends",
+                    "logs in memory are rotated; set containerLogMaxSize to a positive value",
                 );
             }
             Ok(bytes) => bytes,

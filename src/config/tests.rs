@@ -384,7 +384,12 @@ fn logs_in_memory_need_rotation_and_have_their_bounds() {
             "",
             "--pod-logs-memory: \"32Ki\": must be 0, for logs on the disk, or a quantity",
         ),
-        (Some("1Mi"), None, "containerLogMaxSize: \"-1\"\n", "--pod-logs-memory: \"1Mi\": needs rotation"),
+        (
+            Some("1Mi"),
+            None,
+            "containerLogMaxSize: \"-1\"\n",
+            "--pod-logs-memory: \"1Mi\": logs in memory are rotated; set containerLogMaxSize",
+        ),
         (
             None,
             Some("1s"),

@@ -44,17 +44,22 @@ pub const LOG_OPEN_TRIES: usize = 50;
 pub const LOG_OPEN_PAUSE: Duration = Duration::from_millis(10);
 /// Least and greatest memory in bytes for the container logs of a pod (`--pod-logs-memory`).
 pub const LOG_MEMORY_RANGE: (u64, u64) = (64 * KIB as u64, 16 * 1024 * 1024);
-/// Parts of that memory, of which each container's current log and newest rotated one have one each; the same again for its last
-/// start, and one is left for what is written before a rotation.
+/// Parts of that memory for each container: the current log and the newest rotated one, both of the last start too, and one for what
+/// is written before a rotation.
 pub const LOG_MEMORY_SHARES: u64 = 5;
-/// Bytes of a log in memory that are kept on the disk, the newest.
-pub const LOG_KEPT_BYTES: usize = 64 * KIB;
-/// Starts of a container whose logs in memory are kept on the disk, the newest.
-pub const LOG_KEPT_STARTS: usize = 2;
-/// Time between two flushes of logs in memory to the disk, unless configured (`--pod-logs-flush-period`).
+/// The part of the machine's memory that all pods' log directories in memory may have together. Full: the logs of a further pod are
+/// on the disk, which is logged.
+pub const LOG_MEMORY_NODE_PART: u64 = 8;
+/// Bytes of a log in memory that are flushed to the disk, the newest.
+pub const LOG_FLUSH_BYTES_MAX: usize = 64 * KIB;
+/// Starts of a container whose logs in memory are flushed to the disk, the newest.
+pub const LOG_FLUSH_STARTS_MAX: usize = 2;
+/// Time between two flushes of logs in memory, unless configured (`--pod-logs-flush-period`).
 pub const LOG_FLUSH_PERIOD: Duration = Duration::from_hours(1);
 /// Least and greatest value of it, besides 0: only when the agent ends.
 pub const LOG_FLUSH_RANGE: (Duration, Duration) = (Duration::from_mins(1), Duration::from_hours(24));
+/// How long the agent's end waits for the last flush. Longer: it ends, and what was not flushed yet stays in memory.
+pub const LOG_FLUSH_END_PATIENCE: Duration = Duration::from_secs(10);
 /// Chunks of one log that are shown before the next log's turn.
 pub const LOG_CHUNKS_AT_ONCE: usize = 16;
 /// How long a rotated log is followed whose writer has not closed it. Longer: the next one is shown.

@@ -132,6 +132,15 @@ pub fn stamp_of(name: &str, log: &str) -> Option<Stamp> {
     Stamp::parse(rest.strip_suffix(COMPRESSED).unwrap_or(rest))
 }
 
+/// PURE: the N of `N.log` and of its rotated files.
+pub fn log_number(name: &str) -> Option<u32> {
+    let (number, _) = name.split_once(".log")?;
+    if number.is_empty() || !number.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    number.parse().ok()
+}
+
 /// The size of a log in bytes; `None` when it is not a regular file.
 ///
 /// # Errors

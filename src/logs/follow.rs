@@ -322,7 +322,7 @@ mod tests {
             log.rotated = Instant::now().checked_sub(LOG_DRAIN_TIME);
             writer.lines(3);
             writer.rotate(2);
-            log.at_end(|| true).unwrap();
+            assert!(matches!(log.at_end(|| true).unwrap(), NextAction::More), "it is read once more");
             while matches!(log.turn(1, &mut chunk, &mut both, || true).unwrap(), NextAction::More) {}
         }
         writer.lines(5);

@@ -30,7 +30,7 @@ use crate::clock::SharedClock;
 use crate::cri::Runtime;
 use crate::limits::{
     INOTIFY_BUFFER_BYTES, LOG_BYTES_PER_SECOND, LOG_CHECK_MIN, LOG_CHECK_WHOLE, LOG_FILES_RANGE,
-    LOG_MEMORY_SHARES, LOG_PATH_BYTES_MAX, LOG_RETRY, LOG_RETRY_MAX, LOGS_TO_COMPRESS_MAX, LOGS_WATCHED_MAX,
+    LOG_PATH_BYTES_MAX, LOG_RETRY, LOG_RETRY_MAX, LOGS_TO_COMPRESS_MAX, LOGS_WATCHED_MAX,
 };
 use crate::model::SortedMap;
 use crate::model::{ContainerId, Mono, PodUid};
@@ -126,6 +126,8 @@ struct Log {
     failures: u32,
     /// Its share of its pod's memory, at the last check; `None`: it is on the disk.
     share: Option<Share>,
+    /// The log has told that the memory is short.
+    told_short: bool,
 }
 
 /// The next check of a log.
@@ -223,6 +225,7 @@ impl<R: Runtime> Rotator<R> {
                     next: NextCheck::At(now),
                     failures: 0,
                     share: None,
+                    told_short: false,
                 };
                 self.logs.insert(id, log);
             }
@@ -352,15 +355,26 @@ impl<R: Runtime> Rotator<R> {
             let size = files::size(path);
             // Of a pod from another agent, with its logs elsewhere.
             let is_elsewhere = size.is_err() && !path.parent().is_some_and(Path::exists);
-            (size, is_elsewhere, memory::share(path))
+            let share = memory::share(path);
+            let freed = share.filter(|share| share.is_short()).map(|_| memory::free(path));
+            (size, is_elsewhere, share, freed)
         });
-        let (size, is_elsewhere, share) = seen.await.unwrap_or_else(|error| (Err(error), false, None));
+        let (size, is_elsewhere, share, freed) =
+            seen.await.unwrap_or_else(|error| (Err(error), false, None, None));
         let Some(log) = self.logs.get_mut(id) else { return };
-        let is_full = |share: Option<Share>| share.is_some_and(|share| share.is_full);
-        if is_full(share) && !is_full(log.share) {
-            log::warn!("{}: the memory of its pod's logs is full; lines are lost", log.path.display());
-        }
         log.share = share;
+        if let Some(freed) = freed
+            && !std::mem::replace(&mut log.told_short, true)
+        {
+            log::warn!(
+                "{}: the memory for its pod's logs is short; rotated ones are removed, and lines may be lost; give the pod \
+                 more (smolet.io/log-memory, --pod-logs-memory)",
+                log.path.display()
+            );
+            if let Err(error) = freed {
+                log::warn!("{}: no memory was freed: {error}", log.path.display());
+            }
+        }
         let size_max = self.rotation.of(share).size_max;
         match size {
             Ok(Some(size)) if size >= size_max => return self.rotate(id).await,
@@ -451,6 +465,12 @@ impl<R: Runtime> Rotator<R> {
             return self.failed(id, &error.to_string());
         }
         log::debug!("{}: rotated", path.display());
+        if let Some(share) = self.logs.get(id).and_then(|log| log.share) {
+            let cut = self.at((&pod, &path), move |_| memory::cut(&rotated, share.size_max)).await;
+            if let Err(error) = cut.and_then(|cut| cut) {
+                log::debug!("{}: its rotated log was not cut: {error}", path.display());
+            }
+        }
         let now = self.clock.now().mono;
         let Some(log) = self.logs.get_mut(id) else { return };
         log.failures = 0;
@@ -479,15 +499,14 @@ impl<R: Runtime> Rotator<R> {
     }
 }
 
-/// How long a log of `size` bytes that grew by `grew` bytes within `took` can be left alone: until it reaches its limit, at
-/// that speed or at the assumed minimum; in memory until all shares are full. Shorter when that is long: the log may grow faster.
-/// PURE.
+/// How long a log of `size` bytes that grew by `grew` bytes within `took` can be left alone: until it reaches its limit, or has taken
+/// half of the memory that is free, at that speed or at the assumed minimum. Shorter when that is long: the log may grow faster. PURE.
 fn next_check(rotation: Rotation, share: Option<Share>, size: u64, grew: u64, took: Duration) -> Duration {
     let rotation = rotation.of(share);
-    let speed = LOG_BYTES_PER_SECOND / share.map_or(1, |_| LOG_MEMORY_SHARES);
-    let left = u128::from(rotation.size_max.saturating_sub(size));
+    let free = share.map_or(u64::MAX, |share| share.free / 2);
+    let left = u128::from(rotation.size_max.saturating_sub(size).min(free));
     let nanos = |bytes: u128, of: u128, within: u128| bytes.saturating_mul(within) / of.max(1);
-    let reckoned = nanos(left, u128::from(speed), 1_000_000_000);
+    let reckoned = nanos(left, u128::from(LOG_BYTES_PER_SECOND), 1_000_000_000);
     let seen = if grew == 0 { reckoned } else { nanos(left, u128::from(grew), took.as_nanos()) };
     let full = Duration::from_nanos(u64::try_from(reckoned.min(seen)).unwrap_or(u64::MAX));
     let wait = if full > LOG_CHECK_WHOLE { full / 4 * 3 } else { full };
@@ -529,9 +548,10 @@ mod tests {
         let large = Rotation { size_max: u64::MAX, ..rotation };
         assert_eq!(next_check(large, None, 0, 0, second), large.check_max);
         assert_eq!(next_check(large, None, 0, u64::MAX, Duration::MAX), large.check_max);
-        // A fifth of 1 MB: that is full in 40 ms, all of it in 200.
-        let share = |size_max| Some(Share { size_max, is_full: false });
-        assert_eq!(next_check(rotation, share(MB / 5), 0, 0, Duration::ZERO), ms(200));
-        assert_eq!(next_check(rotation, share(20 * MB), 0, 0, Duration::ZERO), ms(7500), "the node's limit");
+        // In memory: its share, half of what is free, the node's limit.
+        let share = |size_max, free| Some(Share { size_max, free });
+        assert_eq!(next_check(rotation, share(MB / 5, MB), 0, 0, Duration::ZERO), ms(40));
+        assert_eq!(next_check(rotation, share(MB / 2, MB / 2), 0, 0, Duration::ZERO), ms(50));
+        assert_eq!(next_check(rotation, share(20 * MB, 100 * MB), 0, 0, Duration::ZERO), ms(1500));
     }
 }

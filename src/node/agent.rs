@@ -76,7 +76,7 @@ pub(super) enum Event {
     /// A write of the identity file ended.
     IdentityWritten(std::io::Result<()>),
     /// Logs in memory were flushed to the disk.
-    LogsKept(Result<(), String>),
+    LogsFlushed(Result<(), String>),
     /// A write of the checkpoint ended.
     CheckpointWritten(std::io::Result<()>),
     /// Local storage usage of the pods that have limits of their own.
@@ -126,7 +126,7 @@ impl Event {
             Self::ImagesListed(_) => "loop: image list",
             Self::ImagesWritten(_) => "loop: image write-out",
             Self::ShimsSeen(_) => "loop: shims",
-            Self::LogsKept(_) => "loop: log flush",
+            Self::LogsFlushed(_) => "loop: log flush",
             Self::ImageRemoved(_) => "loop: image removal",
             Self::Observed(_) => "loop: node stats",
             Self::PodsMeasured(_) => "loop: pod stats",
@@ -289,7 +289,7 @@ impl<R: Runtime + 'static> Agent<R> {
             Event::ImagesListed(looked) => self.images.take_list(looked, pods, out),
             Event::ImagesWritten(written) => self.image_sync.take(written),
             Event::ShimsSeen(found) => self.shims.take(&found, out),
-            Event::LogsKept(kept) => self.log_flush.take(&kept),
+            Event::LogsFlushed(flushed) => self.log_flush.take(&flushed),
             Event::ImageRemoved(removed) => self.images.take_removed(*removed, pods, out),
             Event::Observed(seen) => self.eviction.take_observation(*seen, pods, out),
             Event::PodsMeasured(measures) => self.eviction.take_measures(*measures, pods, out),
@@ -521,13 +521,13 @@ impl<R: Runtime + 'static> Agent<R> {
         }
     }
 
-    /// Writes the checkpoint, the offline copy and what is kept of logs in memory before the agent ends.
+    /// Writes the checkpoint and the offline copy, and flushes logs in memory, before the agent ends.
     pub(super) async fn save_at_end(&mut self) {
         if let Some(cluster) = &mut self.cluster {
             cluster.save_offline_copy(&self.pods).await;
         }
         self.checkpointing.save_at_end(&self.pods, &self.images).await;
-        self.log_flush.keep_at_end(self.pods.manager()).await;
+        self.log_flush.flush_at_end(self.pods.manager()).await;
     }
 
     // ---- requests ------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ use crate::model::PodKey;
 use crate::render::NodeSettings;
 use crate::server::{Answer, Later};
 
-/// Answers with `page`, to which `add` appends what was written. `socket`: containerd's, if that is the runtime. The connection's
+/// Answers with `page`, to which `add` appends what was written. `socket`: the runtime's, if it is containerd. The connection's
 /// task waits for the counts, not the loop.
 pub(super) fn with_written<R: Runtime + 'static>(
     pods: &Pods<R>,

@@ -74,6 +74,9 @@ fn texts<'t>(given: &'t Node, key: &str) -> Result<Vec<&'t str>, String> {
 fn with(mut endpoint: Endpoint, of: &Node, directory: &Path) -> Result<Endpoint, String> {
     if let Some(capabilities) = of.field("capabilities") {
         endpoint.capabilities = Capabilities { pull: false, resolve: false };
+        if !matches!(capabilities, Node::List(_)) {
+            return Err("capabilities: must be a list of strings".to_owned());
+        }
         for capability in texts(capabilities, "capabilities")? {
             match capability {
                 "pull" => endpoint.capabilities.pull = true,
@@ -97,7 +100,7 @@ fn with(mut endpoint: Endpoint, of: &Node, directory: &Path) -> Result<Endpoint,
     for (name, values) in table(of, "header")? {
         let wrong = || format!("header: {} is no header", crate::text::quoted(name));
         let of_header = HeaderName::try_from(&**name).map_err(|_| wrong())?;
-        for value in texts(values, name)? {
+        for value in texts(values, &format!("header: {}", crate::text::quoted(name)))? {
             // Its value is not shown: it may be a login.
             let mut value = HeaderValue::try_from(value).map_err(|_| format!("{}: its value", wrong()))?;
             value.set_sensitive(true);
@@ -116,9 +119,9 @@ fn client(given: &Node, directory: &Path) -> Result<Vec<(PathBuf, PathBuf)>, Str
     let Node::List(items) = given else {
         return Ok(texts(given, "client")?.into_iter().map(both).collect());
     };
-    let pair = |item: &Node| match texts(item, "client")?[..] {
-        [file] | [file, ""] => Ok(both(file)),
-        [file, key] => Ok((directory.join(file), directory.join(key))),
+    let pair = |item: &Node| match texts(item, "client").as_deref() {
+        Ok([file] | [file, ""]) => Ok(both(file)),
+        Ok([file, key]) => Ok((directory.join(file), directory.join(key))),
         _ => Err("client: each entry is a certificate's file and its key's".to_owned()),
     };
     items.iter().map(pair).collect()
@@ -235,7 +238,10 @@ mod tests {
             ("[host]\n\"x.io\" = 1", "[host.\"x.io\"]: must be a table"),
             ("[host.\"x.io\"]\nskip_verify = 1", "[host.\"x.io\"]: skip_verify: must be true or false"),
             ("[host.\"x.io\"]\nca = [1]", "[host.\"x.io\"]: ca: must be a string or a list of strings"),
-            ("client = [[[\"a\"]]]", "client: must be a string or a list of strings"),
+            ("client = [[[\"a\"]]]", "client: each entry is a certificate's file and its key's"),
+            ("client = 1", "client: must be a string or a list of strings"),
+            ("header = {x = 1}", "header: \"x\": must be a string or a list of strings"),
+            ("capabilities = \"pull\"", "capabilities: must be a list of strings"),
             ("[host", "expected"),
             ("server = \"ftp://x\"", "server: \"ftp://x\" is no URL"),
             ("[host.\"https://a b\"]\ncapabilities = [\"fly\"]", "capabilities: \"fly\" is none of"),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!     SysctlForbidden                       a sysctl that is neither safe nor allowed (`sysctl.patternAllowlist`)
-//!     InvalidLogMemory                      an annotation for logs in memory that the node cannot follow (smolet's own)
+//!     InvalidLogMemory                      the annotation smolet.io/log-memory has a value that cannot be followed (not in the kubelet)
 //!     AppArmor                              a profile, and AppArmor is off (`appArmorAdmitHandler`)
 //!     SupplementalGroupsPolicyNotSupported  Strict, and the runtime has only Merge (`predicateAdmitHandler`)
 //! |     RuntimeClassNotFound                  a runtime class that no handler of the runtime implements

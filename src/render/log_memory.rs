@@ -1,7 +1,7 @@
 //! Where a pod's container logs are: on the disk as with the kubelet, or in memory. PURE.
 
 use super::NodeSettings;
-use crate::limits::LOG_MEMORY_RANGE;
+use crate::limits::{LOG_BYTES_MIN, LOG_MEMORY_RANGE, LOG_MEMORY_SHARES};
 use crate::model::DesiredPod;
 use crate::model::quantity::Quantity;
 use crate::text::quoted;
@@ -11,32 +11,30 @@ pub const LOG_MEMORY_ANNOTATION: &str = "smolet.io/log-memory";
 
 /// Bytes of memory for the pod's container logs, by its annotation or else the node's default; `None`: they are on the disk.
 ///
-/// A pod of the API server gets no more than the node's default: its author is not the node's owner.
+/// A pod of the API server gets at most the node's default: its author is not the node's owner. The default grows with the number
+/// of containers, so that each has room for its logs.
 ///
 /// # Errors
-/// The annotation has no valid value, or one that the node does not allow.
+/// The annotation has no valid value, too little for the pod's containers, or the node rotates no logs.
 pub fn log_memory(node: &NodeSettings, pod: &DesiredPod) -> Result<Option<u64>, String> {
+    let containers = pod.init_containers().len() + pod.containers().len();
+    let least =
+        u64::try_from(containers).unwrap_or(u64::MAX).saturating_mul(LOG_MEMORY_SHARES * LOG_BYTES_MIN);
+    let default = node.log_memory.map(|bytes| bytes.max(least));
     let annotations = pod.pod.metadata.annotations.as_ref();
-    let Some(text) = annotations.and_then(|all| all.get(LOG_MEMORY_ANNOTATION)) else {
-        return Ok(node.log_memory);
-    };
+    let Some(text) = annotations.and_then(|all| all.get(LOG_MEMORY_ANNOTATION)) else { return Ok(default) };
     let wrong = |why: &str| Err(format!("annotation {LOG_MEMORY_ANNOTATION}: {}: {why}", quoted(text)));
-    let bytes = match bytes_of(text) {
-        Ok(bytes) => bytes,
-        Err(why) => return wrong(&why),
-    };
-    match (bytes, node.log_memory) {
-        (None, _) => Ok(None),
-        (Some(_), _) if !node.rotates_logs => {
-            wrong("logs in memory need rotation: containerLogMaxSize is negative on this node")
+    match bytes_of(text) {
+        Err(why) => wrong(&why),
+        Ok(None) => Ok(None),
+        Ok(Some(_)) if !node.rotates_logs => {
+            wrong("logs in memory are rotated; set containerLogMaxSize to a positive value on this node")
         }
-        (Some(_), None) if pod.pod.is_of_api_server() => {
-            wrong("this node keeps logs on its disk; start smolet with --pod-logs-memory to allow it")
+        Ok(Some(bytes)) if bytes < least => {
+            wrong(&format!("must be at least {least} for {containers} containers, or 0 for logs on the disk"))
         }
-        (Some(bytes), Some(most)) if bytes > most && pod.pod.is_of_api_server() => {
-            wrong(&format!("this node allows {most} bytes at most (--pod-logs-memory)"))
-        }
-        (Some(bytes), _) => Ok(Some(bytes)),
+        Ok(Some(bytes)) if pod.pod.is_of_api_server() => Ok(default.map(|most| bytes.min(most))),
+        Ok(Some(bytes)) => Ok(Some(bytes)),
     }
 }
 
@@ -85,10 +83,23 @@ mod tests {
         assert_eq!(of(&memory, "0", "file"), Ok(None));
         assert_eq!(of(&memory, "2Mi", "file"), Ok(Some(2 << 20)));
         assert_eq!(of(&memory, "512Ki", "api"), Ok(Some(512 << 10)));
+        assert_eq!(of(&memory, "2Mi", "api"), Ok(Some(1 << 20)), "as much as the node allows");
+        assert_eq!(of(&disk, "2Mi", "api"), Ok(None));
+        let many = |annotations: Value| {
+            let containers: Vec<Value> = (0..20).map(|n| json!({"name": format!("c{n}")})).collect();
+            let pod = json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u", "annotations": annotations},
+                "spec": {"containers": containers}});
+            DesiredPod::new(serde_json::from_value(pod).unwrap())
+        };
+        let small = NodeSettings { log_memory: Some(64 << 10), ..disk.clone() };
+        assert_eq!(log_memory(&small, &many(json!({}))), Ok(Some(20 * 5 * 4096)));
+        let error = log_memory(&small, &many(json!({LOG_MEMORY_ANNOTATION: "128Ki"}))).unwrap_err();
+        assert!(
+            error.ends_with("must be at least 409600 for 20 containers, or 0 for logs on the disk"),
+            "{error}"
+        );
         for (node, value, source, why) in [
-            (&memory, "2Mi", "api", "allows 1048576 bytes at most"),
-            (&disk, "2Mi", "api", "--pod-logs-memory"),
-            (&unrotated, "2Mi", "file", "containerLogMaxSize is negative"),
+            (&unrotated, "2Mi", "file", "set containerLogMaxSize to a positive value"),
             (&disk, "63Ki", "file", "between 64Ki and 16Mi"),
             (&disk, "17Mi", "file", "between 64Ki and 16Mi"),
             (&disk, "-1", "file", "must be 0"),

@@ -3,8 +3,8 @@
 use super::NodeSettings;
 use crate::model::PodKey;
 
-/// The directory of a pod for what is kept of its logs in memory.
-pub const KEPT_LOGS: &str = "logs";
+/// A pod's directory for the newest lines of its logs in memory.
+pub const FLUSHED_LOGS: &str = "logs";
 
 /// `ROOT/pods/UID` (`getPodDir`).
 pub fn pod_dir(node: &NodeSettings, pod: &PodKey) -> String {
@@ -32,9 +32,9 @@ pub fn container_logs_dir(node: &NodeSettings, pod: &PodKey, container: &str) ->
     format!("{}/{container}", pod_logs_dir(node, pod))
 }
 
-/// `ROOT/pods/UID/logs`: what is kept on the disk of container logs in memory.
-pub fn kept_logs_dir(node: &NodeSettings, pod: &PodKey) -> String {
-    format!("{}/{KEPT_LOGS}", pod_dir(node, pod))
+/// `ROOT/pods/UID/logs`: the newest lines of container logs in memory, flushed to the disk.
+pub fn flushed_logs_dir(node: &NodeSettings, pod: &PodKey) -> String {
+    format!("{}/{FLUSHED_LOGS}", pod_dir(node, pod))
 }
 
 /// The UID in the name of a log directory (`parsePodUIDFromLogsDirectory`).

@@ -11,6 +11,7 @@ use std::path::Path;
 
 use crate::filesystem::{read_bounded, read_start, replace_content};
 use crate::limits::{HOSTS_FILE_BYTES_MAX, LOG_NAMES_READ_MAX, TERMINATION_LOGS_READ_MAX};
+use crate::logs::files::log_number;
 
 /// Creates a directory and its parents; an existing one is no error.
 pub(crate) fn create_dir(path: &str, mode: u32) -> io::Result<()> {
@@ -63,15 +64,6 @@ pub(super) fn restart_count_of_logs(dir: &Path) -> u32 {
     let files = entries.take(LOG_NAMES_READ_MAX).flatten().filter(|entry| !is_dir(entry));
     let counts = files.filter_map(|entry| log_number(entry.file_name().to_str()?));
     counts.map(|count| count.saturating_add(1)).max().unwrap_or(0)
-}
-
-/// The N of `N.log` and of its rotated files.
-fn log_number(name: &str) -> Option<u32> {
-    let (number, _) = name.split_once(".log")?;
-    if number.is_empty() || !number.bytes().all(|byte| byte.is_ascii_digit()) {
-        return None;
-    }
-    number.parse().ok()
 }
 
 /// Creates the symlink that log collectors read, when the log exists.

@@ -10,6 +10,7 @@ use super::outcome::{Failure, Outcome, SyncAction, SyncError};
 use super::start_limiter::{StartCall, StartPermit};
 use crate::cri::Runtime;
 use crate::events::EventKind;
+use crate::limits::LOG_MEMORY_NODE_PART;
 use crate::logs::memory;
 use crate::model::{DesiredPod, ObservedPod, SandboxId, SandboxStatus};
 use crate::proto::runtime::v1::PodSandboxConfig;
@@ -102,13 +103,15 @@ pub(super) async fn make_sandbox<'a, R: Runtime>(
     let pod_dir = paths::pod_dir(&ctx.node, &pod.key);
     let at = PathBuf::from(&pod_dir);
     let wanted = [("pod", pod_dir, 0o750), ("log", config.log_directory.clone(), 0o755)];
-    let (bytes, kept) = (log_memory(&ctx.node, pod), paths::kept_logs_dir(&ctx.node, &pod.key));
+    let (bytes, flushed) = (log_memory(&ctx.node, pod), paths::flushed_logs_dir(&ctx.node, &pod.key));
+    let node_max = u64::try_from(ctx.node.memory_capacity_bytes).unwrap_or_default() / LOG_MEMORY_NODE_PART;
     let make = move || {
         wanted.iter().try_for_each(|(what, path, mode)| {
             create_dir(path, *mode).map_err(|error| (*what, error.to_string()))
         })?;
         let [_, (what, logs, _)] = &wanted;
-        let prepared = bytes.and_then(|bytes| memory::prepare(Path::new(logs), bytes, Path::new(&kept)));
+        let prepared =
+            bytes.and_then(|bytes| memory::prepare(Path::new(logs), Path::new(&flushed), bytes, node_max));
         prepared.map_err(|error| (*what, error))
     };
     let directories = ctx.manager.blocking.run_outside_for(&pod.key.uid, &at, make);

@@ -20,7 +20,9 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
 use crate::clock::SharedClock;
-use crate::limits::{CHECKPOINT_END_PATIENCE, SERVICE_STATUS_BYTES_MAX, WATCHDOG_PING_MIN};
+use crate::limits::{
+    CHECKPOINT_END_PATIENCE, LOG_FLUSH_END_PATIENCE, SERVICE_STATUS_BYTES_MAX, WATCHDOG_PING_MIN,
+};
 use crate::model::Mono;
 
 /// The supervisor's socket and watchdog.
@@ -105,7 +107,7 @@ impl Notify {
 
     /// The agent is stopping and terminates the pods first, within this time: the supervisor must not kill it before.
     pub fn stopping_within(&self, time: Duration) {
-        let time = time + CHECKPOINT_END_PATIENCE;
+        let time = time + CHECKPOINT_END_PATIENCE + LOG_FLUSH_END_PATIENCE;
         self.tell(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}", time.as_micros()));
     }
 
@@ -239,7 +241,7 @@ mod tests {
     fn the_stop_timeout_is_extended_for_the_pods() {
         let listener = Listener::new("time");
         listener.notify(None, Mono(0)).stopping_within(Duration::from_secs(30));
-        assert_eq!(listener.received(), ["STOPPING=1\nEXTEND_TIMEOUT_USEC=35000000"]);
+        assert_eq!(listener.received(), ["STOPPING=1\nEXTEND_TIMEOUT_USEC=45000000"]);
     }
 
     #[test]

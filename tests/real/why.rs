@@ -114,6 +114,13 @@ pub fn top_shows_what_pods_use(runtime: &Runtime) {
     // Version 1 of cgroups does not count it.
     let counts = std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
     assert_eq!([busy.2, idle.2], [counts.then_some(0); 2], "{table}");
+    let page = agent.metrics();
+    let written =
+        |name: &str| page.lines().any(|line| line.starts_with(&format!("smolet_{name}_written_bytes_total")));
+    assert_eq!([written("process"), written("pod"), written("runtime")], [true, counts, true], "{page}");
+    let of_agent = agent.ask(&["top", "--self"]);
+    let of_agent = String::from_utf8(of_agent.stdout).expect("text");
+    assert!(of_agent.contains("\nruntime: "), "{of_agent}");
     assert_eq!(full.2.map(|written| written < 32), counts.then_some(true), "{table}");
     agent.end_pods();
 }
