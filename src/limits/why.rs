@@ -19,11 +19,14 @@ const _: () = assert!(EVENTS_WAIT_MAX.as_millis() < ANSWER_PATIENCE.as_millis())
 pub const STATS_CONTAINERS_MAX: usize = 1024;
 /// Time between the two samples of their counters.
 pub const STATS_SAMPLE_TIME: Duration = Duration::from_secs(1);
+/// How long metrics wait for what pods and the runtime have written. Longer: they come without.
+pub const WRITTEN_PATIENCE: Duration = Duration::from_secs(2);
 /// Time between two readings of a counter, by the runtime's timestamps; the runtime may read seldom and cache. More: the clock
 /// was set in between.
 pub const STATS_TIME_MAX: Duration = Duration::from_mins(1);
 const _: () = assert!(STATS_SAMPLE_TIME.as_millis() < STATS_TIME_MAX.as_millis());
 const _: () = assert!(STATS_SAMPLE_TIME.as_millis() < ANSWER_PATIENCE.as_millis());
+const _: () = assert!(WRITTEN_PATIENCE.as_millis() < ANSWER_PATIENCE.as_millis());
 
 /// Bytes of a file, or of a command's output, that `smolet doctor` reads. The rest counts as absent.
 pub const DOCTOR_FILE_BYTES_MAX: u64 = 256 * KIB as u64;

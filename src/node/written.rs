@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::pods::Pods;
 use crate::cri::Runtime;
+use crate::limits::WRITTEN_PATIENCE;
 use crate::metrics::{Written, written_by_server};
 use crate::model::PodKey;
 use crate::render::NodeSettings;
@@ -20,19 +21,29 @@ pub(super) fn with_written<R: Runtime + 'static>(
     let keys: Vec<PodKey> = pods.sorted(None).iter().map(|record| record.worker().key().clone()).collect();
     let (cgroups, node) = (pods.cgroups().hierarchies.clone(), NodeSettings::clone(&pods.ctx().node));
     let blocking = pods.manager().blocking.clone();
+    let clock = pods.manager().clock.clone();
     Answer::Later(Later(Box::pin(async move {
-        let uids: Vec<String> = keys.iter().map(|key| key.uid.to_string()).collect();
-        let count = move || -> Vec<_> { uids.iter().map(|uid| cgroups.written_by_pod(&node, uid)).collect() };
-        let counted = blocking.run(count).await;
-        let pods = keys.into_iter().zip(counted).filter_map(|(key, bytes)| Some((key, bytes?))).collect();
-        let runtime = match socket {
-            Some(socket) => {
-                let theirs = socket.clone();
-                blocking.run_outside(&socket, move || written_by_server(&theirs)).await.ok().flatten()
-            }
-            None => None,
+        let counted = async {
+            let uids: Vec<String> = keys.iter().map(|key| key.uid.to_string()).collect();
+            let count =
+                move || -> Vec<_> { uids.iter().map(|uid| cgroups.written_by_pod(&node, uid)).collect() };
+            let counted = blocking.run(count).await;
+            let pods = keys.into_iter().zip(counted).filter_map(|(key, bytes)| Some((key, bytes?))).collect();
+            let runtime = match socket {
+                Some(socket) => {
+                    let theirs = socket.clone();
+                    blocking.run_outside(&socket, move || written_by_server(&theirs)).await.ok().flatten()
+                }
+                None => None,
+            };
+            Written { pods, runtime }
         };
-        add(&mut page, &Written { pods, runtime });
+        // Threads that hang hide no other metric.
+        let patience = async {
+            clock.sleep(WRITTEN_PATIENCE).await;
+            Written::default()
+        };
+        add(&mut page, &smol::future::or(counted, patience).await);
         Answer::Found(page)
     })))
 }

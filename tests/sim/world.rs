@@ -23,7 +23,7 @@ use smolet::node::{Ending, Parts, Stop};
 use smolet::poison::SetAside;
 use smolet::printers::table::PodsFormat;
 use smolet::proto::runtime::v1 as cri;
-use smolet::server::{Answer, PodsQuestion, Query, Question};
+use smolet::server::{Answer, Later, PodsQuestion, Query, Question};
 use smolet::source::manifest::parse;
 use smolet::source::{NodeName, Origin, Problem, SourceUpdate, SourcedPod};
 use smolet::store::identity::Identity;
@@ -331,11 +331,20 @@ impl World {
             let life = self.life.as_ref().expect("an agent runs");
             life.asked.try_send(Query { question, answer }).expect("the agent takes questions");
             self.settle();
-            match answered.try_recv() {
+            let mut answer = answered.try_recv();
+            // What the connection of the question waits for: work that is done when its turn comes.
+            for _ in 0..10 {
+                let Ok(Answer::Later(Later(later))) = &mut answer else { break };
+                if let Some(done) = smol::block_on(smol::future::poll_once(later)) {
+                    answer = Ok(done);
+                }
+                self.settle();
+            }
+            match answer {
                 Ok(Answer::Found(text) | Answer::NotFound(text) | Answer::Refused(_, text)) => {
                     return all + &text;
                 }
-                Ok(Answer::Later(_)) => panic!("nothing is streamed here"),
+                Ok(Answer::Later(_)) => panic!("it waits for more than its turn"),
                 Ok(Answer::Part(text, rest)) => {
                     all += &text;
                     question = rest;
