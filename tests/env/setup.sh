@@ -69,9 +69,9 @@ systemd() {
 board() {
     local need=()
     has mmdebstrap || need+=(mmdebstrap)
-    has qemu-system-aarch64 || need+=(qemu-system-arm)
+    # Both of one version: apt would remove another one's qemu-utils.
+    has qemu-system-aarch64 && has qemu-img || need+=(qemu-system-arm qemu-utils)
     has qemu-aarch64-static || need+=(qemu-user-static)
-    has qemu-img || need+=(qemu-utils)
     has update-binfmts || need+=(binfmt-support)
     has arch-test || need+=(arch-test)
     has mke2fs || need+=(e2fsprogs)
