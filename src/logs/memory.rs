@@ -265,8 +265,11 @@ fn flush_container(from: &Path, to: &Path, new: &mut Vec<PathBuf>) -> io::Result
         file?.write_all(&tail)?;
         new.push(flushed);
     }
-    for old in self::starts(to).into_iter().filter(|old| last.first().is_some_and(|first| old < first)) {
-        fs::remove_file(to.join(format!("{old}.log")))?;
+    // With what an interrupted flush left of them.
+    let is_old =
+        |name: &String| last.first().is_some_and(|first| log_number(name).is_some_and(|old| old < *first));
+    for old in entries(to).filter(is_old) {
+        fs::remove_file(to.join(old))?;
     }
     Ok(())
 }
@@ -359,9 +362,10 @@ fn restore(flushed: &Path, logs: &Path) -> Result<(), String> {
     };
     let mut first = Ok(());
     for container in entries(flushed) {
-        for start in starts(&flushed.join(&container)) {
-            let copied = copy(&container, &format!("{start}.log"));
-            first = first.and(copied.map_err(|error| format!("{container}/{start}.log: {error}")));
+        let whole = |name: &String| log_number(name).is_some() && !is_rotated(name);
+        for name in entries(&flushed.join(&container)).filter(whole) {
+            let copied = copy(&container, &name);
+            first = first.and(copied.map_err(|error| format!("{container}/{name}: {error}")));
         }
     }
     first
@@ -478,7 +482,17 @@ mod tests {
         node.prepare(SIZE);
         assert_eq!(size_of(&node.logs), Some(SIZE));
         assert_eq!((node.read("app/3.log"), &*node.read("app/4.log")), (end, "start 4\n"));
+        // A flush that was interrupted is no log, and goes with its start.
+        fs::write(node.flushed.join("app/5.log.new"), "half").unwrap();
         node.boot();
+        restore(&node.flushed, &node.logs).unwrap();
+        assert!(!node.logs.join("app/5.log").exists());
+        node.prepare(SIZE);
+        node.write("app/6.log", "start 6\n");
+        node.write("app/7.log", "start 7\n");
+        node.flush();
+        assert!(!node.flushed.join("app/5.log.new").exists());
+        assert_eq!(entries(&node.flushed.join("app")).count(), LOG_FLUSH_STARTS_MAX);
     }
 
     #[test]
