@@ -37,8 +37,9 @@ CLUSTER_THREADS := $(shell echo $$((4 * $$(nproc))))
 TESTS := $(filter-out attack board embedded network real sim systemd,$(notdir $(patsubst %/main.rs,%,$(wildcard tests/*/main.rs))))
 # Of the attacks those that run one at a time: beside others it would be the machine whose silence is measured.
 ATTACKS_ALONE := silence:: text_that_grows_when_it_is_escaped
-# The emulated board: its architecture, with Debian's name; its memory in MiB; how often its power is cut.
+# The emulated board: its architecture, with Debian's name; Debian's release; its memory in MiB; how often its power is cut.
 ARCH ?= arm64
+SUITE ?= bookworm
 MEMORY ?= 1024
 CUTS ?= 100
 CUTS_SHORT := 2
@@ -170,17 +171,17 @@ systemd: setup package  ## the release binary with the cgroup driver systemd and
 	$(TEST) --quiet --test systemd -- --nocapture --test-threads=4
 
 board: ARM_TARGET = $(patsubst $(ARCH)=%,%,$(filter $(ARCH)=%,$(ARM_PACKAGES)))
-board: setup-rust pages  ## an emulated ARM board: the package, pods, reboots, clocks, full disks, CUTS (100) power cuts. MEMORY=512: less of it; ARCH=armhf; STEPS='WORDS': some of it
+board: setup-rust pages  ## an emulated ARM board: the package, pods, reboots, clocks, full disks, CUTS (100) power cuts. RUNTIME=embedded: without containerd; SUITE=trixie; MEMORY=512; ARCH=armhf; STEPS='WORDS': some of it
 	$(call step,a board of $(ARCH))
 	@tests/env/setup.sh board
-	@tests/env/board-image.sh $(ARCH) .cache/board/$(ARCH) & image=$$!; \
+	@SUITE=$(SUITE) tests/env/board-image.sh $(ARCH) .cache/board/$(SUITE)-$(ARCH) & image=$$!; \
 	trap 'kill $$image 2>/dev/null || true' EXIT; \
 	cross/arm.sh release $(ARM_TARGET) >/dev/null; \
 	$(TEST) --quiet --test board --no-run; \
 	wait $$image
 	@dist/build.sh $(ARCH) "$$(cross/arm.sh path $(ARM_TARGET))/release/smolet" target/pages target/packages >/dev/null
 	@trap 'tests/env/board.sh down target/tmp/board' EXIT; \
-	export ARCH=$(ARCH) MEMORY=$(MEMORY) SMOLET_BOARD_CUTS=$(CUTS); \
+	export ARCH=$(ARCH) SUITE=$(SUITE) MEMORY=$(MEMORY) SMOLET_BOARD_CUTS=$(CUTS) SMOLET_BOARD_RUNTIME=$(RUNTIME); \
 	SMOLET_PACKAGE=$(CURDIR)/target/packages/smolet_$(VERSION)_$(ARCH).deb $(TEST) --quiet --test board -- $(STEPS)
 
 board-short:  ## the same in short, in twelve minutes: the most valuable steps, two power cuts

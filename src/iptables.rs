@@ -13,7 +13,7 @@ use std::io;
 use std::sync::atomic::AtomicBool;
 
 use crate::limits::IPTABLES_TIME;
-use crate::volume::program::{self, Ended};
+use crate::program::{self, Ended};
 
 /// The program of each address family.
 const PROGRAMS: [&str; 2] = [IPV4, "ip6tables"];

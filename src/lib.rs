@@ -104,6 +104,7 @@ pub mod poison;
 pub mod printers;
 pub mod probe;
 mod process;
+mod program;
 pub mod proto;
 pub mod rate;
 pub mod registry;

@@ -26,8 +26,8 @@ use crate::netlink::{Netlink, Protocol};
 use crate::network_policy;
 use crate::nftables::{self, Batch, Family};
 use crate::paths::K3S_CONTAINERD;
+use crate::program;
 use crate::service_proxy;
-use crate::volume::program;
 
 /// Units of the machine's owner.
 const UNITS: &str = "/etc/systemd/system";

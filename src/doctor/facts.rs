@@ -28,7 +28,7 @@ use crate::limits::{
 use crate::model::{SandboxState, Wall};
 use crate::render::CgroupDriver;
 use crate::resolv_conf::PodServers;
-use crate::runtime::readiness;
+use crate::runtime::{lacks_apparmor_parser, readiness};
 
 /// All facts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,8 +99,10 @@ pub struct RuntimeFacts {
     pub runtime_cgroup_driver: Option<CgroupDriver>,
     /// The cgroup driver in its configuration, if it shows that.
     pub cgroup_driver_set: Option<CgroupDriver>,
-    /// It is the embedded runtime: judged by what this machine has, as it needs no running agent for that.
+    /// It is the embedded runtime: judged by what this machine has, where no agent runs.
     pub is_embedded: bool,
+    /// Its profile of `AppArmor` cannot be loaded into the kernel, which has it.
+    pub lacks_apparmor_parser: bool,
 }
 
 /// Another node agent.
@@ -267,7 +269,7 @@ async fn runtime(
     let candidates =
         match choose_beside(config.runtime_endpoint.as_deref(), &config.root_dir, &config.cri_socket()) {
             Ok(RuntimeChoice::Sockets(candidates)) => candidates,
-            Ok(RuntimeChoice::Embedded) => return embedded(config),
+            Ok(RuntimeChoice::Embedded) => return embedded(config, executor, &clock).await,
             Err(error) => return none(error),
         };
     let found = match endpoint::find(&candidates, executor, &clock).await {
@@ -307,23 +309,31 @@ async fn runtime(
         runtime_cgroup_driver,
         cgroup_driver_set: settings.cgroup_driver,
         is_embedded: false,
+        lacks_apparmor_parser: false,
     };
     (Ok(facts), settings, images.first().map(|images| images.mountpoint.to_string()))
 }
 
-/// The embedded runtime, by what it would find here.
-fn embedded(config: &Config) -> (Result<RuntimeFacts, String>, RuntimeSettings, Option<String>) {
+/// The embedded runtime, by what a running agent says of it: its service may be denied what it needs. Else by what it would find here.
+async fn embedded(
+    config: &Config,
+    executor: &Rc<Executor>,
+    clock: &SharedClock,
+) -> (Result<RuntimeFacts, String>, RuntimeSettings, Option<String>) {
     let settings = embedded_runtime(config);
+    let running = GrpcRuntime::new(&config.cri_socket(), executor, clock.clone());
+    let status = running.with_timeout(ENDPOINT_CHECK_TIMEOUT).status().await;
     let facts = RuntimeFacts {
         socket: config.cri_socket().display().to_string(),
         version: format!("smolet {}", env!("CARGO_PKG_VERSION")),
-        conditions: Ok(readiness(&settings)),
+        conditions: Ok(status.map_or_else(|_| readiness(&settings), |status| status.conditions)),
         pause_image: None,
         foreign_sandboxes: None,
         orphaned_shims: Vec::new(),
         runtime_cgroup_driver: None,
         cgroup_driver_set: None,
         is_embedded: true,
+        lacks_apparmor_parser: lacks_apparmor_parser(),
     };
     let cni = RuntimeSettings {
         cni_conf_dir: settings.cni_conf_dir.display().to_string(),

@@ -65,6 +65,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
         // The embedded runtime needs none.
         findings.extend((!runtime.is_embedded).then(|| pause_image(runtime)));
         findings.extend(orphaned_shims(&runtime.orphaned_shims));
+        findings.extend(runtime.lacks_apparmor_parser.then(apparmor));
     }
     findings.push(network(&facts.cni, facts.runtime.as_ref().ok()));
     findings.extend(facts.disks.iter().map(disk));
@@ -195,6 +196,11 @@ fn other_agents(kubelets: &[Kubelet], runtime: Option<&RuntimeFacts>) -> Finding
     };
     let mend = "what no manifest names is left alone; end what nobody needs with crictl rmp";
     Finding::warning(CHECK, message, mend)
+}
+
+fn apparmor() -> Finding {
+    let message = "the kernel has it, and apparmor_parser is not installed: no container is confined by it";
+    Finding::warning("AppArmor", message, "apt install apparmor")
 }
 
 /// `None` when the runtime reports no driver at all.

@@ -25,7 +25,7 @@ use crate::config::K3s;
 use crate::kernel_tunables::network::{self, Network};
 use crate::kube::{self, Access, Client, Loaded, Rotation, ServerUrl};
 use crate::limits::MODPROBE_TIME;
-use crate::volume::program;
+use crate::program;
 use crate::x509;
 
 /// Inputs of the join task.

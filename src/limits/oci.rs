@@ -1,5 +1,7 @@
 //! Bounds of what a container's runtime-spec is made of ([`oci`](crate::oci)).
 
+use std::time::Duration;
+
 /// Bytes of an image's configuration. Full: the image is refused; real ones have a few kilobytes.
 pub const IMAGE_CONFIG_BYTES_MAX: usize = 4 << 20;
 /// Bytes of `/etc/passwd` and of `/etc/group` of an image. Full: the user is refused, as an account might stand beyond the end.
@@ -32,3 +34,7 @@ pub const DEVICE_DIRECTORY_DEPTH_MAX: usize = 8;
 pub const DEVICE_ENTRIES_MAX: usize = 65536;
 /// Bytes of `/sys/kernel/security/apparmor/profiles`. Full: profiles beyond it count as not loaded.
 pub const APPARMOR_PROFILES_BYTES_MAX: usize = 256 << 10;
+/// How long `apparmor_parser` may take to compile and load our profile. Expired: it is killed.
+pub const APPARMOR_LOAD_TIME: Duration = Duration::from_mins(1);
+/// After a failure our profile is tried again with the first container after so long.
+pub const APPARMOR_LOAD_PERIOD: Duration = Duration::from_mins(1);

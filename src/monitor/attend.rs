@@ -41,6 +41,8 @@ pub(super) struct Monitor {
     is_own: bool,
     /// The container shares the node's process IDs: its orphans become children of this process.
     has_orphans: bool,
+    /// Since when crun may have left the process that started the container: it ends by itself, as a child of this one.
+    starter: Option<Instant>,
     ended: Option<Ended>,
     outputs: [Option<Output>; 2],
     /// The way to the container's standard input: a FIFO, or the terminal's descriptor once more.
@@ -139,6 +141,7 @@ impl Monitor {
             init_fd,
             is_own,
             has_orphans,
+            starter: is_own.then(Instant::now),
             ended: None,
             outputs,
             stdin: stdin.map_err(failed(directory))?,
@@ -221,7 +224,9 @@ impl Monitor {
         if self.clients.remove_closed() && self.arguments.stdin_once {
             self.close_input();
         }
-        if self.has_orphans {
+        let is_started = self.starter.is_some_and(|began| began.elapsed() >= MONITOR_IDLE_TIME);
+        if self.has_orphans || is_started {
+            self.starter = None;
             self.reap();
         }
         if woken().next().is_none() {
@@ -237,7 +242,7 @@ impl Monitor {
             let whole = OUTPUT_DRAIN_TIME.saturating_sub(ended.at.elapsed());
             whole.min(OUTPUT_DRAIN_IDLE_TIME.saturating_sub(ended.last_output.elapsed()))
         });
-        let idle = (!self.buffer.is_empty()).then_some(MONITOR_IDLE_TIME);
+        let idle = (!self.buffer.is_empty() || self.starter.is_some()).then_some(MONITOR_IDLE_TIME);
         let reap = self.has_orphans.then_some(MONITOR_REAP_PERIOD);
         [drain, idle, reap, self.clients.patience()].into_iter().flatten().min()
     }

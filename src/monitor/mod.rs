@@ -48,7 +48,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -230,7 +230,7 @@ impl Launched {
 
 fn start(program: &Path, mode: &[&str], directory: &Path) -> Result<(Launched, Child), MonitorError> {
     let failed = |source| MonitorError::Io { path: program.to_owned(), source };
-    let mut command = Command::new(program);
+    let mut command = crate::program::command(program);
     // Not the program's path, for who looks at processes.
     command.arg0("smolet").arg(process::MODE).args(mode).arg(directory);
     let mut child =

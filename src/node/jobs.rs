@@ -13,6 +13,7 @@ use crate::model::{
     ContainerDevice, ContainerKind, DesiredPod, Objects, ObservedPod, PodKey, PodUid, SandboxItem,
 };
 use crate::poison::{self, SetAside};
+use crate::program::KillOnDrop;
 use crate::proto::runtime::v1::{Device, Mount};
 use crate::render::{Environment, NodeSettings, paths};
 use crate::sync::act::{ActContext, act, remove_pod};
@@ -22,7 +23,7 @@ use crate::sync::plan::Plan;
 use crate::sync::start::{EnvFiles, OpenedDevice, VolumeFuture, VolumeMounts};
 use crate::volume::nfs::{has_volumes, mounted_below};
 use crate::volume::subpath::{self, SubPath};
-use crate::volume::{self, DeviceMount, KillOnDrop, Nfs, VolumeError, VolumeImages, files::Sources};
+use crate::volume::{self, DeviceMount, Nfs, VolumeError, VolumeImages, files::Sources};
 
 /// The volumes of pods, below the agent's root directory.
 pub(super) struct DiskVolumes {

@@ -49,16 +49,12 @@ impl NodeFacts {
         };
         let is_apparmor =
             text("/sys/module/apparmor/parameters/enabled").is_ok_and(|text| text.starts_with('Y'));
-        let profiles = Path::new("/sys/kernel/security/apparmor/profiles");
-        let profiles = is_apparmor
-            .then(|| filesystem::read_start(profiles, APPARMOR_PROFILES_BYTES_MAX).unwrap_or_default())
-            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         let hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
         Ok(Self {
             cgroup,
             hugetlb,
             seccomp: field("Seccomp:").is_some(),
-            apparmor: profiles,
+            apparmor: is_apparmor.then(Self::read_apparmor_profiles),
             last_capability: text("/proc/sys/kernel/cap_last_cap")?.trim().parse().unwrap_or(u8::MAX),
             capabilities,
             oom_score_adj_min: if capabilities >> SYS_RESOURCE & 1 == 1 { -1000 } else { own_adj },
@@ -69,6 +65,13 @@ impl NodeFacts {
             rlimits: Vec::new(),
             pids_limit: None,
         })
+    }
+
+    /// Names and modes of the `AppArmor` profiles that are loaded; empty when that cannot be read.
+    pub fn read_apparmor_profiles() -> String {
+        let path = Path::new("/sys/kernel/security/apparmor/profiles");
+        let bytes = filesystem::read_start(path, APPARMOR_PROFILES_BYTES_MAX).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// `/proc/self/mountinfo`.

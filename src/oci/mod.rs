@@ -46,7 +46,7 @@ pub use process::exec_process;
 pub use resources::{cgroups_path, update};
 pub use runtime_spec::Spec;
 pub use sandbox::{SandboxInput, sandbox_spec, sysctls, user_mappings};
-pub use security::{APPARMOR_PROFILE, APPARMOR_PROFILE_NAME, SelinuxLabels};
+pub use security::{APPARMOR_PROFILE, APPARMOR_PROFILE_NAME, SelinuxLabels, is_apparmor_loaded};
 pub use signal::stop_signal;
 
 use runtime_spec::{Device, IdMapping, Linux, Map, Namespace, Rlimit, Root};
@@ -94,7 +94,8 @@ pub struct Input<'a> {
     pub node: &'a NodeFacts,
 }
 
-/// What the specs need to know of the machine and of the OCI runtime. It does not change while the agent runs.
+/// What the specs need to know of the machine and of the OCI runtime. It does not change while the agent runs, but for the
+/// mounts and the profiles.
 #[derive(Clone, Debug)]
 pub struct NodeFacts {
     /// The cgroup hierarchy.
@@ -103,7 +104,8 @@ pub struct NodeFacts {
     pub hugetlb: bool,
     /// The kernel filters system calls.
     pub seccomp: bool,
-    /// `AppArmor` is enabled: `/sys/kernel/security/apparmor/profiles`, the names of the profiles that are loaded.
+    /// `AppArmor` is enabled: `/sys/kernel/security/apparmor/profiles`, the names of the profiles that are loaded
+    /// ([`Self::read_apparmor_profiles`]).
     pub apparmor: Option<String>,
     /// `/proc/sys/kernel/cap_last_cap`.
     pub last_capability: u8,

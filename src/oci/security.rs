@@ -115,8 +115,7 @@ pub(super) fn apparmor(
             }
         };
     };
-    let is_loaded =
-        |name: &str| loaded.lines().any(|line| line.strip_prefix(name).is_some_and(|l| l.starts_with(" (")));
+    let is_loaded = |name: &str| is_apparmor_loaded(loaded, name);
     match kind {
         None | Some(ProfileType::RuntimeDefault)
             if !context.privileged && is_loaded(APPARMOR_PROFILE_NAME) =>
@@ -140,6 +139,11 @@ pub(super) fn apparmor(
             Ok(name.to_owned())
         }
     }
+}
+
+/// Whether a profile is among those of the kernel's list, whose lines are `NAME (MODE)`.
+pub fn is_apparmor_loaded(profiles: &str, name: &str) -> bool {
+    profiles.lines().any(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(" (")))
 }
 
 /// The seccomp filter of the container's processes: none for a privileged one, and none where none is asked for.

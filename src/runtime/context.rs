@@ -13,6 +13,7 @@ use minicbor::Encode;
 use rustix::rand::GetRandomFlags;
 use smol::lock::Semaphore;
 
+use super::apparmor;
 use super::cni::Plugins;
 use super::events::Events;
 use super::records;
@@ -36,6 +37,8 @@ pub(super) struct Context {
     pub(super) events: Events,
     /// The machine, with the default OCI runtime.
     pub(super) node: Arc<NodeFacts>,
+    /// The `AppArmor` profile of containers.
+    pub(super) apparmor: apparmor::Loading,
     /// What the OCI runtimes of the handlers have.
     pub(super) features: SortedMap<Box<str>, RuntimeFeatures>,
     /// This boot's id.
@@ -62,6 +65,7 @@ impl Context {
     ) -> Self {
         Self {
             node: Arc::new(node),
+            apparmor: apparmor::Loading::default(),
             features,
             plugins: Plugins::new(&settings.cni_bin_dirs, blocking.clone(), clock.clone()),
             settings,

@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use prost::Message as _;
 
+use super::apparmor;
 use super::container::{Container, Containers, OfSandbox, image_mount_name};
 use super::context::{failed, invalid, not_now};
 use super::images::FoundImage;
@@ -152,6 +153,7 @@ async fn make(
         target: target_pid(containers, container).await?,
         node: context.node_of(container.handler()),
         cgroup_mounts: context.settings.cgroup_mounts.clone(),
+        apparmor: apparmor::profiles(context).await,
     };
     let mut record = container.record.borrow().clone();
     let finish = move || {

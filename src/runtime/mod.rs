@@ -9,6 +9,7 @@
 //! operation writes its intention first, and every step back is idempotent, so that SIGKILL at any instant leaves nothing that the
 //! next start does not find.
 
+mod apparmor;
 mod archives;
 mod cgroups;
 mod cni;
@@ -66,6 +67,7 @@ use exec::Execs;
 use sandbox::Sandbox;
 use sandboxes::Sandboxes;
 
+pub use apparmor::lacks_apparmor_parser;
 pub use conditions::readiness;
 pub use host::cgroup_version;
 pub use images::{FoundImage, Images, Local};

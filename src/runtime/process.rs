@@ -27,6 +27,7 @@ use super::users::Owner;
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::limits::{EXEC_PID_TIME, OUTPUT_TURN_BYTES, PROGRAM_DRAIN_TIME};
+use crate::program;
 use crate::text::start_of;
 
 /// A program to run.
@@ -157,7 +158,7 @@ pub(super) async fn run(
         command,
         owner,
     } = program;
-    let mut starts = Command::new(&path);
+    let mut starts = program::command(&path);
     starts.args(arguments).envs(environment).process_group(0);
     starts.stdin(if stdin.is_empty() { Stdio::null() } else { Stdio::piped() });
     starts.stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -43,6 +43,8 @@ pub(super) struct Asked {
     pub(super) target: Option<u32>,
     pub(super) node: Arc<NodeFacts>,
     pub(super) cgroup_mounts: PathBuf,
+    /// The `AppArmor` profiles that are loaded; `None`: the kernel has it not enabled.
+    pub(super) apparmor: Option<String>,
 }
 
 /// A spec, and what of it the container's status and monitor need.
@@ -97,6 +99,7 @@ pub(super) fn make(asked: &Asked) -> RuntimeResult<Made> {
         let mountinfo = NodeFacts::read_mountinfo();
         node.mountinfo = mountinfo.map_err(|error| failed(format!("/proc/self/mountinfo: {error}")))?;
     }
+    node.apparmor.clone_from(&asked.apparmor);
     let hosts = hosts_of(asked, &config);
     let hosts = hosts.map_err(|error| failed(format!("/etc/hosts of the pod: {error}")))?;
     let input = Input {

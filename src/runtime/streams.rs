@@ -44,6 +44,7 @@ use crate::limits::{
     STREAM_CHUNK_BYTES, STREAM_OPEN_TIME,
 };
 use crate::monitor::attach;
+use crate::program;
 use crate::proto::runtime::v1::{AttachRequest, ExecRequest};
 use crate::stream::Socket;
 use crate::streaming::command::Size;
@@ -194,7 +195,7 @@ async fn exec(streams: &ContainerStreams, request: ExecRequest, ends: Ends) -> R
     let (path, global) = runtime.oci_runtime_of(id.as_str()).map_err(text)?;
     let number = streams.next.replace(streams.next.get().wrapping_add(1));
     let pid_file = runtime.containers.run_dir(id).join(format!("stream-{number}.pid"));
-    let mut command = Command::new(path);
+    let mut command = program::command(path);
     command.args(global).args(["exec", "--pid-file"]).arg(&pid_file);
     if tty {
         // As containerd does: the container's own environment has it only when the container has a terminal.

@@ -22,7 +22,6 @@ pub mod files;
 mod host_path;
 mod mounts;
 pub mod nfs;
-pub(crate) mod program;
 mod remove;
 pub mod subpath;
 pub mod usage;
@@ -43,7 +42,6 @@ pub use env_file::{EnvFile, of as env_files};
 pub use host_path::{DeviceMount, HostPath, device_at, device_mounts, device_paths, of as host_paths};
 pub use mounts::{ImageVolume, Mounts, VolumeImages, container_mounts, image_volumes, needs_variables};
 pub use nfs::{Nfs, of as nfs_volumes};
-pub use program::KillOnDrop;
 pub use remove::{pod_dir as remove_pod_dir, volumes as remove_volumes};
 
 /// Why a volume could not be set up. Shown in the pod's status and its events.

@@ -11,7 +11,6 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::program::{self, Ended};
 use super::{VolumeError, nfs_path, set_up_failed};
 use crate::limits::{NFS_MOUNT_TIME, NFS_UNMOUNT_TIME};
 use crate::model::SortedSet;
@@ -19,6 +18,7 @@ use crate::model::object::VolumeSource;
 use crate::model::pod_dirs::{NFS, SUBPATHS};
 use crate::model::{DesiredPod, NfsExport};
 use crate::mounts::{self, Mount};
+use crate::program::{self, Ended};
 
 /// An NFS volume of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]

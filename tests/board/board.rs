@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::runtime;
+
 /// A boot, on a machine whose processors others use too.
 const BOOT_SECONDS: u64 = 600;
 /// Any one command there.
@@ -240,16 +242,19 @@ impl Board {
 
     /// The settings as they are now are those that a failed step is followed by.
     pub fn keep_settings(&self) {
-        self.run("cp -a /etc/smolet/config.yaml /etc/containerd/config.toml /root/");
+        self.run("cp -a /etc/smolet/config.yaml /root/; ! [ -e /etc/containerd/config.toml ] || cp -a /etc/containerd/config.toml /root/");
     }
 
     /// What a failed step has left is undone, so that it fails none of the next; false when the board no longer answers.
     pub fn settle(&self) -> bool {
         let undo = "mount -o remount,rw /; rm -f /fill /fill-too; \
-                    cp -a /root/config.yaml /etc/smolet/; cp -a /root/config.toml /etc/containerd/; \
+                    cp -a /root/config.yaml /etc/smolet/; ! [ -e /root/config.toml ] || cp -a /root/config.toml /etc/containerd/; \
                     if [ -d /etc/smolet/aside ]; then rm -f /etc/smolet/manifests/*; \
-                    mv /etc/smolet/aside/* /etc/smolet/manifests/; rmdir /etc/smolet/aside; fi; systemctl restart containerd smolet";
+                    mv /etc/smolet/aside/* /etc/smolet/manifests/; rmdir /etc/smolet/aside; fi";
         let answers = self.try_run(undo).is_ok();
+        if answers {
+            runtime::restart(self);
+        }
         if !self.aside.borrow().is_empty() {
             self.wanted.replace(self.aside.take());
         }

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::board::{Board, Container, DEMO};
 use crate::idle;
+use crate::runtime;
 
 /// The pods end within it; logind waits for no longer than it is told.
 const GRACE_SECONDS: u64 = 30;
@@ -101,7 +102,7 @@ pub fn clock_steps(board: &Board) {
         board.wait_for_pods();
         assert_eq!(board.running(), before, "at {time}");
         let web = before.iter().find(|container| container.pod == "web").unwrap();
-        board.run(&format!("ctr -n k8s.io tasks kill -s SIGKILL {}", web.id));
+        runtime::kill(board, web);
         let begun = Instant::now();
         board.wait_for(&format!("web again at {time}"), 120, || {
             board

@@ -1,6 +1,7 @@
 //! What the kernel has of pods and containers in cgroups of version 2, under both drivers.
 
 use crate::board::{Board, Container};
+use crate::runtime;
 
 /// A process limit of pods, so that there is one to see.
 const PIDS_MAX: &str = "200";
@@ -96,7 +97,7 @@ fn look(board: &Board, systemd: bool) {
         let Container { uid, id, .. } = board.container(case.name);
         let pod = case.pod_cgroup(systemd, &uid);
         let container =
-            if systemd { format!("{pod}/cri-containerd-{id}.scope") } else { format!("{pod}/{id}") };
+            if systemd { format!("{pod}/{}", runtime::scope(&id)) } else { format!("{pod}/{id}") };
         let found = board.run(&format!(
             "for dir in {pod} {container}; do cat $dir/cpu.weight $dir/cpu.max $dir/memory.max $dir/pids.max; done; \
              cat /proc/$(head -n 1 {container}/cgroup.procs)/oom_score_adj"
@@ -146,9 +147,15 @@ pub fn cgroupfs(board: &Board) {
     board.wait_for_pods();
 }
 
-/// Both have to change, without pods; before the agent has followed, it says what is wrong.
+/// Both have to change, without pods; before the agent has followed, it says what is wrong. With the embedded runtime they are one.
 pub fn systemd(board: &Board) {
     board.set_aside();
+    if runtime::is_embedded() {
+        look(board, true);
+        board.run("systemctl restart smolet");
+        board.put_back();
+        return;
+    }
     let saved = board.run("cat /etc/containerd/config.toml");
     // Debian's file sets other things of the same plugin only.
     let runc = "[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc";

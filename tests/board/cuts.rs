@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::board::Board;
+use crate::runtime;
 
 /// A count younger than this at the cut may be taken back (docs/promises.md).
 const YOUNG: Duration = Duration::from_secs(12);
@@ -17,8 +18,6 @@ const BOOT_MS_MAX: u64 = 60_000;
 /// the kernel would not have done so by itself.
 const WRITTEN_OUT_MS: u64 = 12_000;
 const WRITE_BACK_MS: u64 = 25_000;
-/// A container's layer of an image, by what is below containerd's snapshotter.
-const SNAPSHOTS: &str = "/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs/snapshots";
 
 /// xorshift64*, so that a seed repeats a run's instants.
 struct Random(u64);
@@ -101,7 +100,7 @@ fn stir(board: &Board, random: &mut Random) -> String {
         }
         2 => {
             let web = board.container("web");
-            board.run(&format!("ctr -n k8s.io tasks kill -s SIGKILL {}", web.id));
+            runtime::kill(board, &web);
             "web's container dies".into()
         }
         3 => {
@@ -126,13 +125,11 @@ fn nothing_is_left_over(board: &Board) {
     let mut last = String::new();
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(150) {
-        let found = board.run(
+        let found = board.run(&format!(
             "echo cgroups $(find /sys/fs/cgroup/kubepods -maxdepth 2 -type d -name 'pod*' | sed 's,.*/pod,,'); \
-             echo directories $(ls /var/lib/smolet/pods); \
-             echo sandboxes $(ctr -n k8s.io containers ls | grep -c pause); \
-             echo namespaces $(ls /run/netns | wc -l); \
-             echo addresses $(ls /var/lib/cni/networks/pods | grep -c '^10\\.')",
-        );
+             echo directories $(ls /var/lib/smolet/pods); {}",
+            runtime::counts()
+        ));
         let strange = found
             .lines()
             .take(2)
@@ -151,12 +148,12 @@ fn nothing_is_left_over(board: &Board) {
     panic!("left over: {last}");
 }
 
-/// Files without a byte in the layers of images. The directories of removed ones go with containerd's next garbage collection, which the
-/// end of a lease brings.
+/// Files without a byte in the layers of images.
 fn empty_files(board: &Board) -> Vec<String> {
-    board.run("ctr -n k8s.io leases create --id board >/dev/null && ctr -n k8s.io leases delete --sync board >/dev/null");
+    runtime::collect_layers(board);
+    let layers = runtime::layers();
     let found = board.run(&format!(
-        "find {SNAPSHOTS} -type f -size 0 -path '*/fs/bin/*' -o -type f -size 0 -path '*/fs/etc/version'"
+        "find {layers} -type f -size 0 -path '*/fs/bin/*' -o -type f -size 0 -path '*/fs/etc/version'"
     ));
     found.lines().map(str::to_owned).collect()
 }
@@ -232,9 +229,9 @@ fn import_again(board: &Board) {
         let left = board.run("smolet image ls");
         (!left.contains("smolet.test/busybox") && !left.contains("smolet.test/version")).then_some(())
     });
-    // containerd collects what nothing refers to a little later.
+    // What nothing refers to is collected a little later.
     board.wait_for("the end of their layers", 300, || {
-        board.run(&format!("find {SNAPSHOTS} -path '*/fs/etc/version'")).is_empty().then_some(())
+        board.run(&format!("find {} -path '*/fs/etc/version'", runtime::layers())).is_empty().then_some(())
     });
     board.run("sync; mv /root/test.tar /var/lib/smolet/images/test.tar");
     board.wait_for("the images", 300, || {

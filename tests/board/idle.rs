@@ -1,6 +1,7 @@
 //! What the agent and the whole board cost while nothing happens.
 
 use crate::board::{AT_ONCE, Board};
+use crate::runtime;
 
 /// What is promised of x86-64 (docs/promises.md) is held here too: with 10 pods.
 pub const RESIDENT_MIB_MAX: f64 = 5.0;
@@ -69,10 +70,11 @@ pub fn with_pods(board: &Board) {
         board.wait_for_pods();
         measure(board, board.names().len());
     }
-    let pss = board.run(
-        "for name in smolet containerd containerd-shim; do for pid in $(pgrep -x \"$(echo $name | cut -c1-15)\"); do \
-         awk '/^Pss:/ { print $2 }' /proc/$pid/smaps_rollup; done | awk -v n=$name '{ kib += $1 } END { printf \"%s %.1f, \", n, kib / 1024 }'; done",
-    );
+    let pss = board.run(&format!(
+        "for name in smolet {}; do for pid in $(pgrep -x \"$(echo $name | cut -c1-15)\"); do \
+         awk '/^Pss:/ {{ print $2 }}' /proc/$pid/smaps_rollup; done | awk -v n=$name '{{ kib += $1 }} END {{ printf \"%s %.1f, \", n, kib / 1024 }}'; done",
+        runtime::processes()
+    ));
     board.figure("proportional set size with 10 pods, MiB", pss.trim_end_matches([',', ' ']));
     board.remove_all();
     board.put_back();

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use crate::board::Board;
+use crate::runtime;
 
 fn package() -> PathBuf {
     std::env::var_os("SMOLET_PACKAGE")
@@ -16,6 +17,7 @@ pub fn installed(board: &Board) {
     board.wait();
     board.figure("kernel's start → ssh answers, first boot", format!("{:.0} s", board.seconds_to_ssh()));
     assert_eq!(board.run("stat -f -c %T /sys/fs/cgroup"), "cgroup2fs");
+    runtime::choose(board);
     let package = package();
     board.upload(&package, "/root/smolet.deb");
     let bytes = std::fs::metadata(&package).unwrap().len();
@@ -30,6 +32,7 @@ pub fn installed(board: &Board) {
     board.run("DEBIAN_FRONTEND=noninteractive apt-get install -y /root/smolet.deb");
     board.figure("installation of the package", format!("{:.0} s", begun.elapsed().as_secs_f64()));
     assert_eq!(board.run("systemctl is-active smolet; systemctl is-enabled smolet"), "active\nenabled");
+    runtime::permit(board);
     board.keep_settings();
     // As docs/images.md says.
     board.run("for archive in /root/images/*.tar; do smolet image import $archive; done");
@@ -61,12 +64,8 @@ pub fn purged(board: &Board) {
     assert_eq!(board.running(), before, "its pods run on");
 
     board.run("apt-get remove -y smolet");
-    let tasks = board.run("ctr -n k8s.io tasks ls");
     for container in &before {
-        assert!(
-            tasks.lines().any(|line| line.starts_with(&container.id) && line.contains("RUNNING")),
-            "{tasks}"
-        );
+        assert_ne!(runtime::pid_of(board, &container.id), "", "{container:?} runs");
     }
     board.run("apt-get install -y /root/smolet.deb");
     board.wait_for_pods();
@@ -78,5 +77,5 @@ pub fn purged(board: &Board) {
     assert_eq!(left, "/var/lib/smolet/images", "archives are the user's, and nothing else stays");
     let cgroups = board.run("find /sys/fs/cgroup -type d -name 'pod*' -path '*kubepods*'");
     assert_eq!(cgroups, "", "no cgroup of a pod stays");
-    assert_eq!(board.run("ctr -n k8s.io containers ls -q"), "");
+    assert_eq!(board.run(runtime::left()), "");
 }

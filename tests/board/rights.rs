@@ -1,19 +1,21 @@
 //! AppArmor, seccomp, groups of volumes and sysctls, as a container sees them on Debian's kernel.
 
 use crate::board::Board;
+use crate::runtime;
 
 const PROFILE: &str = "#include <tunables/global>\nprofile board-no-www flags=(attach_disconnected) {\n  #include <abstractions/base>\n  \
                        file,\n  deny /www/** r,\n}\n";
 
-/// Pod's security context and what is behind its containers; container's; what it says of itself.
+/// Pod's security context and what is behind its containers; container's; what it says of itself, where `RUNTIMES` is the runtime's own
+/// profile.
 const CASES: [(&str, &str, &str, &str); 4] = [
-    ("rights-usual", "", "", "cri-containerd.apparmor.d (enforce) 0"),
+    ("rights-usual", "", "", "RUNTIMES (enforce) 0"),
     (
         "rights-default",
         "seccompProfile: {type: RuntimeDefault}, appArmorProfile: {type: RuntimeDefault}, fsGroup: 4321, \
          sysctls: [{name: net.ipv4.ip_unprivileged_port_start, value: '80'}, {name: kernel.shm_rmid_forced, value: '1'}]",
         "",
-        "cri-containerd.apparmor.d (enforce) 2",
+        "RUNTIMES (enforce) 2",
     ),
     (
         "rights-local",
@@ -46,11 +48,11 @@ pub fn all(board: &Board) {
     let inside =
         |name: &str, script: &str| board.run(&format!("smolet exec {name} -- sh -c '{script}' 2>&1 || true"));
     for (name, _, _, expected) in CASES {
-        let pid = board
-            .run(&format!("ctr -n k8s.io tasks ls | awk '/^{}/ {{ print $2 }}'", board.container(name).id));
+        let pid = runtime::pid_of(board, &board.container(name).id);
         let found = board.run(&format!(
             "echo $(cat /proc/{pid}/attr/current) $(awk '/^Seccomp:/ {{ print $2 }}' /proc/{pid}/status)"
         ));
+        let expected = expected.replace("RUNTIMES", runtime::apparmor_profile());
         assert_eq!(found, expected, "{name}");
     }
     assert_eq!(

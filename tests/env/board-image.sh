@@ -1,8 +1,10 @@
 #!/bin/bash
-# The system image of an emulated board: Debian 12 with systemd, cgroup v2, AppArmor and Debian's containerd, and the images of
-# the tests as archives in its /root/images.
+# The system image of an emulated board: Debian with systemd, cgroup v2, AppArmor, Debian's containerd, runc and crun, and the images
+# of the tests as archives in its /root/images.
 #
 #   board-image.sh arm64|armhf DIR    makes DIR/{base.img,vmlinuz,initrd,key} unless they are of this recipe; Debian 12, root
+#
+# In the environment: SUITE, Debian's name of the board's release (bookworm).
 #
 # The mirror is the one of this machine's apt. Everything that can be done without the emulator is done here: the kernel is
 # unpacked and not installed, and the initrd is a busybox with the modules of the disk (update-initramfs takes six times as
@@ -11,6 +13,7 @@ set -euo pipefail
 export LC_ALL=C
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 DISK_SIZE=4G
+SUITE=${SUITE:-bookworm}
 
 die() {
     echo "board-image.sh: $*" >&2
@@ -25,10 +28,11 @@ armhf) kernel=linux-image-armmp-lpae handler=qemu-arm machine=armv7l ;;
 *) die "unknown architecture $arch; one of: arm64 armhf" ;;
 esac
 
-# "SUITE URI" of each suite of Debian 12 that apt has here.
+# "SUITE URI" of each suite that apt has here, with the board's release in the place of Debian 12.
 suites() {
     apt-get indextargets --format '$(CREATED_BY) $(RELEASE) $(COMPONENT) $(REPO_URI)' 2>/dev/null |
-        awk '$1 == "Packages" && $2 ~ /^bookworm(-updates|-security)?$/ && $3 == "main" { print $2, $4 }' | sort -u
+        awk '$1 == "Packages" && $2 ~ /^bookworm(-updates|-security)?$/ && $3 == "main" { print $2, $4 }' |
+        sort -u | sed "s/^bookworm/$SUITE/"
 }
 
 # Lists of its own below $work/apt: this machine does not become one of two architectures.
@@ -51,7 +55,7 @@ downloads() {
     package=$(apt-cache "${apt_options[@]}" depends $kernel | awk '/Depends: linux-image-/ { print $2; exit }')
     mkdir -p "$work/debs" "$work/bin"
     (cd "$work/debs" && apt-get "${apt_options[@]}" -qq download "$package" busybox-static)
-    dpkg-deb --fsys-tarfile "$work"/debs/busybox-static_*.deb | tar -x -C "$work/bin" --strip-components=2 ./bin/busybox
+    dpkg-deb --fsys-tarfile "$work"/debs/busybox-static_*.deb | tar -x -C "$work/bin" --wildcards --transform='s,.*/,,' './*bin/busybox'
 }
 
 # The archives of images.sh, with that architecture's busybox. $1: the name that the board's containerd has for its sandbox image.
@@ -74,11 +78,12 @@ image_archives() {
 
 # initrd VERSION ROOT: a busybox that loads the modules of the disk and mounts it. The journal is replayed by the mount.
 initrd() {
-    local version=$1 root=$2 tree=$work/initrd module n=100
+    local version=$1 root=$2 tree=$work/initrd module to n=100
     mkdir -p "$tree"/{bin,dev,proc,sys,root,lib/modules}
     cp "$work/bin/busybox" "$tree/bin/"
     while read -r module; do
-        cp "$module" "$tree/lib/modules/$((n++))-${module##*/}"
+        to=$tree/lib/modules/$((n++))-${module##*/}
+        case $module in *.xz) xz -dc "$module" >"${to%.xz}" ;; *) cp "$module" "$to" ;; esac
     done < <(modprobe -d "$root" -S "$version" --show-depends -a virtio_pci virtio_mmio virtio_blk ext4 crc32c_generic |
         awk '$1 == "insmod" && !seen[$2]++ { print $2 }')
     cat >"$tree/init" <<'E'
@@ -149,7 +154,7 @@ fi
 
 recipe=$({ cat "$here/board-image.sh" "$here/images.sh"; tar -C "$here" --sort=name --mtime=@0 -c stand-ins; } | sha256sum | cut -d' ' -f1)
 [ "$(cat "$out/recipe" 2>/dev/null)" != "$recipe" ] || exit 0
-echo "board: making the image of $arch in $out; some minutes"
+echo "board: making the image of $SUITE for $arch in $out; some minutes"
 rm -rf "$out"
 mkdir -p "$out"
 work=$(mktemp -d "$out/work.XXXXXX")
@@ -167,18 +172,18 @@ while read -r suite uri; do
     mirrors+=("deb $uri $suite main")
 done < <(suites)
 [ ${#mirrors[@]} -gt 0 ] || die "apt has no Debian 12 here"
-packages=systemd-sysv,udev,dbus,libpam-systemd,openssh-server,containerd,runc,containernetworking-plugins,iptables
+packages=systemd-sysv,udev,dbus,libpam-systemd,openssh-server,containerd,runc,crun,containernetworking-plugins,iptables
 packages+=,apparmor,procps,iproute2,kmod,netbase
 downloads
 # What it mounts ends with it.
 unshare --mount --propagation private mmdebstrap --quiet --mode=root --variant=minbase --architectures="$arch" --include="$packages" \
     --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt=force-unsafe-io \
     --customize-hook="'$here/${BASH_SOURCE[0]##*/}' $arch '$out' customize '$work' \"\$1\"" \
-    bookworm "$work/tree" "${mirrors[@]}"
+    "$SUITE" "$work/tree" "${mirrors[@]}"
 truncate -s $DISK_SIZE "$work/base.img"
 # Nothing is left for the board itself to write later.
 mke2fs -q -t ext4 -E lazy_itable_init=0,lazy_journal_init=0 -L board -d "$work/tree" "$work/base.img"
 mv "$work/base.img" "$work/vmlinuz" "$out/"
 mv "$work/initrd.gz" "$out/initrd"
 echo "$recipe" >"$out/recipe"
-echo "board: the image of $arch takes $(du -h "$out/base.img" | cut -f1)"
+echo "board: the image of $SUITE for $arch takes $(du -h "$out/base.img" | cut -f1)"

@@ -7,7 +7,7 @@
 #   board.sh cut DIR                a power cut: the emulator is killed, and what the disk had not flushed is lost
 #   board.sh down DIR               ends it and removes DIR; of a run that was killed too
 #
-# In the environment: IMAGE (.cache/board/$ARCH), ARCH (arm64), MEMORY in MiB (1024), CPUS (2), APPEND (words for the kernel).
+# In the environment: IMAGE (.cache/board/$SUITE-$ARCH), SUITE (bookworm), ARCH (arm64), MEMORY in MiB (1024), CPUS (2), APPEND (words for the kernel).
 # The console is in DIR/console.log, the emulator's monitor at DIR/monitor; ssh is at a free port of 127.0.0.1.
 #
 # What the disk loses: each boot writes to an overlay of its own with clusters of 4 KiB. Where a cluster is in it is written
@@ -18,7 +18,7 @@ set -euo pipefail
 export LC_ALL=C
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 ARCH=${ARCH:-arm64}
-IMAGE=$(realpath -m "${IMAGE:-$repo/.cache/board/$ARCH}")
+IMAGE=$(realpath -m "${IMAGE:-$repo/.cache/board/${SUITE:-bookworm}-$ARCH}")
 
 die() {
     echo "board.sh: $*" >&2

@@ -111,10 +111,11 @@ configure_embedded() {
     mkdir -p "$DIR"/{root/images,manifests}
     echo "$EMBEDDED" >"$DIR/embedded"
     cp "${SMOLET_CONFIG:-$here/calm.yaml}" "$CONFIG"
-    # The second handler, for pods with a runtime class: it writes down what it is called with.
+    # The second handler, for pods with a runtime class: it writes down what it is called with, and in which environment.
     cat >"$DIR/other-runc" <<E
 #!/bin/sh
 echo "\$*" >>'$DIR/other-runc.log'
+env >>'$DIR/other-runc.env'
 exec $(command -v runc) "\$@"
 E
     chmod +x "$DIR/other-runc"
@@ -204,7 +205,8 @@ start() {
     done
     if [ -n "$EMBEDDED" ]; then
         rm -f "$SOCKET"
-        eval "setsid '$EMBEDDED' run --config '$CONFIG' --runtime-endpoint embedded --node-name '$ID' --manifests '$DIR/manifests' \
+        # As a service, whose environment is not that of what it executes.
+        eval "NOTIFY_SOCKET='@$ID' K3S_TOKEN=of-the-agent setsid '$EMBEDDED' run --config '$CONFIG' --runtime-endpoint embedded --node-name '$ID' --manifests '$DIR/manifests' \
             --root-dir '$DIR/root' --socket '$DIR/smolet.sock' --pod-logs-dir '$DIR/logs/pods' --container-logs-dir '$DIR/logs/containers' \
             --cgroup-root '$CGROUP_ROOT' --cni-conf-dir '$DIR/cni/conf' --oci-runtime 'other=$DIR/other-runc' \
             </dev/null >>'$DIR/containerd.log' 2>&1 $fds &"

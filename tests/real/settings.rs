@@ -369,6 +369,10 @@ pub fn a_runtime_class_is_a_handler_of_the_runtime(runtime: &Runtime) {
     let id = id_of(&agent.running("stays"), "stays");
     let is_of_other = if is_embedded() {
         let calls = text(&runtime.dir().join("other-runc.log"));
+        // Of what runtime.sh starts the agent with, it has what is not for the agent alone.
+        let environment = text(&runtime.dir().join("other-runc.env"));
+        let has = |variable: &str| environment.lines().any(|line| line.starts_with(variable));
+        assert!(has("PATH=") && !has("NOTIFY_SOCKET=") && !has("K3S_TOKEN="), "{environment}");
         calls.lines().any(|call| call.ends_with(&id))
     } else {
         runtime.dir().join("runc-other/k8s.io").join(&id).is_dir()

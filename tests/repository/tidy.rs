@@ -13,7 +13,7 @@ use std::path::Path;
 const LAYERS: [(&str, &str); 8] = [
     (
         "ground: plain types, the file system, sockets; knows no Kubernetes",
-        "counters decode executor filesystem http2 kernel_tunables limits mounts netlink paths proto sorted stream streaming text tls tree",
+        "counters decode executor filesystem http2 kernel_tunables limits mounts netlink paths program proto sorted stream streaming text tls tree",
     ),
     (
         "model: the vocabulary, and what works on nothing else",
@@ -221,6 +221,18 @@ fn pure_files_neither_wait_nor_look_at_the_machine() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A socket of the supervisor, or a token, is for the agent alone (`program::command`).
+#[test]
+fn programs_get_the_environment_that_is_theirs() {
+    // A monitor has that environment itself; one is started without any; doctor is a command.
+    let others = ["monitor/create.rs", "monitor/process.rs", "runtime/users.rs", "doctor/facts.rs"];
+    let start = |source: &&Source| source.code.contains("Command::new(");
+    let sources = sources();
+    let mut starting: Vec<&str> = sources.iter().filter(start).map(|source| source.path.as_str()).collect();
+    starting.retain(|path| !others.contains(path));
+    assert_eq!(starting, ["program.rs"], "programs are started by program::command");
 }
 
 #[test]

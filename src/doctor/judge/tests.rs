@@ -47,6 +47,7 @@ fn good() -> Facts {
             runtime_cgroup_driver: None,
             cgroup_driver_set: None,
             is_embedded: false,
+            lacks_apparmor_parser: false,
         }),
         kubelets: Vec::new(),
         cni: CniFacts {
@@ -260,6 +261,12 @@ fn each_fault_is_one_finding_with_its_mend() {
             "shims",
             Warning,
             "2 shims of containerd serve no sandbox any more, and keep some megabytes each; one was that of sandbox def: end them: kill 7 9",
+        ),
+        (
+            |f| runtime_of(f).lacks_apparmor_parser = true,
+            "AppArmor",
+            Warning,
+            "no container is confined by it: apt install apparmor",
         ),
         (
             |f| runtime_of(f).foreign_sandboxes = Some((3, "default/web".to_owned())),

@@ -1,5 +1,10 @@
-//! Runs a program of the machine until it exits, or until its deadline. Blocking I/O.
+//! Programs that the agent executes. What is the agent's alone in its environment is not theirs ([`command`]); [`run`] waits for one
+//! until it exits, or until its deadline. Blocking I/O.
+//!
+//! An OCI runtime that finds `NOTIFY_SOCKET` waits for the container to say that it is ready, and gives the socket to it; the variables
+//! of k3s have tokens.
 
+use std::ffi::OsStr;
 use std::io::{self, PipeReader, Read as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -13,13 +18,29 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::limits::{PROGRAM_OUTPUT_BYTES_MAX, PROGRAM_POLL_PERIOD};
 
+/// Of a supervisor (`sd_notify(3)`, `sd_watchdog_enabled(3)`, `sd_listen_fds(3)`), and of `k3s agent`.
+const AGENT_VARIABLES: [&str; 4] = ["NOTIFY_", "WATCHDOG_", "LISTEN_", "K3S_"];
+
+/// A command that gets the agent's environment without what is for the agent alone.
+pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
+    for name in std::env::vars_os().map(|(name, _)| name).filter(|name| is_for_agent(name)) {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn is_for_agent(variable: &OsStr) -> bool {
+    AGENT_VARIABLES.iter().any(|prefix| variable.as_encoded_bytes().starts_with(prefix.as_bytes()))
+}
+
 /// Kills the program when dropped: its result is no longer needed.
 #[derive(Debug, Default)]
-pub struct KillOnDrop(Arc<AtomicBool>);
+pub(crate) struct KillOnDrop(Arc<AtomicBool>);
 
 impl KillOnDrop {
     /// For the thread that runs the program: true when the result is no longer needed.
-    pub fn dropped(&self) -> Arc<AtomicBool> {
+    pub(crate) fn dropped(&self) -> Arc<AtomicBool> {
         self.0.clone()
     }
 }
@@ -52,7 +73,7 @@ pub(crate) fn run(
     let (mut reader, writer) = io::pipe()?;
     fcntl_setfl(&reader, OFlags::NONBLOCK)?;
     let mut child = {
-        let mut command = Command::new(program);
+        let mut command = command(program);
         command.args(arguments).env("LC_ALL", "C").process_group(0).stdin(Stdio::null());
         // Our write ends are dropped with the command: the pipe closes when the last process of the group exits.
         command.stdout(writer.try_clone()?).stderr(writer).spawn()?
@@ -117,6 +138,18 @@ mod tests {
 
     fn sh(line: &str, patience: Duration) -> Ended {
         run("sh", &["-c".to_owned(), line.to_owned()], patience, &AtomicBool::new(false)).unwrap()
+    }
+
+    #[test]
+    fn programs_get_neither_the_supervisors_variables_nor_tokens() {
+        for variable in
+            ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "K3S_TOKEN", "K3S_URL"]
+        {
+            assert!(is_for_agent(OsStr::new(variable)), "{variable}");
+        }
+        for variable in ["PATH", "HTTPS_PROXY", "TMPDIR", "MY_NOTIFY_SOCKET", "LANG"] {
+            assert!(!is_for_agent(OsStr::new(variable)), "{variable}");
+        }
     }
 
     #[test]
