@@ -64,7 +64,7 @@ FUZZ_SECONDS ?= 600
 # How often `make test` runs each.
 FUZZ_TIMES := 5000
 
-.PHONY: help demo test lint fmt clippy deny deny-here unit unit-beside-release sim proto vectors attack embedded network real real-embedded systemd board board-short real-beside-others size leftovers sweep package packages dist pages arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
+.PHONY: help demo demo-installed test lint fmt clippy deny deny-here unit unit-beside-release sim proto vectors attack embedded network real real-embedded systemd board board-short real-beside-others size leftovers sweep package packages dist pages arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
 	setup-rust release
 
 help:  ## this list
@@ -73,6 +73,10 @@ help:  ## this list
 demo: setup  ## runs tests/manifests on a private containerd; Ctrl-C ends it. ONCE=1: checks the pods and ends by itself. RUNTIME=embedded: without containerd
 	@$(CARGO) build --release --locked --quiet
 	@ONCE='$(ONCE)' RUNTIME='$(RUNTIME)' tests/env/demo.sh target/release/smolet $(DEMO_DIR) tests/manifests
+
+demo-installed: setup  ## the demo once, with the program that cargo installs
+	@$(CARGO) install --locked --quiet --no-track --path . --target-dir target --root $(CURDIR)/target/tmp/cargo
+	@ONCE=1 RUNTIME='$(RUNTIME)' tests/env/demo.sh target/tmp/cargo/bin/smolet $(DEMO_DIR) tests/manifests
 
 test: setup sweep fmt unit-beside-release vectors network size attack embedded systemd real-beside-others leftovers  ## every check and test, the ones on a real containerd and on the embedded runtime included
 	@printf '\nmake test: all passed\n'

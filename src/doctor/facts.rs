@@ -326,7 +326,7 @@ async fn embedded(
     let facts = RuntimeFacts {
         socket: config.cri_socket().display().to_string(),
         version: format!("smolet {}", env!("CARGO_PKG_VERSION")),
-        conditions: Ok(status.map_or_else(|_| readiness(&settings), |status| status.conditions)),
+        conditions: Ok(status.map_or_else(|_| readiness(&settings, agent()), |status| status.conditions)),
         pause_image: None,
         foreign_sandboxes: None,
         orphaned_shims: Vec::new(),
@@ -414,6 +414,13 @@ fn kubelets() -> Vec<Kubelet> {
     };
     let named = processes().filter(|(_, name)| is_kubelet(name));
     named.take(DOCTOR_KUBELETS_MAX).map(with_endpoint).collect()
+}
+
+/// The process ID of an agent that runs.
+fn agent() -> Option<u32> {
+    let runs = |arguments: &str| matches!(arguments.split('\0').nth(1), Some("run" | "agent"));
+    let mut named = processes().filter(|(pid, name)| name == "smolet" && *pid != std::process::id());
+    named.find(|(pid, _)| runs(&read(format!("/proc/{pid}/cmdline")))).map(|(pid, _)| pid)
 }
 
 /// The visible processes, with the first 15 bytes of their programs' names.

@@ -11,12 +11,13 @@ use crate::proto::runtime::v1 as cri;
 
 /// The CRI's conditions.
 pub(super) fn conditions(settings: &Settings, pod_cidr: &str) -> Vec<cri::RuntimeCondition> {
-    vec![runtime_ready(settings), network_ready(settings, pod_cidr)]
+    vec![runtime_ready(settings, None), network_ready(settings, pod_cidr)]
 }
 
-/// The same of a node without a pod CIDR, without opening the runtime. Blocking.
-pub fn readiness(settings: &Settings) -> Vec<RuntimeCondition> {
-    let conditions = conditions(settings, "");
+/// The same of a node without a pod CIDR, without opening the runtime, as the agent with this process ID finds it; `None`: none runs, and
+/// it would find what this process finds. Blocking.
+pub fn readiness(settings: &Settings, agent: Option<u32>) -> Vec<RuntimeCondition> {
+    let conditions = vec![runtime_ready(settings, agent), network_ready(settings, "")];
     convert::runtime_status(cri::StatusResponse {
         status: Some(cri::RuntimeStatus { conditions }),
         ..cri::StatusResponse::default()
@@ -30,7 +31,7 @@ fn condition(kind: &str, trouble: Option<(&str, String)>) -> cri::RuntimeConditi
     cri::RuntimeCondition { r#type: kind.to_owned(), status, reason: reason.to_owned(), message }
 }
 
-fn runtime_ready(settings: &Settings) -> cri::RuntimeCondition {
+fn runtime_ready(settings: &Settings, agent: Option<u32>) -> cri::RuntimeCondition {
     let trouble = match settings.handlers.get("") {
         None => {
             let fitting = if is_hybrid(&settings.cgroup_mounts) { "runc" } else { "crun, or runc" };
@@ -50,8 +51,11 @@ fn runtime_ready(settings: &Settings) -> cri::RuntimeCondition {
             Some(("HybridCgroups", message))
         }
         Some(_) => cgroups(&settings.cgroup_mounts).map(|message| ("NoCgroups", message)).or_else(|| {
-            let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-            let message = denied(&status, may_make_namespaces())?;
+            let status = agent.map_or("/proc/self/status".to_owned(), |pid| format!("/proc/{pid}/status"));
+            let status = std::fs::read_to_string(status).unwrap_or_default();
+            // Of another process only that is seen.
+            let namespaces = if agent.is_some() { Ok(()) } else { may_make_namespaces() };
+            let message = denied(&status, namespaces)?;
             Some(("Denied", message))
         }),
     };
@@ -73,7 +77,7 @@ fn may_make_namespaces() -> std::io::Result<()> {
     Ok(tried.join().map_err(|_| std::io::Error::other("the try failed"))??)
 }
 
-/// What this process is denied that an OCI runtime needs: it inherits that. `status` is `/proc/self/status`. PURE.
+/// What this process is denied that an OCI runtime needs: it inherits that. `status` is its `/proc/PID/status`. PURE.
 fn denied(status: &str, namespaces: std::io::Result<()>) -> Option<String> {
     const NEEDED: [(&str, u32); 5] =
         [("SETGID", 6), ("SETUID", 7), ("SETPCAP", 8), ("SYS_CHROOT", 18), ("SYS_ADMIN", 21)];
@@ -203,7 +207,7 @@ mod tests {
         // crun refuses a hybrid tree.
         std::fs::create_dir_all(root.join("cgroup/unified")).unwrap();
         std::fs::write(root.join("cgroup/unified/cgroup.procs"), "").unwrap();
-        assert!(runtime_ready(&settings).message.ends_with("; apt install runc"));
+        assert!(runtime_ready(&settings, None).message.ends_with("; apt install runc"));
         std::fs::remove_dir_all(root.join("cgroup/unified")).unwrap();
         assert!(
             network.starts_with("false NetworkPluginNotReady CNI plugin bridge of network smolet0"),
