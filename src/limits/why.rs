@@ -21,6 +21,8 @@ pub const STATS_CONTAINERS_MAX: usize = 1024;
 pub const STATS_SAMPLE_TIME: Duration = Duration::from_secs(1);
 /// How long metrics wait for what pods and the runtime have written. Longer: they come without.
 pub const WRITTEN_PATIENCE: Duration = Duration::from_secs(2);
+/// Pods without a cgroup any more whose bytes written are kept for `smolet top` and metrics. Full: the one that ended first has none.
+pub const ENDED_PODS_WRITTEN_MAX: usize = 128;
 /// Time between two readings of a counter, by the runtime's timestamps; the runtime may read seldom and cache. More: the clock
 /// was set in between.
 pub const STATS_TIME_MAX: Duration = Duration::from_mins(1);

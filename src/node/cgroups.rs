@@ -3,6 +3,8 @@
 //! With the driver systemd, systemd owns the directories. A slice is requested only if it does not exist or its files differ
 //! from the desired values; values without a systemd property are written afterwards. A slice is stopped before its directories
 //! are removed, as in the kubelet: otherwise systemd would create them again, and keep the unit until the next boot.
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::blocking::{Blocking, Stuck};
 use crate::cgroup::{Cgroups, Missing, SettingError};
 use crate::cri::Runtime;
+use crate::limits::ENDED_PODS_WRITTEN_MAX;
 use crate::model::SortedSet;
 use crate::model::{DesiredPod, PodUid};
 use crate::render::cgroup_name::pod_cgroup_candidates;
@@ -28,6 +31,8 @@ pub(super) struct NodeCgroups {
     classes: Arc<Classes>,
     /// With its driver.
     systemd: Option<Rc<Systemd>>,
+    /// What pods have written to disks whose cgroups are removed, the latest last; at most `limits::ENDED_PODS_WRITTEN_MAX`.
+    ended: Rc<RefCell<VecDeque<(PodUid, u64)>>>,
 }
 
 /// CPU weights of the QoS classes. Jobs end in any order, so each writes the latest value, not the one at its start; writes
@@ -76,7 +81,37 @@ pub(super) type RemoveFiles = fn(&Path) -> Result<bool, VolumeError>;
 impl NodeCgroups {
     /// `systemd`: its client, with the driver systemd.
     pub(super) fn new(hierarchies: Cgroups, systemd: Option<Systemd>) -> Self {
-        Self { hierarchies: Arc::new(hierarchies), classes: Arc::default(), systemd: systemd.map(Rc::new) }
+        Self {
+            hierarchies: Arc::new(hierarchies),
+            classes: Arc::default(),
+            systemd: systemd.map(Rc::new),
+            ended: Rc::default(),
+        }
+    }
+
+    /// Bytes that these pods have written to disks, those without a cgroup any more too; `None` where nothing counts them.
+    pub(super) async fn written(
+        &self,
+        blocking: &Blocking,
+        node: NodeSettings,
+        pods: &[PodUid],
+    ) -> Vec<Option<u64>> {
+        let hierarchies = self.hierarchies.clone();
+        let uids: Vec<String> = pods.iter().map(ToString::to_string).collect();
+        let count =
+            move || -> Vec<_> { uids.iter().map(|uid| hierarchies.written_by_pod(&node, uid)).collect() };
+        let counted = blocking.run(count).await;
+        let ended = self.ended.borrow();
+        let of_ended = |pod: &PodUid| ended.iter().rev().find(|(of, _)| of == pod).map(|(_, bytes)| *bytes);
+        counted.into_iter().zip(pods).map(|(bytes, pod)| bytes.or_else(|| of_ended(pod))).collect()
+    }
+
+    fn keep_written(&self, pod: &PodUid, bytes: u64) {
+        let mut ended = self.ended.borrow_mut();
+        if ended.len() >= ENDED_PODS_WRITTEN_MAX {
+            ended.pop_front();
+        }
+        ended.push_back((pod.clone(), bytes));
     }
 
     /// Sets the sum of the burstable pods' CPU requests, in thousandths of a CPU: the next job that creates or removes a pod's
@@ -213,11 +248,16 @@ impl NodeCgroups {
         let pod_dir = Path::new(&*ctx.node.root_dir).join("pods").join(uid.as_str());
         let theirs = pod_dir.clone();
         let removed = ctx.manager.blocking.run_for(uid, move || {
+            let written = hierarchies.written_by_pod(&node, &of);
             let removed = hierarchies.remove_pod(&node, &of).map_err(|error| error.to_string())?;
             log_killed(&of, &removed.killed);
-            Ok::<_, String>(volume::nfs::has_volumes(&theirs))
+            Ok::<_, String>((volume::nfs::has_volumes(&theirs), written))
         });
-        if removed.await?? {
+        let (has_nfs, written) = removed.await??;
+        if let Some(bytes) = written {
+            self.keep_written(uid, bytes);
+        }
+        if has_nfs {
             super::jobs::unmount(ctx, uid).await?;
         }
         // A large directory is removed in pieces: other pods are handled in between.
@@ -296,6 +336,29 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
     use crate::render::CgroupVersion;
+
+    #[test]
+    fn what_an_ended_pod_has_written_is_kept_until_others_have_ended() {
+        let root = std::env::temp_dir().join(format!("smolet-written-{}", std::process::id()));
+        let pod = root.join("kubepods/besteffort/podb");
+        std::fs::create_dir_all(&pod).unwrap();
+        std::fs::write(pod.join("io.stat"), "8:0 wbytes=7\n").unwrap();
+        let mounts = format!("cgroup2 {} cgroup2 rw 0 0\n", root.display());
+        let cgroups = NodeCgroups::new(Cgroups::from_mounts(&mounts, &root), None);
+        let blocking = Blocking::on_this_thread();
+        let pods = ["a", "b", "c"].map(PodUid::from);
+        let written = || smol::block_on(cgroups.written(&blocking, NodeSettings::new("n", "/r"), &pods));
+        cgroups.keep_written(&pods[0], 5);
+        assert_eq!(written(), [Some(5), Some(7), None]);
+        // The same pod ended again; others fill the rest.
+        cgroups.keep_written(&pods[0], 6);
+        assert_eq!(written()[0], Some(6));
+        (1..ENDED_PODS_WRITTEN_MAX).for_each(|n| cgroups.keep_written(&PodUid::from(format!("d{n}")), 1));
+        assert_eq!(written()[0], Some(6));
+        cgroups.keep_written(&pods[2], 1);
+        std::fs::remove_dir_all(&root).unwrap();
+        assert_eq!(written(), [None, None, Some(1)]);
+    }
 
     /// Two jobs began, with one pod's 250m and with another's 1500m more; the later one's thread is done first.
     #[test]

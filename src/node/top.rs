@@ -33,14 +33,12 @@ pub(super) fn top_pods<R: Runtime + 'static>(pods: &Pods<R>, question: &TopQuest
     let (manager, style) = (pods.manager(), question.style);
     let (runtime, clock, blocking) =
         (manager.runtime.clone(), manager.clock.clone(), manager.blocking.clone());
-    let (cgroups, node) = (pods.cgroups().hierarchies.clone(), NodeSettings::clone(&pods.ctx().node));
+    let (cgroups, node) = (pods.cgroups().clone(), NodeSettings::clone(&pods.ctx().node));
     Answer::Later(Later(Box::pin(async move {
         match measure(&*runtime, &clock, &keys).await {
             Ok(Some(mut pods)) => {
-                let uids: Vec<String> = pods.iter().map(|of| of.pod.uid.to_string()).collect();
-                let count =
-                    move || -> Vec<_> { uids.iter().map(|uid| cgroups.written_by_pod(&node, uid)).collect() };
-                for (pod, written) in pods.iter_mut().zip(blocking.run(count).await) {
+                let uids: Vec<PodUid> = pods.iter().map(|of| of.pod.uid.clone()).collect();
+                for (pod, written) in pods.iter_mut().zip(cgroups.written(&blocking, node, &uids).await) {
                     pod.written_bytes = written;
                 }
                 Answer::Found(printer::top(&pods, namespaces, style))

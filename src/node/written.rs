@@ -6,7 +6,7 @@ use super::pods::Pods;
 use crate::cri::Runtime;
 use crate::limits::WRITTEN_PATIENCE;
 use crate::metrics::{Written, written_by_server};
-use crate::model::PodKey;
+use crate::model::{PodKey, PodUid};
 use crate::render::NodeSettings;
 use crate::server::{Answer, Later};
 
@@ -19,15 +19,13 @@ pub(super) fn with_written<R: Runtime + 'static>(
     add: fn(&mut String, &Written),
 ) -> Answer {
     let keys: Vec<PodKey> = pods.sorted(None).iter().map(|record| record.worker().key().clone()).collect();
-    let (cgroups, node) = (pods.cgroups().hierarchies.clone(), NodeSettings::clone(&pods.ctx().node));
+    let (cgroups, node) = (pods.cgroups().clone(), NodeSettings::clone(&pods.ctx().node));
     let blocking = pods.manager().blocking.clone();
     let clock = pods.manager().clock.clone();
     Answer::Later(Later(Box::pin(async move {
         let counted = async {
-            let uids: Vec<String> = keys.iter().map(|key| key.uid.to_string()).collect();
-            let count =
-                move || -> Vec<_> { uids.iter().map(|uid| cgroups.written_by_pod(&node, uid)).collect() };
-            let counted = blocking.run(count).await;
+            let uids: Vec<PodUid> = keys.iter().map(|key| key.uid.clone()).collect();
+            let counted = cgroups.written(&blocking, node, &uids).await;
             let pods = keys.into_iter().zip(counted).filter_map(|(key, bytes)| Some((key, bytes?))).collect();
             let runtime = match socket {
                 Some(socket) => {

@@ -245,8 +245,8 @@ impl Board {
         self.run("cp -a /etc/smolet/config.yaml /root/; ! [ -e /etc/containerd/config.toml ] || cp -a /etc/containerd/config.toml /root/");
     }
 
-    /// What a failed step has left is undone, so that it fails none of the next; false when the board no longer answers.
-    pub fn settle(&self) -> bool {
+    /// What a failed step has left is undone, pods with other names than these among it, so that it fails none of the next; false when the board no longer answers.
+    pub fn settle(&self, names: &[String]) -> bool {
         let undo = "mount -o remount,rw /; rm -f /fill /fill-too; \
                     cp -a /root/config.yaml /etc/smolet/; ! [ -e /root/config.toml ] || cp -a /root/config.toml /etc/containerd/; \
                     if [ -d /etc/smolet/aside ]; then rm -f /etc/smolet/manifests/*; \
@@ -257,6 +257,10 @@ impl Board {
         }
         if !self.aside.borrow().is_empty() {
             self.wanted.replace(self.aside.take());
+        }
+        for name in self.names().iter().filter(|name| !names.contains(name)) {
+            let _ = self.try_run(&format!("rm /etc/smolet/manifests/{name}.yaml"));
+            self.forget(name);
         }
         answers
     }

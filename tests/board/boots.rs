@@ -68,7 +68,7 @@ pub fn graceful(board: &Board) {
     std::thread::sleep(Duration::from_secs(30));
     let resident = idle::resident_mib(board);
     board.figure("resident half a minute after a reboot, 7 pods", format!("{resident:.1} MiB"));
-    assert!(resident <= idle::RESIDENT_MIB_MAX, "{resident:.2} MiB resident");
+    assert!(resident <= idle::resident_mib_max(), "{resident:.2} MiB resident");
     board.remove(&["deaf", "polite"]);
     board.write("/etc/smolet/config.yaml", &saved);
     board.run("systemctl restart smolet");

@@ -98,9 +98,10 @@ fn look(board: &Board, systemd: bool) {
         let pod = case.pod_cgroup(systemd, &uid);
         let container =
             if systemd { format!("{pod}/{}", runtime::scope(&id)) } else { format!("{pod}/{id}") };
+        let pid = runtime::pid_of(board, &id);
         let found = board.run(&format!(
             "for dir in {pod} {container}; do cat $dir/cpu.weight $dir/cpu.max $dir/memory.max $dir/pids.max; done; \
-             cat /proc/$(head -n 1 {container}/cgroup.procs)/oom_score_adj"
+             cat /proc/{pid}/oom_score_adj"
         ));
         let weight = case.weight();
         let (settings, score) = found.rsplit_once('\n').unwrap();

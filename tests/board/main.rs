@@ -47,6 +47,7 @@ const STEPS: &[Step] = &[
     ("cgroups of every class, driver cgroupfs", Both, cgroups::cgroupfs),
     ("cgroups of every class, driver systemd", Long, cgroups::systemd),
     ("AppArmor, seccomp, fsGroup, sysctls", Long, rights::all),
+    ("a pod with users of its own", Long, rights::users),
     ("the agent killed, stopped, restarted; containerd killed", Long, trouble::kills),
     ("a reboot ends the pods first", Both, boots::graceful),
     ("the gateway's pods run from image archives", Long, pods::gateway),
@@ -76,7 +77,7 @@ fn main() -> ExitCode {
     let board = Board::new();
     let mut failed = Vec::new();
     for (name, form, run) in STEPS.iter().filter(|step| taken(step)) {
-        let begun = Instant::now();
+        let (begun, names) = (Instant::now(), board.names());
         println!("{name} ...");
         let done = catch_unwind(AssertUnwindSafe(|| run(&board))).is_ok();
         let seconds = begun.elapsed().as_secs();
@@ -84,7 +85,7 @@ fn main() -> ExitCode {
         if !done {
             failed.push(*name);
             board.last_words();
-            if *form == Base || !board.settle() {
+            if *form == Base || !board.settle(&names) {
                 break;
             }
         }

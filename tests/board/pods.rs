@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use crate::board::{AT_ONCE, Board, PODS_SECONDS, root};
+use crate::runtime;
 
 fn manifests(below: &str) -> Vec<PathBuf> {
     let mut files: Vec<_> =
@@ -66,7 +67,8 @@ pub fn gateway(board: &Board) {
                 "modbus-reader" => None,
                 _ => Some("1/1 Running"),
             };
-            board.put(&name(file), &fs::read_to_string(file).unwrap(), wanted.map(str::to_owned));
+            let text = fs::read_to_string(file).unwrap();
+            board.put(&name(file), &runtime::with_stand_ins(&text), wanted.map(str::to_owned));
         }
         board.wait_for_pods();
     }
