@@ -12,6 +12,7 @@ use crate::config::{Config, Reserved, paths};
 use crate::cri::{RuntimeHandler, RuntimeVersion};
 use crate::eviction::Signal;
 use crate::filesystem::Filesystem;
+use crate::oci::has_apparmor;
 use crate::render::{NodeSettings, admission};
 use crate::resolv_conf;
 use crate::runtime;
@@ -68,7 +69,7 @@ pub fn node_settings(config: &Config, node_name: &str) -> NodeSettings {
     node.memory_swap = config.memory_swap;
     node.single_process_oom_kill = config.single_process_oom_kill;
     node.pod_pids_limit = config.pod_pids_limit;
-    node.apparmor = apparmor_is_on();
+    node.apparmor = has_apparmor();
     let allowed = config.allowed_unsafe_sysctls.iter().flatten();
     node.allowed_unsafe_sysctls = allowed.map(|pattern| admission::sysctl_name(pattern).into()).collect();
     node.thermal_throttle_paths = thermal_throttle_paths();
@@ -205,12 +206,6 @@ fn memory_bytes(meminfo: &str) -> (i64, i64) {
     };
     let bytes = |name| field(name).unwrap_or(0).saturating_mul(1024);
     (bytes("MemTotal:"), bytes("SwapTotal:"))
-}
-
-/// As runtimes detect it (libcontainer's `apparmor.IsEnabled`).
-fn apparmor_is_on() -> bool {
-    Path::new("/sys/kernel/security/apparmor").exists()
-        && read("/sys/module/apparmor/parameters/enabled").starts_with('Y')
 }
 
 /// `hugepages-2048kB` → `2MB`, as in the names of cgroup files.

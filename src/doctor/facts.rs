@@ -13,7 +13,7 @@ use crate::cni::{self, RuntimeSettings};
 use crate::config::{Config, Flags};
 use crate::cri::choice::{RuntimeChoice, choose_beside};
 use crate::cri::shims::{Shim, orphaned, shims};
-use crate::cri::{GrpcRuntime, Image, Runtime as _, RuntimeCondition, convert, endpoint};
+use crate::cri::{GrpcRuntime, Image, Runtime as _, RuntimeCondition, RuntimeError, convert, endpoint};
 use crate::eviction::{Amount, Signal};
 use crate::executor::Executor;
 use crate::facts::{self, embedded_runtime};
@@ -28,7 +28,7 @@ use crate::limits::{
 use crate::model::{SandboxState, Wall};
 use crate::render::CgroupDriver;
 use crate::resolv_conf::PodServers;
-use crate::runtime::{lacks_apparmor_parser, readiness};
+use crate::runtime::{Settings, lacks_apparmor_parser, readiness};
 
 /// All facts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -323,10 +323,15 @@ async fn embedded(
     let settings = embedded_runtime(config);
     let running = GrpcRuntime::new(&config.cri_socket(), executor, clock.clone());
     let status = running.with_timeout(ENDPOINT_CHECK_TIMEOUT).status().await;
+    let conditions = match status {
+        Ok(status) => Ok(status.conditions),
+        Err(RuntimeError::Unavailable(_)) => not_served(&settings, agent(&config.socket)),
+        Err(error) => Err(error.to_string()),
+    };
     let facts = RuntimeFacts {
         socket: config.cri_socket().display().to_string(),
         version: format!("smolet {}", env!("CARGO_PKG_VERSION")),
-        conditions: Ok(status.map_or_else(|_| readiness(&settings, agent()), |status| status.conditions)),
+        conditions,
         pause_image: None,
         foreign_sandboxes: None,
         orphaned_shims: Vec::new(),
@@ -341,6 +346,24 @@ async fn embedded(
         cgroup_driver: None,
     };
     (Ok(facts), cni, Some(settings.root_dir.display().to_string()))
+}
+
+/// An agent serves the CRI once its runtime is ready; where none runs, that is what this machine has.
+fn not_served(settings: &Settings, agent: Option<u32>) -> Result<Vec<RuntimeCondition>, String> {
+    let found = readiness(settings, agent);
+    match agent {
+        Some(pid) if found.iter().all(|condition| condition.status) => {
+            Err(format!("the agent, process {pid}, has not opened it yet"))
+        }
+        _ => Ok(found),
+    }
+}
+
+/// The process ID of the agent that serves this socket.
+fn agent(socket: &Path) -> Option<u32> {
+    let stream = std::os::unix::net::UnixStream::connect(socket).ok()?;
+    let peer = rustix::net::sockopt::socket_peercred(&stream).ok()?;
+    peer.pid.as_raw_nonzero().get().try_into().ok()
 }
 
 /// The first image with a name like a pause image's.
@@ -414,13 +437,6 @@ fn kubelets() -> Vec<Kubelet> {
     };
     let named = processes().filter(|(_, name)| is_kubelet(name));
     named.take(DOCTOR_KUBELETS_MAX).map(with_endpoint).collect()
-}
-
-/// The process ID of an agent that runs.
-fn agent() -> Option<u32> {
-    let runs = |arguments: &str| matches!(arguments.split('\0').nth(1), Some("run" | "agent"));
-    let mut named = processes().filter(|(pid, name)| name == "smolet" && *pid != std::process::id());
-    named.find(|(pid, _)| runs(&read(format!("/proc/{pid}/cmdline")))).map(|(pid, _)| pid)
 }
 
 /// The visible processes, with the first 15 bytes of their programs' names.

@@ -199,7 +199,7 @@ fn other_agents(kubelets: &[Kubelet], runtime: Option<&RuntimeFacts>) -> Finding
 }
 
 fn apparmor() -> Finding {
-    let message = "the kernel has it, and apparmor_parser is not installed: no container is confined by it";
+    let message = "the kernel has it, and apparmor_parser is not installed: containers have no profile of the runtime's";
     Finding::warning("AppArmor", message, "apt install apparmor")
 }
 

@@ -36,5 +36,5 @@ pub const DEVICE_ENTRIES_MAX: usize = 65536;
 pub const APPARMOR_PROFILES_BYTES_MAX: usize = 256 << 10;
 /// How long `apparmor_parser` may take to compile and load our profile. Expired: it is killed.
 pub const APPARMOR_LOAD_TIME: Duration = Duration::from_mins(1);
-/// After a failure our profile is tried again with the first container after so long.
-pub const APPARMOR_LOAD_PERIOD: Duration = Duration::from_mins(1);
+/// After a failure our profile is tried again with the first container after so long; until then containers that need it are refused.
+pub const APPARMOR_LOAD_PERIOD: Duration = Duration::from_mins(5);

@@ -26,7 +26,7 @@ use super::record::{
 use super::{MonitorError, control, names, pid_of, timespec};
 use crate::filesystem::read_start;
 use crate::limits::{
-    LOG_BATCH_BYTES, MONITOR_IDLE_TIME, MONITOR_REAP_PERIOD, MONITOR_RECORD_BYTES_MAX,
+    LOG_BATCH_BYTES, MONITOR_IDLE_TIME, MONITOR_REAP_PERIOD, MONITOR_RECORD_BYTES_MAX, MONITOR_STARTER_TIME,
     OUTPUT_DRAIN_IDLE_TIME, OUTPUT_DRAIN_TIME, OUTPUT_READ_BYTES,
 };
 use crate::model::Wall;
@@ -41,8 +41,9 @@ pub(super) struct Monitor {
     is_own: bool,
     /// The container shares the node's process IDs: its orphans become children of this process.
     has_orphans: bool,
-    /// Since when crun may have left the process that started the container: it ends by itself, as a child of this one.
-    starter: Option<Instant>,
+    /// When to look for the process that started the container, and the pause until the next look: crun leaves it, and it ends by itself, as
+    /// a child of this one.
+    starter: Option<(Instant, Duration)>,
     ended: Option<Ended>,
     outputs: [Option<Output>; 2],
     /// The way to the container's standard input: a FIFO, or the terminal's descriptor once more.
@@ -141,7 +142,7 @@ impl Monitor {
             init_fd,
             is_own,
             has_orphans,
-            starter: is_own.then(Instant::now),
+            starter: is_own.then(|| (Instant::now() + MONITOR_IDLE_TIME, MONITOR_IDLE_TIME)),
             ended: None,
             outputs,
             stdin: stdin.map_err(failed(directory))?,
@@ -224,9 +225,12 @@ impl Monitor {
         if self.clients.remove_closed() && self.arguments.stdin_once {
             self.close_input();
         }
-        let is_started = self.starter.is_some_and(|began| began.elapsed() >= MONITOR_IDLE_TIME);
-        if self.has_orphans || is_started {
-            self.starter = None;
+        let is_due = |(at, _): &mut (Instant, Duration)| *at <= Instant::now();
+        if let Some((_, pause)) = self.starter.take_if(is_due) {
+            let has_reaped = self.reap();
+            let next = (pause * 2 <= MONITOR_STARTER_TIME && !has_reaped).then_some(pause * 2);
+            self.starter = next.map(|pause| (Instant::now() + pause, pause));
+        } else if self.has_orphans {
             self.reap();
         }
         if woken().next().is_none() {
@@ -242,9 +246,10 @@ impl Monitor {
             let whole = OUTPUT_DRAIN_TIME.saturating_sub(ended.at.elapsed());
             whole.min(OUTPUT_DRAIN_IDLE_TIME.saturating_sub(ended.last_output.elapsed()))
         });
-        let idle = (!self.buffer.is_empty() || self.starter.is_some()).then_some(MONITOR_IDLE_TIME);
+        let idle = (!self.buffer.is_empty()).then_some(MONITOR_IDLE_TIME);
+        let starter = self.starter.map(|(at, _)| at.saturating_duration_since(Instant::now()));
         let reap = self.has_orphans.then_some(MONITOR_REAP_PERIOD);
-        [drain, idle, reap, self.clients.patience()].into_iter().flatten().min()
+        [drain, idle, reap, starter, self.clients.patience()].into_iter().flatten().min()
     }
 
     /// Reads once from a stream of the container.
@@ -380,16 +385,20 @@ impl Monitor {
         }
     }
 
-    /// Takes the statuses of all children that have ended, that of the first process among them.
-    fn reap(&mut self) {
+    /// Takes the statuses of all children that have ended, that of the first process among them. True: another one was among them.
+    fn reap(&mut self) -> bool {
         let init = pid_of(self.init.pid);
+        let mut has_other = false;
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
             if Some(pid) == init && self.is_own {
                 self.record_end(
                     status.exit_status().or(status.terminating_signal().map(|signal| 128 + signal)),
                 );
+            } else {
+                has_other = true;
             }
         }
+        has_other
     }
 
     fn record_end(&mut self, code: Option<i32>) {

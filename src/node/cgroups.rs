@@ -102,16 +102,22 @@ impl NodeCgroups {
             move || -> Vec<_> { uids.iter().map(|uid| hierarchies.written_by_pod(&node, uid)).collect() };
         let counted = blocking.run(count).await;
         let ended = self.ended.borrow();
-        let of_ended = |pod: &PodUid| ended.iter().rev().find(|(of, _)| of == pod).map(|(_, bytes)| *bytes);
+        let of_ended = |pod: &PodUid| ended.iter().find(|(of, _)| of == pod).map(|(_, bytes)| *bytes);
         counted.into_iter().zip(pods).map(|(bytes, pod)| bytes.or_else(|| of_ended(pod))).collect()
     }
 
     fn keep_written(&self, pod: &PodUid, bytes: u64) {
+        self.forget_written(pod);
         let mut ended = self.ended.borrow_mut();
         if ended.len() >= ENDED_PODS_WRITTEN_MAX {
             ended.pop_front();
         }
         ended.push_back((pod.clone(), bytes));
+    }
+
+    /// Of a pod that is not shown any more.
+    pub(super) fn forget_written(&self, pod: &PodUid) {
+        self.ended.borrow_mut().retain(|(of, _)| of != pod);
     }
 
     /// Sets the sum of the burstable pods' CPU requests, in thousandths of a CPU: the next job that creates or removes a pod's
@@ -219,11 +225,16 @@ impl NodeCgroups {
             (self.hierarchies.clone(), NodeSettings::clone(&ctx.node), uid.to_string());
         let may_come = pod_cgroup_candidates(&node, uid.as_str());
         let ending = ctx.manager.blocking.run_for(uid, move || {
+            // Its slices take the counts with them.
+            let written = hierarchies.written_by_pod(&node, &of);
             let (cgroups, killed) = hierarchies.end_pod(&node, &of);
             log_killed(&of, &killed);
-            cgroups
+            (cgroups, written)
         });
-        let there = ending.await?;
+        let (there, written) = ending.await?;
+        if let Some(bytes) = written {
+            self.keep_written(uid, bytes);
+        }
         for cgroup in &may_come {
             // A slice that was requested before the pod's removal may be created only now.
             if let Some(unit) = unit_of(cgroup)

@@ -260,7 +260,9 @@ pub(super) async fn remove<R: Runtime>(
     observed: &ObservedPod,
 ) -> Result<(), String> {
     remove_pod(ctx, key, observed).await?;
-    remove_disk(ctx, cgroups, &key.uid, volume::remove_pod_dir).await
+    remove_disk(ctx, cgroups, &key.uid, volume::remove_pod_dir).await?;
+    cgroups.forget_written(&key.uid);
+    Ok(())
 }
 
 /// Removes what a terminated pod no longer needs (`SyncTerminatedPod`): its cgroups, its volumes with their mounts, its range
@@ -331,7 +333,11 @@ pub(super) async fn sweep<R: Runtime>(
             continue;
         }
         let removed = match cgroups.stop(ctx, &uid).await {
-            Ok(()) => poison::scoped(mark, cgroups.remove(ctx, &uid, volume::remove_pod_dir)).await,
+            Ok(()) => {
+                let removed = poison::scoped(mark, cgroups.remove(ctx, &uid, volume::remove_pod_dir)).await;
+                cgroups.forget_written(&uid);
+                removed
+            }
             // systemd does not answer: one timeout is enough for all pods.
             Err(SliceError::Systemd(error)) if !error.is_of_unit() => {
                 return (first.and(Err(error.to_string())), slow);

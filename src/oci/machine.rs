@@ -47,14 +47,12 @@ impl NodeFacts {
                 text("/sys/fs/cgroup/cgroup.controllers")?.split_whitespace().any(|name| name == "hugetlb")
             }
         };
-        let is_apparmor =
-            text("/sys/module/apparmor/parameters/enabled").is_ok_and(|text| text.starts_with('Y'));
         let hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
         Ok(Self {
             cgroup,
             hugetlb,
             seccomp: field("Seccomp:").is_some(),
-            apparmor: is_apparmor.then(Self::read_apparmor_profiles),
+            apparmor: has_apparmor(),
             last_capability: text("/proc/sys/kernel/cap_last_cap")?.trim().parse().unwrap_or(u8::MAX),
             capabilities,
             oom_score_adj_min: if capabilities >> SYS_RESOURCE & 1 == 1 { -1000 } else { own_adj },
@@ -67,13 +65,6 @@ impl NodeFacts {
         })
     }
 
-    /// Names and modes of the `AppArmor` profiles that are loaded; empty when that cannot be read.
-    pub fn read_apparmor_profiles() -> String {
-        let path = Path::new("/sys/kernel/security/apparmor/profiles");
-        let bytes = filesystem::read_start(path, APPARMOR_PROFILES_BYTES_MAX).unwrap_or_default();
-        String::from_utf8_lossy(&bytes).into_owned()
-    }
-
     /// `/proc/self/mountinfo`.
     ///
     /// # Errors
@@ -82,6 +73,19 @@ impl NodeFacts {
         let bytes = filesystem::read_start(Path::new("/proc/self/mountinfo"), MOUNTINFO_BYTES_MAX)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
+}
+
+/// Whether the kernel has `AppArmor` and can be given profiles, as runtimes detect it (libcontainer's `apparmor.IsEnabled`).
+pub fn has_apparmor() -> bool {
+    Path::new("/sys/kernel/security/apparmor").exists()
+        && text("/sys/module/apparmor/parameters/enabled").is_ok_and(|text| text.starts_with('Y'))
+}
+
+/// Names and modes of the `AppArmor` profiles that are loaded; empty when that cannot be read.
+pub fn read_apparmor_profiles() -> String {
+    let path = Path::new("/sys/kernel/security/apparmor/profiles");
+    let bytes = filesystem::read_start(path, APPARMOR_PROFILES_BYTES_MAX).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 fn text(path: &str) -> io::Result<String> {

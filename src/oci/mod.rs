@@ -40,13 +40,15 @@ pub use cdi::CdiFile;
 pub use error::SpecError;
 pub use features::RuntimeFeatures;
 pub use image_config::{ImageConfig, ImageDocument};
-pub use machine::find_devices;
+pub use machine::{find_devices, has_apparmor, read_apparmor_profiles};
 pub use mounts::{Volume, image_volume_paths};
 pub use process::exec_process;
 pub use resources::{cgroups_path, update};
 pub use runtime_spec::Spec;
 pub use sandbox::{SandboxInput, sandbox_spec, sysctls, user_mappings};
-pub use security::{APPARMOR_PROFILE, APPARMOR_PROFILE_NAME, SelinuxLabels, is_apparmor_loaded};
+pub use security::{
+    APPARMOR_PROFILE_NAME, SelinuxLabels, apparmor_profile, is_apparmor_loaded, may_want_default_apparmor,
+};
 pub use signal::stop_signal;
 
 use runtime_spec::{Device, IdMapping, Linux, Map, Namespace, Rlimit, Root};
@@ -88,14 +90,15 @@ pub struct Input<'a> {
     pub devices: &'a [Device],
     /// The CDI specifications of the node, those of `/var/run/cdi` after those of `/etc/cdi`.
     pub cdi: &'a [CdiFile<'a>],
+    /// The `AppArmor` profiles that are loaded ([`read_apparmor_profiles`]); `None`: it is not enabled.
+    pub apparmor: Option<&'a str>,
     /// Annotations that the `RuntimeClass` handler's settings pass on.
     pub annotations: &'a Map,
     /// The machine.
     pub node: &'a NodeFacts,
 }
 
-/// What the specs need to know of the machine and of the OCI runtime. It does not change while the agent runs, but for the
-/// mounts and the profiles.
+/// What the specs need to know of the machine and of the OCI runtime. It does not change while the agent runs.
 #[derive(Clone, Debug)]
 pub struct NodeFacts {
     /// The cgroup hierarchy.
@@ -104,9 +107,8 @@ pub struct NodeFacts {
     pub hugetlb: bool,
     /// The kernel filters system calls.
     pub seccomp: bool,
-    /// `AppArmor` is enabled: `/sys/kernel/security/apparmor/profiles`, the names of the profiles that are loaded
-    /// ([`Self::read_apparmor_profiles`]).
-    pub apparmor: Option<String>,
+    /// `AppArmor` is enabled ([`has_apparmor`]).
+    pub apparmor: bool,
     /// `/proc/sys/kernel/cap_last_cap`.
     pub last_capability: u8,
     /// The agent's own capabilities (`CapEff` of `/proc/self/status`), which are all that a container can be given.

@@ -6,13 +6,17 @@ use crate::limits::SECCOMP_PROFILE_BYTES_MAX;
 use crate::proto::runtime::v1::security_profile::ProfileType;
 use crate::proto::runtime::v1::{LinuxContainerSecurityContext, SecurityProfile};
 
-/// The name of our `AppArmor` profile; the runtime loads [`APPARMOR_PROFILE`] where the kernel has `AppArmor`.
+/// The name of our `AppArmor` profile; the runtime loads [`apparmor_profile`] where the kernel has `AppArmor`.
 pub const APPARMOR_PROFILE_NAME: &str = "smolet-default";
 
 /// Our `AppArmor` profile, for `apparmor_parser --replace`: beside its capabilities a container may do what concerns itself. It
 /// does not mount, does not write what is the machine's below `/proc` and `/sys` (also where nothing masks it), and no other
 /// container traces it or sends it signals.
-pub const APPARMOR_PROFILE: &str = "\
+///
+/// A process may have a stack of two profiles, which count as one name in the order of the alphabet: with `no_new_privs` crun adds ours to
+/// its own where the distribution has one (`crun//&smolet-default`), and since Linux 6.17 a command in a container has
+/// `smolet-default//&unconfined`.
+const APPARMOR_PROFILE: &str = "\
 #include <tunables/global>
 
 profile smolet-default flags=(attach_disconnected,mediate_deleted) {
@@ -27,15 +31,15 @@ profile smolet-default flags=(attach_disconnected,mediate_deleted) {
   # The agent and the OCI runtime are not confined, or by a profile of the distribution.
   signal (receive) peer=unconfined,
   signal (receive) peer={runc,crun,/usr/bin/runc,/usr/bin/crun,/usr/sbin/runc},
-  signal (send,receive) peer=smolet-default,
-  ptrace (trace,read,tracedby,readby) peer=smolet-default,
+  signal (send,receive) peer={,crun//&,runc//&}smolet-default{,//&unconfined},
+  ptrace (trace,read,tracedby,readby) peer={,crun//&,runc//&}smolet-default{,//&unconfined},
 
   # The kernel's memory, and its emergency keys.
   deny @{PROC}/{kcore,kmem,mem,sysrq-trigger} rwklx,
   # Parameters of the whole machine; those below kernel/ that begin with msg, sem or shm are of an IPC namespace.
   deny @{PROC}/{acpi,bus,fs,irq,scsi}/** wklx,
   deny @{PROC}/sys/{abi,debug,dev,fs,net,user,vm}/** wklx,
-  deny @{PROC}/sys/kernel/{[^ms],m[^s],s[^eh]}** wklx,
+  deny @{PROC}/sys/kernel/{[^ms],m[^s],ms[^g],s[^eh],se[^m],sh[^m]}** wklx,
 
   # Hardware and drivers; cgroups are left, as they are the container's own.
   deny /sys/{block,bus,class,dev,devices,hypervisor,kernel,module,power}/** wklx,
@@ -43,6 +47,29 @@ profile smolet-default flags=(attach_disconnected,mediate_deleted) {
   deny /sys/{firmware,kernel/security,devices/virtual/powercap}/** rwklx,
 }
 ";
+
+/// Our profile, where the distribution has these files below `/etc/apparmor.d`: one that a file lacks does without, as containerd's.
+pub fn apparmor_profile(has: impl Fn(&str) -> bool) -> String {
+    let mut text = APPARMOR_PROFILE.to_owned();
+    for (file, instead) in [("tunables/global", "@{PROC}=/proc/"), ("abstractions/base", "")] {
+        if !has(file) {
+            text = text.replace(&format!("#include <{file}>"), instead);
+        }
+    }
+    text
+}
+
+/// Whether the runtime's default profile may confine a container with this context: not a privileged one, and not one that names another. PURE.
+pub fn may_want_default_apparmor(context: &LinuxContainerSecurityContext) -> bool {
+    let is_default =
+        |profile: &SecurityProfile| profile.profile_type == i32::from(ProfileType::RuntimeDefault);
+    let wants = match &context.apparmor {
+        Some(profile) => is_default(profile),
+        None if context.apparmor_profile.is_empty() => true,
+        None => of_deprecated("", &context.apparmor_profile).is_ok_and(|profile| is_default(&profile)),
+    };
+    wants && !context.privileged
+}
 
 /// `SELinux` labels of a process and of its files; empty on a node without `SELinux`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -90,8 +117,8 @@ fn parts(label: &str) -> [&str; 4] {
 /// | Unconfined      | none                    | none       | none                          |
 /// | Localhost       | refused                 | the named  | the named, when it is loaded  |
 ///
-/// containerd compiles its profile while a container is created; a node without `apparmor_parser` counts as one without `AppArmor`
-/// there, and who asks for nothing gets nothing, as here.
+/// Ours is loaded when a container is created, or that fails, as with containerd; a node without `apparmor_parser` counts as one without
+/// `AppArmor` there, and who asks for nothing gets nothing, as here.
 pub(super) fn apparmor(
     input: &Input<'_>,
     context: &LinuxContainerSecurityContext,
@@ -107,7 +134,7 @@ pub(super) fn apparmor(
         }
     };
     let kind = asked.map(|profile| kind(FIELD, profile)).transpose()?;
-    let Some(loaded) = &input.node.apparmor else {
+    let Some(loaded) = input.apparmor else {
         return match kind {
             None | Some(ProfileType::Unconfined) => Ok(String::new()),
             Some(ProfileType::RuntimeDefault | ProfileType::Localhost) => {
@@ -126,7 +153,7 @@ pub(super) fn apparmor(
         Some(ProfileType::RuntimeDefault) if context.privileged => Ok(String::new()),
         Some(ProfileType::RuntimeDefault) => Err(SpecError::unsupported(
             FIELD,
-            "the runtime's default profile is not loaded; install apparmor_parser",
+            "the runtime's default profile is not loaded: apparmor_parser is not installed; apt install apparmor",
         )),
         Some(ProfileType::Localhost) => {
             let name = asked.map_or("", |profile| local_name(profile));

@@ -18,7 +18,7 @@ pub(super) fn node() -> NodeFacts {
         cgroup: CgroupVersion::V2 { swap_controller: true },
         hugetlb: true,
         seccomp: true,
-        apparmor: None,
+        apparmor: false,
         last_capability: 40,
         capabilities: u64::MAX,
         oom_score_adj_min: -1000,
@@ -45,6 +45,7 @@ struct Case {
     selinux: Option<SelinuxLabels>,
     devices: Vec<Device>,
     cdi: Vec<(&'static str, String)>,
+    apparmor: Option<String>,
     node: NodeFacts,
 }
 
@@ -95,6 +96,7 @@ impl Case {
             selinux: None,
             devices: Vec::new(),
             cdi: Vec::new(),
+            apparmor: None,
             node: node(),
         }
     }
@@ -127,6 +129,7 @@ impl Case {
             selinux: self.selinux.as_ref(),
             devices: &self.devices,
             cdi: &cdi,
+            apparmor: self.apparmor.as_deref(),
             annotations: &Map::new(),
             node: &self.node,
         })

@@ -139,6 +139,7 @@ async fn make(
         oom_events: None,
         owner: container.root(),
     };
+    let profiles = apparmor::profiles(context, &config).await?;
     let asked = spec::Asked {
         id: id.to_owned(),
         sandbox: sandbox.id().as_str().to_owned(),
@@ -153,7 +154,7 @@ async fn make(
         target: target_pid(containers, container).await?,
         node: context.node_of(container.handler()),
         cgroup_mounts: context.settings.cgroup_mounts.clone(),
-        apparmor: apparmor::profiles(context).await,
+        apparmor: profiles,
     };
     let mut record = container.record.borrow().clone();
     let finish = move || {

@@ -99,7 +99,6 @@ pub(super) fn make(asked: &Asked) -> RuntimeResult<Made> {
         let mountinfo = NodeFacts::read_mountinfo();
         node.mountinfo = mountinfo.map_err(|error| failed(format!("/proc/self/mountinfo: {error}")))?;
     }
-    node.apparmor.clone_from(&asked.apparmor);
     let hosts = hosts_of(asked, &config);
     let hosts = hosts.map_err(|error| failed(format!("/etc/hosts of the pod: {error}")))?;
     let input = Input {
@@ -119,6 +118,7 @@ pub(super) fn make(asked: &Asked) -> RuntimeResult<Made> {
         selinux: None,
         devices: &devices,
         cdi: &cdi,
+        apparmor: asked.apparmor.as_deref(),
         annotations: &Map::new(),
         node: &node,
     };

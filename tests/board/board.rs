@@ -259,7 +259,10 @@ impl Board {
             self.wanted.replace(self.aside.take());
         }
         for name in self.names().iter().filter(|name| !names.contains(name)) {
-            let _ = self.try_run(&format!("rm /etc/smolet/manifests/{name}.yaml"));
+            let gone = format!(
+                "rm /etc/smolet/manifests/{name}.yaml; n=0; while smolet pods | grep -qw '{name}-board' && [ $n -lt 120 ]; do sleep 1; n=$((n + 1)); done"
+            );
+            let _ = self.try_run(&gone);
             self.forget(name);
         }
         answers

@@ -88,7 +88,9 @@ pub fn gateway(board: &Board) {
         (Some("OOMKilled"), Some(137)),
         "{last}"
     );
-    let metrics = board.run("bash -c 'exec 3<>/dev/tcp/127.0.0.1/9100; printf \"GET /metrics HTTP/1.0\\r\\n\\r\\n\" >&3; cat <&3'");
+    // Its program may still begin.
+    let get = "bash -c 'exec 3<>/dev/tcp/127.0.0.1/9100; printf \"GET /metrics HTTP/1.0\\r\\n\\r\\n\" >&3; cat <&3'";
+    let metrics = board.wait_for("the node's metrics", 60, || board.try_run(get).ok());
     assert!(metrics.contains("node_uid 65534"), "{metrics}");
     board.figure(
         "resident with the demo's and the gateway's pods",

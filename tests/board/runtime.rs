@@ -107,7 +107,7 @@ pub fn with_stand_ins(manifest: &str) -> String {
 /// Prints what is left of pods when none is wanted.
 pub fn left() -> &'static str {
     if is_embedded() {
-        "pgrep -f 'smolet monitor' || true; findmnt -n -o TARGET -t nsfs,overlay || true"
+        "pgrep -x smolet-monitor || true; findmnt -n -o TARGET -t nsfs,overlay || true"
     } else {
         "ctr -n k8s.io containers ls -q"
     }

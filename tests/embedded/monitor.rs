@@ -607,14 +607,14 @@ fn with_the_nodes_process_ids_orphans_are_reaped_and_hold_no_exit() {
 fn what_the_oci_runtime_leaves_is_reaped_while_the_container_runs() {
     let container = Container::new(&format!("{WAIT}; exit 2"), |arguments, _| {
         let leaving = arguments.bundle.join("leaving-runtime");
-        let script = "#!/bin/sh\nrunc \"$@\" || exit\nsleep 0.3 3<&- >/dev/null 2>&1 </dev/null &\n";
+        let script = "#!/bin/sh\nrunc \"$@\" || exit\nsleep 2 3<&- >/dev/null 2>&1 </dev/null &\n";
         write_program(&leaving, script);
         arguments.runtime = leaving;
     });
     let created = container.run();
     let children =
         || fs::read_to_string(format!("/proc/{0}/task/{0}/children", created.monitor)).unwrap_or_default();
-    assert_eq!(children().split_whitespace().count(), 2, "the container, and what was left");
+    until("what was left is seen", || (children().split_whitespace().count() == 2).then_some(()));
     until("it is reaped", || (children().trim() == created.pid.to_string()).then_some(()));
     container.go();
     assert_eq!(container.exit().code, 2);

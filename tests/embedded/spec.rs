@@ -118,6 +118,7 @@ impl Bundle {
             selinux: None,
             devices: &devices,
             cdi: &cdi,
+            apparmor: None,
             annotations: &Map::new(),
             node: &self.node,
         })

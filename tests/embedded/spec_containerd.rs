@@ -241,6 +241,7 @@ fn our_spec_is_containerds_but_for_known_differences() {
             selinux: None,
             devices: &devices,
             cdi: &[],
+            apparmor: None,
             annotations: &Map::new(),
             node: &node(),
         });

@@ -266,7 +266,7 @@ fn each_fault_is_one_finding_with_its_mend() {
             |f| runtime_of(f).lacks_apparmor_parser = true,
             "AppArmor",
             Warning,
-            "no container is confined by it: apt install apparmor",
+            "containers have no profile of the runtime's: apt install apparmor",
         ),
         (
             |f| runtime_of(f).foreign_sandboxes = Some((3, "default/web".to_owned())),

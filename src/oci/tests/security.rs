@@ -7,7 +7,7 @@ fn a_privileged_container_is_not_confined() {
     let mut case = Case::new();
     case.sandbox.linux.as_mut().unwrap().security_context =
         Some(proto::LinuxSandboxSecurityContext { privileged: true, ..Default::default() });
-    case.node.apparmor = Some(format!("{APPARMOR_PROFILE_NAME} (enforce)\n"));
+    case.apparmor = Some(format!("{APPARMOR_PROFILE_NAME} (enforce)\n"));
     case.selinux = Some(SelinuxLabels { process: "u:r:t:l".into(), mount: "u:r:f:l".into() });
     *case.context() = LinuxContainerSecurityContext {
         privileged: true,
@@ -82,7 +82,11 @@ fn seccomp_profiles() {
 #[test]
 fn apparmor_profiles() {
     use ProfileType::{Localhost, RuntimeDefault, Unconfined};
-    assert!(APPARMOR_PROFILE.contains(&format!("\nprofile {APPARMOR_PROFILE_NAME} ")));
+    let whole = apparmor_profile(|_| true);
+    assert!(whole.contains(&format!("\nprofile {APPARMOR_PROFILE_NAME} ")));
+    assert_eq!(whole.matches("#include").count(), 2);
+    let bare = apparmor_profile(|_| false);
+    assert!(!bare.contains("#include") && bare.starts_with("@{PROC}=/proc/\n"), "{bare}");
     let both = "smolet-default (enforce)\nmine (complain)\n";
     for (loaded, asked, expected) in [
         (None, None, Ok("")),
@@ -100,15 +104,17 @@ fn apparmor_profiles() {
         (Some(""), Some((RuntimeDefault, "")), Err("is not loaded")),
     ] {
         let mut case = Case::new();
-        case.node.apparmor = loaded.map(str::to_owned);
+        case.apparmor = loaded.map(str::to_owned);
         case.context().apparmor = asked.map(|(kind, name)| profile(kind, name));
+        let may_want = asked.is_none_or(|(kind, _)| kind == RuntimeDefault);
+        assert_eq!(may_want_default_apparmor(case.context()), may_want, "{asked:?}");
         match expected {
             Ok(expected) => assert_eq!(case.spec().unwrap().process.apparmor_profile, expected),
             Err(shown) => case.refused(shown),
         }
     }
     let mut case = Case::new();
-    case.node.apparmor = Some(both.into());
+    case.apparmor = Some(both.into());
     case.context().apparmor_profile = "localhost/mine".into();
     assert_eq!(case.at("/process/apparmorProfile"), json!("mine"));
 }
