@@ -59,7 +59,7 @@ pub fn all(board: &Board) {
         let found =
             found.replace("crun (unconfined)", "unconfined").replace("runc (unconfined)", "unconfined");
         // Which crun keeps beside ours where a container may not gain rights.
-        let found = found.replace("crun//&", "");
+        let found = found.replace("crun//&", "").replace("(mixed)", "(enforce)");
         assert_eq!(found, expected, "{name}");
     }
     assert_eq!(
