@@ -34,9 +34,9 @@ pub const OUTPUT_READ_BYTES: usize = 16 * KIB;
 pub const LOG_BATCH_BYTES: usize = 16 * KIB;
 /// Without output for so long a monitor gives its buffers back.
 pub const MONITOR_IDLE_TIME: Duration = Duration::from_secs(1);
-/// For so long at most a monitor looks for what the OCI runtime has left of the container's start, with a pause that doubles from
-/// [`MONITOR_IDLE_TIME`].
-pub const MONITOR_STARTER_TIME: Duration = Duration::from_secs(64);
+/// Longest pause between a monitor's looks for what the OCI runtime has left of the container's start. It doubles from
+/// [`MONITOR_IDLE_TIME`]; after the last look, some two minutes after the start, nothing is looked for.
+pub const MONITOR_STARTER_PAUSE_MAX: Duration = Duration::from_secs(64);
 /// How often a monitor looks for orphans where the container shares the node's process IDs: nothing tells of their end.
 pub const MONITOR_REAP_PERIOD: Duration = Duration::from_secs(10);
 /// How long a monitor reads on after the container's first process has ended, while others that it started hold the output open.

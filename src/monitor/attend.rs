@@ -26,8 +26,8 @@ use super::record::{
 use super::{MonitorError, control, names, pid_of, timespec};
 use crate::filesystem::read_start;
 use crate::limits::{
-    LOG_BATCH_BYTES, MONITOR_IDLE_TIME, MONITOR_REAP_PERIOD, MONITOR_RECORD_BYTES_MAX, MONITOR_STARTER_TIME,
-    OUTPUT_DRAIN_IDLE_TIME, OUTPUT_DRAIN_TIME, OUTPUT_READ_BYTES,
+    LOG_BATCH_BYTES, MONITOR_IDLE_TIME, MONITOR_REAP_PERIOD, MONITOR_RECORD_BYTES_MAX,
+    MONITOR_STARTER_PAUSE_MAX, OUTPUT_DRAIN_IDLE_TIME, OUTPUT_DRAIN_TIME, OUTPUT_READ_BYTES,
 };
 use crate::model::Wall;
 
@@ -228,7 +228,7 @@ impl Monitor {
         let is_due = |(at, _): &mut (Instant, Duration)| *at <= Instant::now();
         if let Some((_, pause)) = self.starter.take_if(is_due) {
             let has_reaped = self.reap();
-            let next = (pause * 2 <= MONITOR_STARTER_TIME && !has_reaped).then_some(pause * 2);
+            let next = (pause * 2 <= MONITOR_STARTER_PAUSE_MAX && !has_reaped).then_some(pause * 2);
             self.starter = next.map(|pause| (Instant::now() + pause, pause));
         } else if self.has_orphans {
             self.reap();

@@ -106,7 +106,9 @@ impl NodeCgroups {
         counted.into_iter().zip(pods).map(|(bytes, pod)| bytes.or_else(|| of_ended(pod))).collect()
     }
 
-    fn keep_written(&self, pod: &PodUid, bytes: u64) {
+    /// `None`: nothing has counted it now; what is known of before stays.
+    fn keep_written(&self, pod: &PodUid, bytes: Option<u64>) {
+        let Some(bytes) = bytes else { return };
         self.forget_written(pod);
         let mut ended = self.ended.borrow_mut();
         if ended.len() >= ENDED_PODS_WRITTEN_MAX {
@@ -232,9 +234,7 @@ impl NodeCgroups {
             (cgroups, written)
         });
         let (there, written) = ending.await?;
-        if let Some(bytes) = written {
-            self.keep_written(uid, bytes);
-        }
+        self.keep_written(uid, written);
         for cgroup in &may_come {
             // A slice that was requested before the pod's removal may be created only now.
             if let Some(unit) = unit_of(cgroup)
@@ -265,9 +265,7 @@ impl NodeCgroups {
             Ok::<_, String>((volume::nfs::has_volumes(&theirs), written))
         });
         let (has_nfs, written) = removed.await??;
-        if let Some(bytes) = written {
-            self.keep_written(uid, bytes);
-        }
+        self.keep_written(uid, written);
         if has_nfs {
             super::jobs::unmount(ctx, uid).await?;
         }
@@ -359,14 +357,15 @@ mod tests {
         let blocking = Blocking::on_this_thread();
         let pods = ["a", "b", "c"].map(PodUid::from);
         let written = || smol::block_on(cgroups.written(&blocking, NodeSettings::new("n", "/r"), &pods));
-        cgroups.keep_written(&pods[0], 5);
+        cgroups.keep_written(&pods[0], Some(5));
         assert_eq!(written(), [Some(5), Some(7), None]);
         // The same pod ended again; others fill the rest.
-        cgroups.keep_written(&pods[0], 6);
+        cgroups.keep_written(&pods[0], Some(6));
         assert_eq!(written()[0], Some(6));
-        (1..ENDED_PODS_WRITTEN_MAX).for_each(|n| cgroups.keep_written(&PodUid::from(format!("d{n}")), 1));
+        (1..ENDED_PODS_WRITTEN_MAX)
+            .for_each(|n| cgroups.keep_written(&PodUid::from(format!("d{n}")), Some(1)));
         assert_eq!(written()[0], Some(6));
-        cgroups.keep_written(&pods[2], 1);
+        cgroups.keep_written(&pods[2], Some(1));
         std::fs::remove_dir_all(&root).unwrap();
         assert_eq!(written(), [None, None, Some(1)]);
     }

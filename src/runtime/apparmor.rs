@@ -93,12 +93,19 @@ pub(super) async fn profiles(
         Ok(true) => *state = State::Loaded,
         Ok(false) => {
             if !matches!(*state, State::NoParser) {
-                log::warn!("{PARSER} is not installed: AppArmor confines no container; apt install apparmor");
+                log::warn!(
+                    "AppArmor profile {APPARMOR_PROFILE_NAME} is not loaded: {PARSER} is not installed; containers without a profile of \
+                     their own are not confined; apt install apparmor"
+                );
             }
             *state = State::NoParser;
         }
         Err(why) => {
-            let why = format!("the AppArmor profile {APPARMOR_PROFILE_NAME} cannot be loaded: {why}");
+            let minutes = APPARMOR_LOAD_PERIOD.as_secs() / 60;
+            let why = format!(
+                "the AppArmor profile {APPARMOR_PROFILE_NAME} cannot be loaded: {why}; it is tried again after {minutes} minutes, and \
+                 appArmorProfile: {{type: Unconfined}} does without"
+            );
             *state = State::Failed(context.clock.now().mono, why.clone());
             return Err(failed(why));
         }
