@@ -175,17 +175,17 @@ systemd: setup package  ## the release binary with the cgroup driver systemd and
 	$(TEST) --quiet --test systemd -- --nocapture --test-threads=4
 
 board: ARM_TARGET = $(patsubst $(ARCH)=%,%,$(filter $(ARCH)=%,$(ARM_PACKAGES)))
-board: setup-rust pages  ## an emulated ARM board: the package, pods, reboots, clocks, full disks, CUTS (100) power cuts. RUNTIME=embedded: without containerd; SUITE=trixie; MEMORY=512; ARCH=armhf; STEPS='WORDS': some of it
+board: setup-rust pages  ## an emulated ARM board: the package, pods, reboots, clocks, full disks, CUTS (100) power cuts. RUNTIME=embedded: without containerd; SUITE=trixie; SELINUX=1; MEMORY=512; ARCH=armhf; STEPS='WORDS': some of it
 	$(call step,a board of $(ARCH))
 	@tests/env/setup.sh board
-	@SUITE=$(SUITE) tests/env/board-image.sh $(ARCH) .cache/board/$(SUITE)-$(ARCH) & image=$$!; \
+	@SUITE=$(SUITE) SELINUX=$(SELINUX) tests/env/board-image.sh $(ARCH) .cache/board/$(SUITE)-$(ARCH)$(if $(SELINUX),-selinux) & image=$$!; \
 	trap 'kill $$image 2>/dev/null || true' EXIT; \
 	cross/arm.sh release $(ARM_TARGET) >/dev/null; \
 	$(TEST) --quiet --test board --no-run; \
 	wait $$image
 	@dist/build.sh $(ARCH) "$$(cross/arm.sh path $(ARM_TARGET))/release/smolet" target/pages target/packages >/dev/null
 	@trap 'tests/env/board.sh down target/tmp/board' EXIT; \
-	export ARCH=$(ARCH) SUITE=$(SUITE) MEMORY=$(MEMORY) SMOLET_BOARD_CUTS=$(CUTS) SMOLET_BOARD_RUNTIME=$(RUNTIME); \
+	export ARCH=$(ARCH) SUITE=$(SUITE) SELINUX=$(SELINUX) MEMORY=$(MEMORY) SMOLET_BOARD_CUTS=$(CUTS) SMOLET_BOARD_RUNTIME=$(RUNTIME); \
 	SMOLET_PACKAGE=$(CURDIR)/target/packages/smolet_$(VERSION)_$(ARCH).deb $(TEST) --quiet --test board -- $(STEPS)
 
 board-short:  ## the same in short, in twelve minutes: the most valuable steps, two power cuts

@@ -30,6 +30,7 @@ pub fn embedded_runtime(config: &Config) -> runtime::Settings {
     settings.cni_bin_dirs.clone_from(&config.embedded.cni_bin_dirs);
     // Pods that start before flannel's configuration is there would stay where no other node reaches them.
     settings.has_own_network = config.flannel.is_none();
+    settings.selinux = config.embedded.selinux;
     settings.cgroup_driver = config.cgroup_driver;
     settings
 }

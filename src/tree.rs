@@ -292,6 +292,14 @@ impl Walk {
 
     /// Passes each further entry to `visit` until that breaks; the next call continues after that entry.
     pub fn go_on(&mut self, mut visit: impl FnMut(&Stat) -> ControlFlow<()>) -> WalkResult {
+        self.go_on_at(|_, _, there| visit(there))
+    }
+
+    /// The same, with the directory of each entry and its name there, which may be another file's by then.
+    pub fn go_on_at(
+        &mut self,
+        mut visit: impl FnMut(&OwnedFd, &CStr, &Stat) -> ControlFlow<()>,
+    ) -> WalkResult {
         let mut is_stopped = false;
         while !is_stopped {
             // `held` is empty only after the end of the walk.
@@ -385,7 +393,7 @@ impl Level {
         has_mounts: bool,
         batch: &mut Vec<u8>,
         is_stopped: &mut bool,
-        visit: &mut impl FnMut(&Stat) -> ControlFlow<()>,
+        visit: &mut impl FnMut(&OwnedFd, &CStr, &Stat) -> ControlFlow<()>,
     ) -> Read {
         let (at, mut behind) = match self.next {
             ReadPosition::At(at) => (at, None),
@@ -414,7 +422,7 @@ impl Level {
             if there.st_dev != device {
                 continue;
             }
-            *is_stopped = visit(&there).is_break();
+            *is_stopped = visit(&self.dir, name, &there).is_break();
             let below = if FileType::from_raw_mode(there.st_mode).is_dir() {
                 enter(&self.dir, name).and_then(|dir| Ok((fstat(&dir)?, dir))).ok()
             } else {

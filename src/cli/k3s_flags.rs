@@ -82,7 +82,7 @@ const FLAGS: [(&str, &str, &str, Meaning); 46] = [
     ("disable-default-registry-endpoint", "", "", UnusedSwitch(OTHER_RUNTIME)),
     ("nonroot-devices", "", "", UnusedSwitch(OTHER_RUNTIME)),
     ("docker", "", "", UnusedSwitch(OTHER_RUNTIME)),
-    ("selinux", "", "K3S_SELINUX", UnusedSwitch(OTHER_RUNTIME)),
+    ("selinux", "", "K3S_SELINUX", Switch("selinux")),
     ("prefer-bundled-bin", "", "", UnusedSwitch(OTHER_RUNTIME)),
     ("image-service-endpoint", "", "", Unused(NOT_SUPPORTED)),
     ("image-credential-provider-bin-dir", "", "", Unused(NOT_SUPPORTED)),

@@ -20,6 +20,8 @@ pub struct EmbeddedSettings {
     pub registry_dirs: Vec<PathBuf>,
     /// k3s' `registries.yaml`, for hosts that no directory has.
     pub registries: Option<PathBuf>,
+    /// Containers get `SELinux` labels where the node has a policy (`--selinux`, as k3s' flag).
+    pub selinux: bool,
 }
 
 impl EmbeddedSettings {
@@ -53,6 +55,7 @@ impl EmbeddedSettings {
                 None => paths::REGISTRY_HOSTS.map(PathBuf::from).into(),
             },
             registries: Some(flags.registries.clone().unwrap_or_else(|| paths::REGISTRIES.into())),
+            selinux: flags.selinux,
         })
     }
 }

@@ -227,6 +227,9 @@ pub struct Flags {
     /// OCI runtime of the embedded runtime; with NAME= that of the `RuntimeClass` handler NAME, once for each [default: crun, else runc]
     #[arg(long, value_name = "[NAME=]PATH")]
     pub oci_runtime: Vec<String>,
+    /// Give the embedded runtime's containers `SELinux` labels, where the node has a policy (k3s' flag)
+    #[arg(long)]
+    pub selinux: bool,
     /// In a cluster too, hostPath volumes of type `CharDevice` and `BlockDevice` open their device to containers that are not privileged
     #[arg(long)]
     pub host_path_devices: bool,

@@ -34,6 +34,7 @@ use crate::limits::MIB;
 use crate::model::Wall;
 use crate::render::CgroupDriver;
 use crate::resolv_conf::PodServers;
+use crate::runtime::SELINUX_CONDITION;
 
 /// Required controllers for pods' limits, besides memory.
 const CONTROLLERS: [&str; 2] = ["cpu", "pids"];
@@ -66,6 +67,9 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
         findings.extend((!runtime.is_embedded).then(|| pause_image(runtime)));
         findings.extend(orphaned_shims(&runtime.orphaned_shims));
         findings.extend(runtime.lacks_apparmor_parser.then(apparmor));
+        let mut conditions = runtime.conditions.iter().flatten();
+        let selinux = conditions.find(|condition| &*condition.kind == SELINUX_CONDITION);
+        findings.extend(selinux.map(|of| Finding::warning("SELinux", of.message.to_string(), SELINUX_MEND)));
     }
     findings.push(network(&facts.cni, facts.runtime.as_ref().ok()));
     findings.extend(facts.disks.iter().map(disk));
@@ -197,6 +201,9 @@ fn other_agents(kubelets: &[Kubelet], runtime: Option<&RuntimeFacts>) -> Finding
     let mend = "what no manifest names is left alone; end what nobody needs with crictl rmp";
     Finding::warning(CHECK, message, mend)
 }
+
+const SELINUX_MEND: &str =
+    "run smolet with --selinux, and install the distribution's policy for containers (container-selinux)";
 
 fn apparmor() -> Finding {
     let message = "the kernel has it, and apparmor_parser is not installed: containers have no profile of the runtime's";

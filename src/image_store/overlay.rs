@@ -26,6 +26,8 @@ pub(super) struct Overlay {
     pub(super) upper: Option<(PathBuf, PathBuf)>,
     /// A changed owner or mode copies no data up.
     pub(super) metacopy: bool,
+    /// The `SELinux` label of all its files; empty: each has its own.
+    pub(super) label: String,
 }
 
 impl Overlay {
@@ -73,6 +75,10 @@ impl Overlay {
         if self.metacopy {
             options.extend_from_slice(b",metacopy=on");
         }
+        if !self.label.is_empty() {
+            // A label has commas.
+            options.extend_from_slice(format!(",context=\"{}\"", self.label).as_bytes());
+        }
         Ok(options)
     }
 }
@@ -106,7 +112,8 @@ pub(super) fn probe(dir: &Path) -> Result<(), String> {
             make_directories(&at(name), 0o700)?;
         }
         let lower = vec![at("lower")];
-        let overlay = Overlay { lower, upper: Some((at("upper"), at("work"))), metacopy: false };
+        let upper = Some((at("upper"), at("work")));
+        let overlay = Overlay { lower, upper, metacopy: false, label: String::new() };
         overlay.mount(&at("merged"))?;
         // Some file systems are taken for an upper directory that cannot be one.
         let made = std::fs::create_dir(at("merged/made"));

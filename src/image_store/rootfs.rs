@@ -40,6 +40,8 @@ pub struct RootfsOptions {
     pub uids: Vec<IdMapping>,
     /// Groups, likewise.
     pub gids: Vec<IdMapping>,
+    /// The `SELinux` label of its files where it is an overlay; empty: each has its own. A copy is left to the caller.
+    pub label: String,
 }
 
 /// A root file system.
@@ -106,9 +108,11 @@ impl ImageStore {
             return Err(ImageStoreError::io(format!("root file system {id}"), error));
         }
         let shift = Shift { uids: options.uids.clone(), gids: options.gids.clone() };
+        let label = options.label.clone();
         let (disk, name) = (self.inner.disk.clone(), id.to_owned());
         let is_new = known.is_none();
-        let made = self.inner.blocking.run(move || make(&disk, &name, &record, &shift, is_new)).await;
+        let made =
+            self.inner.blocking.run(move || make(&disk, &name, &record, (&shift, &label), is_new)).await;
         if made.is_err() && is_new {
             let (disk, name) = (self.inner.disk.clone(), id.to_owned());
             // A second error tells nothing new; what is left is removed at the next start.
@@ -209,7 +213,7 @@ fn make(
     disk: &Disk,
     id: &str,
     record: &RootfsRecord,
-    shift: &Shift,
+    (shift, label): (&Shift, &str),
     is_new: bool,
 ) -> ImageStoreResult<Rootfs> {
     let dir = disk.path("rootfs", id);
@@ -231,7 +235,7 @@ fn make(
         return Ok(rootfs);
     }
     match record.snapshotter {
-        Snapshotter::Overlay => mount(disk, &dir, record, shift, is_new).map_err(failed)?,
+        Snapshotter::Overlay => mount(disk, &dir, record, (shift, label), is_new).map_err(failed)?,
         Snapshotter::Native => {
             for layer in &record.layers {
                 copy_layer(&disk.files(*layer), &merged, shift).map_err(failed)?;
@@ -250,7 +254,13 @@ fn restrict(dir: &Path, shift: &Shift) -> io::Result<()> {
     std::fs::set_permissions(dir, std::fs::Permissions::from_mode(mode))
 }
 
-fn mount(disk: &Disk, dir: &Path, record: &RootfsRecord, shift: &Shift, is_new: bool) -> io::Result<()> {
+fn mount(
+    disk: &Disk,
+    dir: &Path,
+    record: &RootfsRecord,
+    (shift, label): (&Shift, &str),
+    is_new: bool,
+) -> io::Result<()> {
     let merged = dir.join("merged");
     // A layer that is there twice, mostly one without files, counts where it is highest: overlayfs takes none twice.
     let mut layers: Vec<Digest> = Vec::with_capacity(record.layers.len());
@@ -265,7 +275,7 @@ fn mount(disk: &Disk, dir: &Path, record: &RootfsRecord, shift: &Shift, is_new: 
         lower.push(disk.empty());
     }
     if record.read_only && shift.is_empty() {
-        return Overlay { lower, upper: None, metacopy: false }.mount(&merged);
+        return Overlay { lower, upper: None, metacopy: false, label: label.to_owned() }.mount(&merged);
     }
     let (upper, work) = (dir.join("upper"), dir.join("work"));
     if is_new {
@@ -276,7 +286,8 @@ fn mount(disk: &Disk, dir: &Path, record: &RootfsRecord, shift: &Shift, is_new: 
             super::copy::copy_root(&disk.files(*highest), &upper)?;
         }
     }
-    let mut overlay = Overlay { lower, upper: Some((upper, work)), metacopy: !shift.is_empty() };
+    let metacopy = !shift.is_empty();
+    let mut overlay = Overlay { lower, upper: Some((upper, work)), metacopy, label: label.to_owned() };
     match overlay.mount(&merged) {
         // A kernel before 4.19: data are copied with their owners.
         Err(error) if overlay.metacopy && error.kind() == io::ErrorKind::InvalidInput => {

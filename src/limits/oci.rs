@@ -34,6 +34,10 @@ pub const DEVICE_DIRECTORY_DEPTH_MAX: usize = 8;
 pub const DEVICE_ENTRIES_MAX: usize = 65536;
 /// Bytes of `/sys/kernel/security/apparmor/profiles`. Full: profiles beyond it count as not loaded.
 pub const APPARMOR_PROFILES_BYTES_MAX: usize = 256 << 10;
+/// Bytes of a file of `SELinux`' settings that are read. Full: what is beyond them counts as absent.
+pub const SELINUX_FILE_BYTES_MAX: usize = 64 << 10;
+/// Bytes of an `SELinux` label. Full: a file with a longer one counts as one with another label.
+pub const SELINUX_LABEL_BYTES_MAX: usize = 512;
 /// How long `apparmor_parser` may take to compile and load our profile. Expired: it is killed.
 pub const APPARMOR_LOAD_TIME: Duration = Duration::from_mins(1);
 /// After a failure our profile is tried again with the first container after so long; until then containers that need it are refused.

@@ -226,8 +226,9 @@ async fn embedded(wait: &Wait<'_>) -> Result<FoundRuntime, String> {
     for condition in status.conditions.iter().filter(|condition| !condition.status) {
         let why = format!("the embedded runtime is not ready: {}", condition.message);
         match &*condition.kind {
+            "RuntimeReady" => return Err(why),
             "NetworkReady" => log::warn!("{why}; pods with hostNetwork still run"),
-            _ => return Err(why),
+            _ => log::warn!("{}", condition.message),
         }
     }
     // A task holds the runtime: none before nothing can fail any more, as a further try opens it again.

@@ -8,7 +8,7 @@
 //!     ContainerConfig ─┬─► process ── users, capabilities, environment ─┐
 //!     ImageConfig ─────┤─► mounts ── the pod's files, image volumes     ├─► cdi ─► Spec (config.json)
 //!     NodeFacts ───────┤─► resources ── cgroup path, limits, devices    │
-//!     namespaces ──────┴─► security ── seccomp, `AppArmor`, `SELinux` ──────┘
+//!     namespaces ──────┴─► security ── seccomp, `AppArmor` ──────────────┘
 //! ```
 //!
 //! `machine` reads the facts and finds devices (I/O). Fields of Windows do not reach us: the CRI's messages are compiled without them, as the kubelet on Linux never sets them.
@@ -26,6 +26,7 @@ pub mod runtime_spec;
 mod sandbox;
 mod seccomp;
 mod security;
+mod selinux;
 mod signal;
 pub mod users;
 
@@ -41,14 +42,13 @@ pub use error::SpecError;
 pub use features::RuntimeFeatures;
 pub use image_config::{ImageConfig, ImageDocument};
 pub use machine::{find_devices, has_apparmor, read_apparmor_profiles};
-pub use mounts::{Volume, image_volume_paths};
+pub use mounts::{Volume, image_volume_paths, relabelled};
 pub use process::exec_process;
 pub use resources::{cgroups_path, update};
 pub use runtime_spec::Spec;
 pub use sandbox::{SandboxInput, sandbox_spec, sysctls, user_mappings};
-pub use security::{
-    APPARMOR_PROFILE_NAME, SelinuxLabels, apparmor_profile, is_apparmor_loaded, may_want_default_apparmor,
-};
+pub use security::{APPARMOR_PROFILE_NAME, apparmor_profile, is_apparmor_loaded, may_want_default_apparmor};
+pub use selinux::{SelinuxLabels, value_of};
 pub use signal::stop_signal;
 
 use runtime_spec::{Device, IdMapping, Linux, Map, Namespace, Rlimit, Root};
@@ -83,7 +83,7 @@ pub struct Input<'a> {
     pub volumes: &'a [Volume],
     /// The text of the seccomp profile that `seccomp.localhost_ref` names.
     pub seccomp_profile: Option<&'a [u8]>,
-    /// The sandbox's `SELinux` labels; `None` on a node without `SELinux`.
+    /// The container's `SELinux` labels; `None`: it gets none.
     pub selinux: Option<&'a SelinuxLabels>,
     /// Device nodes of the machine: those at and below the CRI's devices, those of CDI, and with a privileged container all
     /// below `/dev`. Their paths are the host's.
@@ -199,7 +199,7 @@ pub fn spec(input: &Input<'_>) -> Result<Spec, SpecError> {
             rootfs_propagation: propagation,
             masked_paths: if context.privileged { Vec::new() } else { context.masked_paths.clone() },
             readonly_paths: if context.privileged { Vec::new() } else { context.readonly_paths.clone() },
-            mount_label: security::labels(input, context).mount,
+            mount_label: input.selinux.map(|labels| labels.mount.clone()).unwrap_or_default(),
             intel_rdt: None,
         },
         process,

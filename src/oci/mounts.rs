@@ -181,6 +181,15 @@ fn volumes(input: &Input<'_>) -> impl Iterator<Item = proto::Mount> {
     })
 }
 
+/// Sources of the container's mounts whose files get its `SELinux` label: what the CRI's client asks for, the pod's files, the volumes that
+/// the image declares (containerd's `WithMounts`).
+pub fn relabelled(input: &Input<'_>) -> Vec<String> {
+    let context = LinuxContainerSecurityContext::default();
+    let ours = sandbox_files(input, &context).into_iter().chain(volumes(input));
+    let all = input.config.mounts.iter().cloned().chain(ours);
+    all.filter(|mount| mount.selinux_relabel).map(|mount| mount.host_path).collect()
+}
+
 /// A mount of the CRI.
 fn bind(input: &Input<'_>, asked: &proto::Mount) -> Result<Mount, SpecError> {
     let invalid = |why: String| SpecError::invalid("mounts", format!("{}: {why}", asked.container_path));

@@ -30,7 +30,7 @@ pub(super) fn of_container(
         no_new_privileges: context.no_new_privs,
         apparmor_profile: security::apparmor(input, context)?,
         oom_score_adj: oom_score_adj(config, input.node)?,
-        selinux_label: security::labels(input, context).process,
+        selinux_label: input.selinux.map(|labels| labels.process.clone()).unwrap_or_default(),
     })
 }
 

@@ -4,8 +4,8 @@ use super::runtime_spec::{
     self, Capabilities, Cpu, IdMapping, Linux, Map, Mount, Namespace, Process, Resources, Root, User,
 };
 use super::{
-    Mappings, NodeFacts, SandboxNamespaces, Spec, SpecError, borrowed, cgroup_parent, cgroups_path, clean,
-    mounts, seccomp,
+    Mappings, NodeFacts, SandboxNamespaces, SelinuxLabels, Spec, SpecError, borrowed, cgroup_parent,
+    cgroups_path, clean, mounts, seccomp,
 };
 use crate::proto::runtime::v1::{
     self as proto, NamespaceMode, NamespaceOption, PodSandboxConfig, UserNamespace,
@@ -37,6 +37,8 @@ pub struct SandboxInput<'a> {
     pub libraries: &'a [String],
     /// The namespaces; that for PIDs is new.
     pub namespaces: &'a SandboxNamespaces,
+    /// The sandbox's `SELinux` labels; `None`: it has none.
+    pub selinux: Option<&'a SelinuxLabels>,
     /// The machine.
     pub node: &'a NodeFacts,
 }
@@ -82,6 +84,7 @@ pub fn sandbox_spec(input: &SandboxInput<'_>) -> Result<Spec, SpecError> {
             capabilities,
             no_new_privileges: true,
             oom_score_adj: Some(OOM_SCORE_ADJ.max(input.node.oom_score_adj_min)),
+            selinux_label: input.selinux.map(|labels| labels.process.clone()).unwrap_or_default(),
             ..Process::default()
         },
         root: Root { path: input.rootfs.to_owned(), readonly: true },
@@ -99,6 +102,7 @@ pub fn sandbox_spec(input: &SandboxInput<'_>) -> Result<Spec, SpecError> {
             },
             namespaces,
             seccomp,
+            mount_label: input.selinux.map(|labels| labels.mount.clone()).unwrap_or_default(),
             ..Linux::default()
         },
     })

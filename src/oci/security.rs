@@ -1,4 +1,4 @@
-//! Confinement of a container: seccomp, `AppArmor`, `SELinux`. PURE. Follows containerd's `sputil`.
+//! Confinement of a container: seccomp, `AppArmor`. PURE. Follows containerd's `sputil`.
 
 use super::runtime_spec::{Process, Seccomp};
 use super::{Input, SpecError, seccomp};
@@ -69,43 +69,6 @@ pub fn may_want_default_apparmor(context: &LinuxContainerSecurityContext) -> boo
         None => of_deprecated("", &context.apparmor_profile).is_ok_and(|profile| is_default(&profile)),
     };
     wants && !context.privileged
-}
-
-/// `SELinux` labels of a process and of its files; empty on a node without `SELinux`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SelinuxLabels {
-    /// `system_u:system_r:container_t:s0:c1,c2`.
-    pub process: String,
-    /// `system_u:object_r:container_file_t:s0:c1,c2`.
-    pub mount: String,
-}
-
-/// The sandbox's labels with those parts that the container's options name; a level counts for the files too, as those of two
-/// pods are told apart by it. None for a privileged container.
-pub(super) fn labels(input: &Input<'_>, context: &LinuxContainerSecurityContext) -> SelinuxLabels {
-    let Some(of_sandbox) = input.selinux.filter(|_| !context.privileged) else {
-        return SelinuxLabels::default();
-    };
-    let Some(options) = &context.selinux_options else { return of_sandbox.clone() };
-    let mut process = parts(&of_sandbox.process);
-    let mut mount = parts(&of_sandbox.mount);
-    for (at, option) in
-        [&options.user, &options.role, &options.r#type, &options.level].into_iter().enumerate()
-    {
-        if !option.is_empty() {
-            process[at] = option;
-            if at == 3 {
-                mount[at] = option;
-            }
-        }
-    }
-    SelinuxLabels { process: process.join(":"), mount: mount.join(":") }
-}
-
-/// User, role, type and level of a label.
-fn parts(label: &str) -> [&str; 4] {
-    let mut fields = label.splitn(4, ':');
-    std::array::from_fn(|_| fields.next().unwrap_or_default())
 }
 
 /// The `AppArmor` profile of the container's processes; empty is none:

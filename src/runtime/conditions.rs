@@ -5,19 +5,27 @@ use std::path::Path;
 use rustix::thread::UnshareFlags;
 
 use super::cni::{self, Asked, Plugins};
+use super::selinux;
 use super::settings::{Settings, is_hybrid};
 use crate::cri::{RuntimeCondition, convert};
 use crate::proto::runtime::v1 as cri;
 
 /// The CRI's conditions.
 pub(super) fn conditions(settings: &Settings, pod_cidr: &str) -> Vec<cri::RuntimeCondition> {
-    vec![runtime_ready(settings, None), network_ready(settings, pod_cidr)]
+    all(settings, None, pod_cidr)
+}
+
+fn all(settings: &Settings, agent: Option<u32>, pod_cidr: &str) -> Vec<cri::RuntimeCondition> {
+    let mut all = vec![runtime_ready(settings, agent), network_ready(settings, pod_cidr)];
+    let fault = selinux::fault(settings);
+    all.extend(fault.map(|message| condition(selinux::CONDITION, Some(("NoSELinuxLabels", message)))));
+    all
 }
 
 /// The same of a node without a pod CIDR, without opening the runtime, as the agent with this process ID finds it; `None`: none runs, and
 /// it would find what this process finds. Blocking.
 pub fn readiness(settings: &Settings, agent: Option<u32>) -> Vec<RuntimeCondition> {
-    let conditions = vec![runtime_ready(settings, agent), network_ready(settings, "")];
+    let conditions = all(settings, agent, "");
     convert::runtime_status(cri::StatusResponse {
         status: Some(cri::RuntimeStatus { conditions }),
         ..cri::StatusResponse::default()

@@ -14,6 +14,7 @@ use super::pause::PAUSE;
 use super::records::{self, ContainerPhase, ContainerRecord};
 use super::sandbox::Sandbox;
 use super::sandboxes::Sandboxes;
+use super::selinux;
 use super::spec;
 use super::users::{self, Users};
 use super::volumes;
@@ -113,14 +114,23 @@ async fn make(
     };
     let volumes = context.blocking(begin).await?;
     let users = sandbox.users();
-    let rootfs = containers.images.make_rootfs(id, &image.id, rootfs_options(false, users.as_ref())).await?;
+    let no_context = cri::LinuxContainerSecurityContext::default();
+    let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+    let labels = sandbox.selinux().map(|of_pod| of_pod.of_container(security.unwrap_or(&no_context)));
+    if let Some(labels) = labels.as_ref().filter(|labels| Some(*labels) != sandbox.selinux().as_ref()) {
+        selinux::check(context, labels).await?;
+    }
+    let label = labels.as_ref().map(|labels| labels.mount.clone()).unwrap_or_default();
+    let options = rootfs_options(false, users.as_ref(), &label);
+    let rootfs = containers.images.make_rootfs(id, &image.id, options).await?;
+    selinux::label_copy(context, container.pod(), &rootfs, &label).await?;
     if let Some(root) = users.as_ref().map(Users::root) {
         let (path, ours) = (rootfs.clone(), context.settings.root_dir.clone());
         let reached =
             context.blocking(move || users::let_reach(&path, ours.parent().unwrap_or(&ours), root)).await;
         reached.map_err(|error| failed(format!("its root file system: {error}")))?;
     }
-    mount_images(containers, container, users.as_ref(), &mut config, &mounted).await?;
+    mount_images(containers, container, (users.as_ref(), &label), &mut config, &mounted).await?;
     let volumes = volumes::make(containers, container, users.as_ref(), volumes).await?;
     let sandbox_config = sandbox.config();
     real_paths(containers, container, &mut config).await?;
@@ -155,10 +165,15 @@ async fn make(
         node: context.node_of(container.handler()),
         cgroup_mounts: context.settings.cgroup_mounts.clone(),
         apparmor: profiles,
+        selinux: labels,
     };
+    let made = context.blocking(move || spec::make(&asked)).await?;
+    for path in &made.relabelled {
+        selinux::relabel(context, container.pod(), path, &label).await?;
+    }
     let mut record = container.record.borrow().clone();
     let finish = move || {
-        write_bundle(&run_dir, &asked, arguments, &mut record)?;
+        write_bundle(&run_dir, made, arguments, &mut record)?;
         let written = records::write(&dir, &record);
         written.map(|()| record).map_err(|error| failed(format!("its record: {error}")))
     };
@@ -175,11 +190,10 @@ fn make_dir(dir: &Path) -> io::Result<()> {
 /// What is made is in the record then, with the phase.
 fn write_bundle(
     run_dir: &Path,
-    asked: &spec::Asked,
+    made: spec::Made,
     mut arguments: monitor::Arguments,
     record: &mut ContainerRecord,
 ) -> RuntimeResult<()> {
-    let made = spec::make(asked)?;
     arguments.oom_events.clone_from(&made.oom_events);
     if let Some(dir) = arguments.log.as_deref().and_then(Path::parent) {
         // The agent makes the pods' directories; other clients of the CRI leave it to the runtime.
@@ -197,9 +211,9 @@ fn write_bundle(
     Ok(())
 }
 
-fn rootfs_options(read_only: bool, users: Option<&Users>) -> RootfsOptions {
+fn rootfs_options(read_only: bool, users: Option<&Users>, label: &str) -> RootfsOptions {
     let (uids, gids) = users.map(|users| (users.uids.clone(), users.gids.clone())).unwrap_or_default();
-    RootfsOptions { read_only, uids, gids }
+    RootfsOptions { read_only, uids, gids, label: label.to_owned() }
 }
 
 /// The images that are volumes of the container, in the order of its mounts, which get their ids (KEP-5365).
@@ -236,7 +250,7 @@ async fn find_mounted_images(
 async fn mount_images(
     containers: &Rc<Containers>,
     container: &Container,
-    users: Option<&Users>,
+    (users, label): (Option<&Users>, &str),
     config: &mut cri::ContainerConfig,
     images: &[FoundImage],
 ) -> RuntimeResult<()> {
@@ -244,7 +258,9 @@ async fn mount_images(
     for ((index, mount), found) in (0..).zip(mounts).zip(images) {
         mount.image = None;
         let name = image_mount_name(container.id().as_str(), index);
-        let path = containers.images.make_rootfs(&name, &found.id, rootfs_options(true, users)).await?;
+        let options = rootfs_options(true, users, label);
+        let path = containers.images.make_rootfs(&name, &found.id, options).await?;
+        selinux::label_copy(&containers.context, container.pod(), &path, label).await?;
         let path = if mount.image_sub_path.is_empty() {
             path
         } else {

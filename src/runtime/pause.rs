@@ -10,6 +10,7 @@ use super::context::{Context, failed};
 use super::force;
 use super::monitors;
 use super::oci_runtime::OciRuntime;
+use super::sandbox::Sandbox;
 use super::spec;
 use super::users::{self, Users};
 use crate::cri::RuntimeResult;
@@ -28,10 +29,11 @@ const MODE: &str = "pause";
 /// The OCI runtime's.
 pub(super) async fn start(
     context: &Rc<Context>,
-    (id, handler): (&str, &str),
+    sandbox: &Sandbox,
     config: &cri::PodSandboxConfig,
     run_dir: PathBuf,
 ) -> RuntimeResult<()> {
+    let (id, handler) = (sandbox.id().as_str(), &*sandbox.handler());
     let runtime = OciRuntime::of(context, handler)?;
     let root = Users::of(config).map_err(failed)?.as_ref().map(Users::root);
     let arguments = monitor::Arguments {
@@ -45,6 +47,7 @@ pub(super) async fn start(
     let (id_, config, node) = (id.to_owned(), config.clone(), context.node_of(handler));
     let ours = context.settings.run_dir.parent().unwrap_or(&context.settings.run_dir).to_owned();
     let program = context.settings.program.clone();
+    let labels = sandbox.selinux();
     let pause_dir = run_dir.join(PAUSE);
     let dir = pause_dir.clone();
     let prepare = move || {
@@ -58,7 +61,7 @@ pub(super) async fn start(
             users::give(&rootfs, root).map_err(failed_at)?;
             users::let_reach(&rootfs, &ours, root).map_err(failed_at)?;
         }
-        let json = spec::of_pause((&id_, &config), (&rootfs, &program), &run_dir, &node)?;
+        let json = spec::of_pause((&id_, &config), (&rootfs, &program), &run_dir, labels.as_ref(), &node)?;
         let beside = dir.join("config.json.new");
         crate::filesystem::replace_unsynced(&dir.join("config.json"), &beside, &json).map_err(failed_at)?;
         monitor::write_arguments(&dir, &arguments).map_err(|error| failed(error.to_string()))

@@ -100,6 +100,12 @@ pub(super) struct SandboxRecord {
     /// The OCI runtime of its pause container, which alone knows it. Empty: it has none.
     #[cbor(n(9), default)]
     pub(super) oci_runtime: Box<str>,
+    /// The `SELinux` label of its processes; empty: it has none.
+    #[cbor(n(10), default)]
+    pub(super) process_label: Box<str>,
+    /// That of its files.
+    #[cbor(n(11), default)]
+    pub(super) mount_label: Box<str>,
 }
 
 impl SandboxRecord {

@@ -9,6 +9,7 @@ use super::records::{SandboxPhase, SandboxRecord};
 use super::stats::Rate;
 use super::users::Users;
 use crate::model::SandboxId;
+use crate::oci::SelinuxLabels;
 use crate::proto::runtime::v1 as cri;
 
 /// Files of a sandbox that its containers have mounted.
@@ -105,6 +106,16 @@ impl Sandbox {
     pub(super) fn users(&self) -> Option<Users> {
         // It was checked when it was made.
         Users::of(&self.config()).unwrap_or_default()
+    }
+
+    /// Its `SELinux` labels, if it has any.
+    pub(super) fn selinux(&self) -> Option<SelinuxLabels> {
+        let record = self.record.borrow();
+        let labels = SelinuxLabels {
+            process: record.process_label.to_string(),
+            mount: record.mount_label.to_string(),
+        };
+        (!labels.mount.is_empty()).then_some(labels)
     }
 
     /// The UID of its pod.

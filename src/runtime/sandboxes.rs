@@ -24,6 +24,7 @@ use super::pause::{self, PAUSE};
 use super::pod_config;
 use super::records::{self, SandboxPhase, SandboxRecord};
 use super::sandbox::{HOSTNAME, RESOLV_CONF, Sandbox};
+use super::selinux;
 use super::users::{self, Owner, Users};
 use super::verbose;
 use crate::cri::{RuntimeError, RuntimeEventKind, RuntimeResult};
@@ -33,6 +34,7 @@ use crate::limits::{
     WATCH_RETRY_PERIOD,
 };
 use crate::model::{SandboxId, SortedMap};
+use crate::oci::SelinuxLabels;
 use crate::proto::runtime::v1 as cri;
 
 /// Of a network that releases what any pod may have had.
@@ -278,7 +280,9 @@ impl Sandboxes {
         let asked = Asked::by(&cni::capabilities(&config).map_err(refused)?);
         let of = pod_config::namespaces(&config);
         let network = if of.host_network { String::new() } else { self.network(asked).await? };
+        let of_node = selinux::of_node(&self.context).await?;
         let id = SandboxId::from(self.context.new_id().await?);
+        let labels = of_node.map(|labels| self.labels(&labels, &config, &id)).unwrap_or_default();
         let record = SandboxRecord {
             phase: SandboxPhase::Making,
             created_at: self.context.now(),
@@ -288,16 +292,20 @@ impl Sandboxes {
             network,
             shares_pids: of.shares_pids,
             oci_runtime: self.context.settings.path_of(handler),
+            process_label: labels.process.into(),
+            mount_label: labels.mount.into(),
             ..SandboxRecord::default()
         };
         let sandbox = Sandbox::new(id, record);
         self.reserve(&sandbox, metadata)?;
         let made = Box::pin(async {
+            if let Some(labels) = sandbox.selinux() {
+                selinux::check(&self.context, &labels).await?;
+            }
             self.make(&sandbox, &config, wanted).await?;
             self.attach(&sandbox, &config).await?;
             if of.shares_pids {
-                let run_dir = self.run_dir(sandbox.id());
-                pause::start(&self.context, (sandbox.id().as_str(), handler), &config, run_dir).await?;
+                pause::start(&self.context, &sandbox, &config, self.run_dir(sandbox.id())).await?;
             }
             RuntimeResult::Ok(())
         });
@@ -308,6 +316,21 @@ impl Sandboxes {
                 Err(failed(format!("{named}: {error}")))
             }
         }
+    }
+
+    /// The `SELinux` labels of a new sandbox: no other one has its level.
+    fn labels(
+        &self,
+        of_node: &SelinuxLabels,
+        config: &cri::PodSandboxConfig,
+        id: &SandboxId,
+    ) -> SelinuxLabels {
+        let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+        let options = context.and_then(|context| context.selinux_options.as_ref());
+        let taken: Vec<SelinuxLabels> = self.all.borrow().values().filter_map(|of| of.selinux()).collect();
+        // Its id is a random number.
+        let start = u32::from_str_radix(id.as_str().get(..8).unwrap_or_default(), 16).unwrap_or_default();
+        of_node.of_sandbox(options, |level| taken.iter().any(|labels| labels.level() == level), start)
     }
 
     /// Removes one that cannot be made to the end.

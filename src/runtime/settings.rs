@@ -34,6 +34,8 @@ pub struct Settings {
     pub bridge: Box<str>,
     /// Its addresses, until the node has a pod CIDR.
     pub subnet: Box<str>,
+    /// Containers get the `SELinux` labels of the node's policy, where there is one.
+    pub selinux: bool,
     /// The cgroup driver.
     pub cgroup_driver: CgroupDriver,
     /// Where the cgroup hierarchies are mounted: `/sys/fs/cgroup`.
@@ -58,6 +60,7 @@ impl Settings {
             has_own_network: true,
             bridge: "smolet0".into(),
             subnet: "10.87.0.0/16".into(),
+            selinux: false,
             cgroup_driver: CgroupDriver::Cgroupfs,
             cgroup_mounts: cgroup_mounts.to_owned(),
         }

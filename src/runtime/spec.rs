@@ -17,8 +17,8 @@ use crate::filesystem::{read_linked, read_start};
 use crate::limits::{HOSTS_FILE_BYTES_MAX, SECCOMP_PROFILE_BYTES_MAX};
 use crate::oci::runtime_spec::Map;
 use crate::oci::{
-    self, CdiFile, ImageDocument, Input, NodeFacts, SandboxFiles, SandboxInput, SandboxNamespaces, SpecError,
-    Volume,
+    self, CdiFile, ImageDocument, Input, NodeFacts, SandboxFiles, SandboxInput, SandboxNamespaces,
+    SelinuxLabels, SpecError, Volume,
 };
 use crate::proto::runtime::v1 as cri;
 use crate::proto::runtime::v1::security_profile::ProfileType;
@@ -45,6 +45,8 @@ pub(super) struct Asked {
     pub(super) cgroup_mounts: PathBuf,
     /// The `AppArmor` profiles that are loaded; `None`: the kernel has it not enabled.
     pub(super) apparmor: Option<String>,
+    /// The container's `SELinux` labels.
+    pub(super) selinux: Option<SelinuxLabels>,
 }
 
 /// A spec, and what of it the container's status and monitor need.
@@ -58,6 +60,8 @@ pub(super) struct Made {
     pub(super) stop_signal: i32,
     /// The file that counts its processes that were killed for want of memory.
     pub(super) oom_events: Option<PathBuf>,
+    /// Sources of its mounts that get its `SELinux` label.
+    pub(super) relabelled: Vec<String>,
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "for map_err")]
@@ -115,7 +119,7 @@ pub(super) fn make(asked: &Asked) -> RuntimeResult<Made> {
         files: &files(asked, hosts),
         volumes: &asked.volumes,
         seccomp_profile: seccomp_profile.as_deref(),
-        selinux: None,
+        selinux: asked.selinux.as_ref(),
         devices: &devices,
         cdi: &cdi,
         apparmor: asked.apparmor.as_deref(),
@@ -131,6 +135,7 @@ pub(super) fn make(asked: &Asked) -> RuntimeResult<Made> {
         groups: user.additional_gids.iter().map(|gid| i64::from(*gid)).collect(),
         stop_signal: oci::stop_signal(&config, &document.config),
         oom_events: Some(oom_events(&asked.cgroup_mounts, &cgroup)),
+        relabelled: asked.selinux.as_ref().map(|_| oci::relabelled(&input)).unwrap_or_default(),
         json: spec.to_json().map_err(refused)?,
         cgroup,
     })
@@ -217,6 +222,7 @@ pub(super) fn of_pause(
     (id, config): (&str, &cri::PodSandboxConfig),
     (rootfs, program): (&Path, &Path),
     run_dir: &Path,
+    selinux: Option<&SelinuxLabels>,
     node: &NodeFacts,
 ) -> RuntimeResult<Vec<u8>> {
     let of = pod_config::namespaces(config);
@@ -244,6 +250,7 @@ pub(super) fn of_pause(
         pause: &program.display().to_string(),
         libraries: &libraries,
         namespaces: &namespaces,
+        selinux,
         node,
     };
     oci::sandbox_spec(&input).and_then(|spec| spec.to_json()).map_err(refused)

@@ -4,7 +4,7 @@
 //! One board goes through all steps in order, as a device goes through its life: installed, used, tormented, purged. A step that fails
 //! ends itself, not the run, unless the board no longer answers. `SMOLET_PACKAGE` names the package, `SMOLET_BOARD_SHORT=1` takes the steps
 //! of the short form only, `SMOLET_BOARD_CUTS` says how often the power is cut, `SMOLET_BOARD_SEED` repeats a run's
-//! instants, `SMOLET_BOARD_RUNTIME=embedded` removes containerd first. Arguments are parts of names of steps.
+//! instants, `SMOLET_BOARD_RUNTIME=embedded` removes containerd first, `SELINUX=1` is a board with SELinux. Arguments are parts of names of steps.
 
 #![allow(missing_docs, unreachable_pub, clippy::pedantic, clippy::unwrap_used, clippy::expect_used)]
 #![allow(clippy::print_stdout, reason = "figures, and what the board said last")]
@@ -47,6 +47,7 @@ const STEPS: &[Step] = &[
     ("cgroups of every class, driver cgroupfs", Both, cgroups::cgroupfs),
     ("cgroups of every class, driver systemd", Long, cgroups::systemd),
     ("AppArmor, seccomp, fsGroup, sysctls", Long, rights::all),
+    ("SELinux", Long, rights::selinux),
     ("a pod with users of its own", Long, rights::users),
     ("the agent killed, stopped, restarted; containerd killed", Long, trouble::kills),
     ("a reboot ends the pods first", Both, boots::graceful),
@@ -72,7 +73,11 @@ fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let taken = |(name, form, _): &Step| {
         let is_named = wanted.is_empty() || wanted.iter().any(|word| name.contains(word.as_str()));
-        *form == Base || is_named && (is_long() || *form == Both)
+        let is_possible = match *name {
+            "SELinux" => runtime::has_selinux() && runtime::is_embedded(),
+            name => !name.starts_with("AppArmor") || !runtime::has_selinux(),
+        };
+        *form == Base || is_named && is_possible && (is_long() || *form == Both)
     };
     let board = Board::new();
     let mut failed = Vec::new();

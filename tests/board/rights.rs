@@ -1,4 +1,4 @@
-//! AppArmor, seccomp, groups of volumes and sysctls, as a container sees them on Debian's kernel.
+//! AppArmor or SELinux, seccomp, groups of volumes and sysctls, as a container sees them on Debian's kernel.
 
 use crate::board::Board;
 use crate::runtime;
@@ -127,4 +127,87 @@ pub fn users(board: &Board) {
     );
     board.remove(&["users"]);
     assert_eq!(board.run("findmnt -n -o TARGET | grep -c users || true"), "0");
+}
+
+const CONTAINER: &str = "system_u:system_r:container_t:";
+const FILE: &str = "system_u:object_r:container_file_t:";
+
+/// Labels of containers and of their files: one level for each pod, that of the options where there are some. Without the flag there are none,
+/// and `doctor` says so.
+pub fn selinux(board: &Board) {
+    assert_eq!(board.run("getenforce"), "Permissive");
+    let doctor = || board.run("smolet doctor || true");
+    let said = doctor();
+    assert!(said.contains("--selinux is not given: containers get no labels"), "{said}");
+    let set = |arguments: &str| {
+        let line = format!("s/^SMOLET_EXTRA_ARGS=.*/SMOLET_EXTRA_ARGS=\"{arguments}\"/");
+        board.run(&format!("sed -i '{line}' /etc/default/smolet && systemctl restart smolet"));
+    };
+    set("--selinux");
+    assert!(!doctor().contains("SELinux"), "{}", doctor());
+
+    let pod = |name: &str, of_pod: &str, container: &str| {
+        let text = format!(
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}}}\ndata: {{word: {name}}}\n---\napiVersion: v1\nkind: Pod\n\
+             metadata: {{name: {name}}}\nspec:\n  terminationGracePeriodSeconds: 2\n  {of_pod}\n  volumes:\n  - {{name: disk, emptyDir: {{}}}}\n  \
+             - {{name: memory, emptyDir: {{medium: Memory}}}}\n  - {{name: map, configMap: {{name: {name}}}}}\n  \
+             - {{name: host, hostPath: {{path: /srv/{name}, type: DirectoryOrCreate}}}}\n  containers:\n  - name: c\n    \
+             image: smolet.test/busybox:1\n    command: [forever]\n    securityContext: {{{container}}}\n    volumeMounts:\n    \
+             - {{name: disk, mountPath: /disk}}\n    - {{name: memory, mountPath: /memory}}\n    - {{name: map, mountPath: /map}}\n    \
+             - {{name: host, mountPath: /host}}\n"
+        );
+        board.put(name, &text, Some("1/1 Running".into()));
+    };
+    let names = ["label-a", "label-b", "label-options", "label-shared", "label-privileged"];
+    pod(names[0], "", "");
+    pod(names[1], "", "");
+    pod(names[2], "securityContext: {seLinuxOptions: {level: 's0:c7,c8'}}", "seLinuxOptions: {type: spc_t}");
+    board.wait_for_pods();
+    pod(names[3], "shareProcessNamespace: true", "");
+    pod(names[4], "", "privileged: true");
+    board.wait_for_pods();
+
+    let pid = |name: &str| runtime::pid_of(board, &board.container(name).id);
+    let process = |name: &str| board.run(&format!("tr -d '\\0' </proc/{}/attr/current", pid(name)));
+    let files = |name: &str, paths: &str| {
+        board.run(&format!("cd /proc/{}/root && stat -c %C {paths} | sort -u", pid(name)))
+    };
+    let ours = ". bin/busybox disk memory map map/..data/word etc/hosts etc/hostname etc/resolv.conf dev/shm dev/termination-log";
+    let mut levels = Vec::new();
+    for name in [names[0], names[1], names[3]] {
+        let label = process(name);
+        let level = label.strip_prefix(CONTAINER).unwrap_or_else(|| panic!("{name}: {label}")).to_owned();
+        assert_eq!(files(name, ours), format!("{FILE}{level}"), "{name}");
+        assert_eq!(
+            board.run(&format!("smolet exec {name} -- cat /proc/self/attr/current | tr -d '\\0'")),
+            label
+        );
+        assert!(!files(name, "host").contains("container_file_t"), "a hostPath is the node's");
+        levels.push(level);
+    }
+    assert!(levels[0] != levels[1] && levels[1] != levels[2] && levels[0] != levels[2], "{levels:?}");
+    assert_eq!(process(names[2]), "system_u:system_r:spc_t:s0:c7,c8");
+    assert_eq!(files(names[2], ours), format!("{FILE}s0:c7,c8"));
+    assert!(!process(names[4]).contains("container_t"), "{}", process(names[4]));
+    assert!(files(names[4], ours).starts_with(FILE));
+
+    // What is written later, by a container that is started anew, too.
+    board.run(&format!("smolet exec {} -- sh -c 'echo 1 >/disk/new; echo 1 >/new'", names[0]));
+    runtime::kill(board, &board.container(names[0]));
+    board.run("systemctl restart smolet");
+    board.wait_for_pods();
+    assert_eq!(process(names[0]), format!("{CONTAINER}{}", levels[0]));
+    assert_eq!(files(names[0], "disk/new"), format!("{FILE}{}", levels[0]));
+
+    let unknown = "terminationGracePeriodSeconds: 2, containers: [{name: c, image: 'smolet.test/busybox:1', command: [forever], \
+                   securityContext: {seLinuxOptions: {type: no_such_t}}}]";
+    board.put_pod("label-unknown", unknown);
+    board.wait_for("the refusal", 120, || {
+        let said = board.try_run("smolet describe label-unknown").ok()?;
+        said.contains("the node's policy does not know the label system_u:system_r:no_such_t:").then_some(())
+    });
+    board.remove(&["label-unknown"]);
+    board.remove(&names);
+    set("");
+    board.run("rm -r /srv/label-*");
 }

@@ -7,6 +7,11 @@ pub fn is_embedded() -> bool {
     std::env::var_os("SMOLET_BOARD_RUNTIME").is_some_and(|runtime| runtime == "embedded")
 }
 
+/// The kernel confines with SELinux in the place of AppArmor.
+pub fn has_selinux() -> bool {
+    std::env::var_os("SELINUX").is_some_and(|value| !value.is_empty())
+}
+
 /// Before the package is installed. The embedded runtime is the default where no other one is; its network is its own.
 pub fn choose(board: &Board) {
     if is_embedded() {

@@ -468,6 +468,7 @@ fn containers_join_the_pid_namespace_of_the_sandboxs_init() {
         pause: program.to_str().unwrap(),
         libraries: &[],
         namespaces: &SandboxNamespaces::default(),
+        selinux: None,
         node: &pause.node,
     });
     pause.start(&spec.unwrap());

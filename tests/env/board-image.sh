@@ -4,7 +4,8 @@
 #
 #   board-image.sh arm64|armhf DIR    makes DIR/{base.img,vmlinuz,initrd,key} unless they are of this recipe; Debian 12, root
 #
-# In the environment: SUITE, Debian's name of the board's release (bookworm).
+# In the environment: SUITE, Debian's name of the board's release (bookworm); SELINUX=1, with Debian's policy of SELinux, permissive, in the
+# place of AppArmor.
 #
 # The mirror is the one of this machine's apt. Everything that can be done without the emulator is done here: the kernel is
 # unpacked and not installed, and the initrd is a busybox with the modules of the disk (update-initramfs takes six times as
@@ -116,6 +117,9 @@ customize() {
     install -D -m 600 "$out/key.pub" "$root/root/.ssh/authorized_keys"
     chmod 700 "$root/root/.ssh"
     chroot "$root" systemctl -q enable systemd-networkd ssh
+    if [ -n "${SELINUX:-}" ]; then
+        printf 'SELINUX=permissive\nSELINUXTYPE=default\n' >"$root/etc/selinux/config"
+    fi
     # What would run by itself while something is measured.
     chroot "$root" systemctl -q mask apt-daily.timer apt-daily-upgrade.timer man-db.timer e2scrub_all.timer \
         e2scrub_reap.service dpkg-db-backup.timer fstrim.timer
@@ -154,7 +158,7 @@ fi
 
 recipe=$({ cat "$here/board-image.sh" "$here/images.sh"; tar -C "$here" --sort=name --mtime=@0 -c stand-ins; } | sha256sum | cut -d' ' -f1)
 [ "$(cat "$out/recipe" 2>/dev/null)" != "$recipe" ] || exit 0
-echo "board: making the image of $SUITE for $arch in $out; some minutes"
+echo "board: making the image of $SUITE${SELINUX:+ with SELinux} for $arch in $out; some minutes"
 rm -rf "$out"
 mkdir -p "$out"
 work=$(mktemp -d "$out/work.XXXXXX")
@@ -173,7 +177,8 @@ while read -r suite uri; do
 done < <(suites)
 [ ${#mirrors[@]} -gt 0 ] || die "apt has no Debian 12 here"
 packages=systemd-sysv,udev,dbus,libpam-systemd,openssh-server,containerd,runc,crun,containernetworking-plugins,iptables
-packages+=,apparmor,procps,iproute2,kmod,netbase
+packages+=,procps,iproute2,kmod,netbase
+if [ -n "${SELINUX:-}" ]; then packages+=,selinux-policy-default; else packages+=,apparmor; fi
 downloads
 # What it mounts ends with it.
 unshare --mount --propagation private mmdebstrap --quiet --mode=root --variant=minbase --architectures="$arch" --include="$packages" \

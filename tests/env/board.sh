@@ -7,7 +7,8 @@
 #   board.sh cut DIR                a power cut: the emulator is killed, and what the disk had not flushed is lost
 #   board.sh down DIR               ends it and removes DIR; of a run that was killed too
 #
-# In the environment: IMAGE (.cache/board/$SUITE-$ARCH), SUITE (bookworm), ARCH (arm64), MEMORY in MiB (1024), CPUS (2), APPEND (words for the kernel).
+# In the environment: IMAGE (.cache/board/$SUITE-$ARCH), SUITE (bookworm), ARCH (arm64), MEMORY in MiB (1024), CPUS (2), APPEND (words for the kernel),
+# SELINUX=1 (that image, and the kernel's security module).
 # The console is in DIR/console.log, the emulator's monitor at DIR/monitor; ssh is at a free port of 127.0.0.1.
 #
 # What the disk loses: each boot writes to an overlay of its own with clusters of 4 KiB. Where a cluster is in it is written
@@ -18,7 +19,7 @@ set -euo pipefail
 export LC_ALL=C
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 ARCH=${ARCH:-arm64}
-IMAGE=$(realpath -m "${IMAGE:-$repo/.cache/board/${SUITE:-bookworm}-$ARCH}")
+IMAGE=$(realpath -m "${IMAGE:-$repo/.cache/board/${SUITE:-bookworm}-$ARCH${SELINUX:+-selinux}}")
 
 die() {
     echo "board.sh: $*" >&2
@@ -52,7 +53,7 @@ up() {
         date +%s.%N >started
         "${emulator[@]}" -accel tcg,thread=multi -smp "${CPUS:-2}" -m "${MEMORY:-1024}" -nographic -nodefaults \
             -kernel "$IMAGE/vmlinuz" -initrd "$IMAGE/initrd" \
-            -append "root=/dev/vda rw console=ttyAMA0 loglevel=5 panic=10 ${APPEND:-}" \
+            -append "root=/dev/vda rw console=ttyAMA0 loglevel=5 panic=10 ${SELINUX:+security=selinux} ${APPEND:-}" \
             -drive file=run.qcow2,if=none,id=disk,format=qcow2,cache=unsafe -device virtio-blk-pci,drive=disk \
             -netdev "user,id=net,hostfwd=tcp:127.0.0.1:$port-:22" -device virtio-net-pci,id=nic,netdev=net,romfile= \
             -device virtio-rng-pci -serial file:console.log -monitor unix:monitor,server,nowait \

@@ -269,6 +269,19 @@ fn each_fault_is_one_finding_with_its_mend() {
             "containers have no profile of the runtime's: apt install apparmor",
         ),
         (
+            |f| {
+                runtime_of(f).conditions = Ok(vec![RuntimeCondition {
+                    kind: SELINUX_CONDITION.into(),
+                    status: false,
+                    reason: "NoSELinuxLabels".into(),
+                    message: "containers get no labels".into(),
+                }]);
+            },
+            "SELinux",
+            Warning,
+            "containers get no labels: run smolet with --selinux",
+        ),
+        (
             |f| runtime_of(f).foreign_sandboxes = Some((3, "default/web".to_owned())),
             "other agents",
             Warning,

@@ -70,6 +70,7 @@ fn sysctls_of_the_pods_own_namespaces() {
 #[test]
 fn the_init_of_a_shared_pid_namespace() {
     let case = Case::new();
+    let labels = SelinuxLabels { process: "u:r:t:l".into(), mount: "u:r:f:l".into() };
     let input = SandboxInput {
         id: "5a4db0",
         sandbox_id: "5a4db0",
@@ -78,12 +79,17 @@ fn the_init_of_a_shared_pid_namespace() {
         pause: "/usr/bin/smolet",
         libraries: &[],
         namespaces: &case.namespaces,
+        selinux: Some(&labels),
         node: &case.node,
     };
     let spec = sandbox_spec(&input).unwrap();
     let json = serde_json::to_value(&spec).unwrap();
     assert_eq!(json["process"]["args"], json!(["/smolet", "pause"]));
     assert_eq!(json["process"]["capabilities"], json!({}));
+    assert_eq!(
+        (&json["process"]["selinuxLabel"], &json["linux"]["mountLabel"]),
+        (&json!("u:r:t:l"), &json!("u:r:f:l"))
+    );
     assert_eq!(json["process"]["oomScoreAdj"], json!(-998));
     assert_eq!(json["linux"]["namespaces"][0], json!({"type": "pid"}));
     assert_eq!(json["linux"]["resources"], json!({"cpu": {"shares": 2}}));

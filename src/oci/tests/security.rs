@@ -8,7 +8,6 @@ fn a_privileged_container_is_not_confined() {
     case.sandbox.linux.as_mut().unwrap().security_context =
         Some(proto::LinuxSandboxSecurityContext { privileged: true, ..Default::default() });
     case.apparmor = Some(format!("{APPARMOR_PROFILE_NAME} (enforce)\n"));
-    case.selinux = Some(SelinuxLabels { process: "u:r:t:l".into(), mount: "u:r:f:l".into() });
     *case.context() = LinuxContainerSecurityContext {
         privileged: true,
         namespace_options: case.context().namespace_options.clone(),
@@ -22,7 +21,6 @@ fn a_privileged_container_is_not_confined() {
     assert_eq!(spec.process.capabilities.bounding.len(), 41);
     assert!(spec.linux.seccomp.is_none() && spec.process.apparmor_profile.is_empty());
     assert!(spec.linux.masked_paths.is_empty() && spec.linux.readonly_paths.is_empty());
-    assert!(spec.process.selinux_label.is_empty() && spec.linux.mount_label.is_empty());
     assert!(spec.linux.namespaces.iter().all(|namespace| namespace.kind != "cgroup"));
     for at in [5, 6] {
         let options = &spec.mounts[at].options;
@@ -38,7 +36,6 @@ fn a_privileged_container_is_not_confined() {
     assert_eq!(case.at("/linux/maskedPaths"), json!(["/proc/kcore"]));
     assert_eq!(case.at("/linux/readonlyPaths"), json!(["/proc/sys"]));
     assert_eq!(case.at("/process/apparmorProfile"), json!(APPARMOR_PROFILE_NAME));
-    assert_eq!(case.at("/process/selinuxLabel"), json!("u:r:t:l"));
 }
 
 fn profile(kind: ProfileType, name: &str) -> proto::SecurityProfile {
@@ -120,15 +117,11 @@ fn apparmor_profiles() {
 }
 
 #[test]
-fn selinux_options_change_parts_of_the_sandboxs_labels() {
+fn selinux_labels_are_those_that_are_given() {
     let mut case = Case::new();
-    case.selinux = Some(SelinuxLabels {
-        process: "system_u:system_r:container_t:s0:c1,c2".into(),
-        mount: "system_u:object_r:container_file_t:s0:c1,c2".into(),
-    });
-    assert_eq!(case.at("/process/selinuxLabel"), json!("system_u:system_r:container_t:s0:c1,c2"));
-    case.context().selinux_options =
-        Some(proto::SeLinuxOption { r#type: "spc_t".into(), level: "s0:c5".into(), ..Default::default() });
-    assert_eq!(case.at("/process/selinuxLabel"), json!("system_u:system_r:spc_t:s0:c5"));
-    assert_eq!(case.at("/linux/mountLabel"), json!("system_u:object_r:container_file_t:s0:c5"));
+    let spec = case.spec().unwrap();
+    assert!(spec.process.selinux_label.is_empty() && spec.linux.mount_label.is_empty());
+    case.selinux = Some(SelinuxLabels { process: "u:r:t:l".into(), mount: "u:r:f:l".into() });
+    assert_eq!(case.at("/process/selinuxLabel"), json!("u:r:t:l"));
+    assert_eq!(case.at("/linux/mountLabel"), json!("u:r:f:l"));
 }
