@@ -69,8 +69,12 @@ systemd() {
 board() {
     local need=()
     has mmdebstrap || need+=(mmdebstrap)
-    # Both of one version: apt would remove another one's qemu-utils.
-    has qemu-system-aarch64 && has qemu-img || need+=(qemu-system-arm qemu-utils)
+    # Both of one version: another one's qemu-utils, of a newer release say, cannot be there beside the emulator.
+    if ! has qemu-system-aarch64 || ! has qemu-img; then
+        local version
+        version=$(apt-cache policy qemu-system-arm 2>/dev/null | awk '$1 == "Candidate:" && $2 != "(none)" { print $2 }')
+        need+=(--allow-downgrades qemu-system-arm "qemu-utils${version:+=$version}")
+    fi
     has qemu-aarch64-static || need+=(qemu-user-static)
     has update-binfmts || need+=(binfmt-support)
     has arch-test || need+=(arch-test)
