@@ -165,7 +165,8 @@ real-embedded: setup release  ## the same tests on private embedded runtimes
 
 embedded: setup release  ## the release binary as the runtime of its own containers, with a real OCI runtime and CNI plugins
 	$(call step,tests of the embedded runtime)
-	@SMOLET_BIN=$(CURDIR)/$(RELEASE) $(TEST) --quiet --test embedded -- --nocapture --test-threads=$(THREADS)
+	@tests/env/setup.sh criu
+	@PATH="$(CURDIR)/.cache/tools/criu/bin:$$PATH" SMOLET_BIN=$(CURDIR)/$(RELEASE) $(TEST) --quiet --test embedded -- --nocapture --test-threads=$(THREADS)
 
 systemd: setup package  ## the release binary with the cgroup driver systemd and as a service, on a systemd and a containerd of its own
 	$(call step,tests on a real systemd)

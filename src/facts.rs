@@ -71,6 +71,7 @@ pub fn node_settings(config: &Config, node_name: &str) -> NodeSettings {
     node.single_process_oom_kill = config.single_process_oom_kill;
     node.pod_pids_limit = config.pod_pids_limit;
     node.apparmor = has_apparmor();
+    node.selinux = runtime::is_selinux_enabled();
     let allowed = config.allowed_unsafe_sysctls.iter().flatten();
     node.allowed_unsafe_sysctls = allowed.map(|pattern| admission::sysctl_name(pattern).into()).collect();
     node.thermal_throttle_paths = thermal_throttle_paths();

@@ -45,6 +45,7 @@ impl Cri for Embedded {
         update_container_resources update_container_resources_cri UpdateContainerResourcesRequest UpdateContainerResourcesResponse,
         update_pod_sandbox_resources update_pod_sandbox_resources_cri UpdatePodSandboxResourcesRequest UpdatePodSandboxResourcesResponse,
         reopen_container_log reopen_container_log_cri ReopenContainerLogRequest ReopenContainerLogResponse,
+        checkpoint_container checkpoint_container_cri CheckpointContainerRequest CheckpointContainerResponse,
         exec_sync exec_sync_cri ExecSyncRequest ExecSyncResponse,
         container_stats container_stats_cri ContainerStatsRequest ContainerStatsResponse,
         list_container_stats list_container_stats_cri ListContainerStatsRequest ListContainerStatsResponse,

@@ -86,6 +86,10 @@ pub trait Cri {
         &self,
         request: cri::ReopenContainerLogRequest,
     ) -> RuntimeResult<cri::ReopenContainerLogResponse>;
+    async fn checkpoint_container(
+        &self,
+        request: cri::CheckpointContainerRequest,
+    ) -> RuntimeResult<cri::CheckpointContainerResponse>;
     async fn exec_sync(&self, request: cri::ExecSyncRequest) -> RuntimeResult<cri::ExecSyncResponse>;
     async fn exec(&self, request: cri::ExecRequest) -> RuntimeResult<cri::ExecResponse>;
     async fn attach(&self, request: cri::AttachRequest) -> RuntimeResult<cri::AttachResponse>;
@@ -185,11 +189,6 @@ where
     })
 }
 
-/// A method that is not served, with the reason.
-fn unimplemented(why: &'static str) -> Serving {
-    Box::pin(async move { Err(Status::new(Code::UNIMPLEMENTED, why)) })
-}
-
 impl<R: Cri + 'static> Service for CriService<R> {
     fn call(&self, path: &str, request: Vec<u8>) -> Option<Serving> {
         let (service, method) = path.strip_prefix("/runtime.v1.")?.split_once('/')?;
@@ -252,9 +251,6 @@ impl<R: Cri + 'static> CriService<R> {
                 |runtime, request| async move { Ok(runtime.list_pod_sandbox_metrics(request).await?.pod_metrics) },
                 |pod_metrics| cri::ListPodSandboxMetricsResponse { pod_metrics },
             )),
-            "CheckpointContainer" => Some(unimplemented(
-                "CheckpointContainer is not implemented: checkpoints need CRIU, which this runtime does not use",
-            )),
             _ => unary!(runtime, method, request,
                 "Version" => version,
                 "Status" => status,
@@ -274,6 +270,7 @@ impl<R: Cri + 'static> CriService<R> {
                 "UpdateContainerResources" => update_container_resources,
                 "UpdatePodSandboxResources" => update_pod_sandbox_resources,
                 "ReopenContainerLog" => reopen_container_log,
+                "CheckpointContainer" => checkpoint_container,
                 "ExecSync" => exec_sync,
                 "Exec" => exec,
                 "Attach" => attach,

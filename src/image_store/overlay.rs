@@ -126,3 +126,21 @@ pub(super) fn probe(dir: &Path) -> Result<(), String> {
     }
     tried.map_err(|error: io::Error| error.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_is_quoted_as_it_has_commas() {
+        let lower = vec![PathBuf::from("/a"), PathBuf::from("/b")];
+        let upper = Some((PathBuf::from("/u"), PathBuf::from("/w")));
+        let label = "system_u:object_r:container_file_t:s0:c1,c2".to_owned();
+        let overlay = Overlay { lower, upper, metacopy: false, label };
+        let options = overlay.options(|path| Ok(path.to_owned())).unwrap();
+        assert_eq!(
+            String::from_utf8(options).unwrap(),
+            "lowerdir=/a:/b,upperdir=/u,workdir=/w,context=\"system_u:object_r:container_file_t:s0:c1,c2\""
+        );
+    }
+}

@@ -181,6 +181,14 @@ impl ImageStore {
         }
     }
 
+    /// The directory of what a container has written, with overlayfs' whiteouts for what it has removed; `None` where the root file system is
+    /// a copy, or is not there.
+    pub fn written_dir(&self, id: &str) -> Option<PathBuf> {
+        let state = self.inner.state.borrow();
+        let record = state.found.rootfs.get(id).filter(|of| of.snapshotter == Snapshotter::Overlay)?;
+        (!record.read_only).then(|| self.inner.disk.path("rootfs", id).join("upper"))
+    }
+
     /// Copies a directory of a container's root file system, before the container starts: the content of an anonymous volume that the
     /// image declares. A path that is not there leaves the target as it is.
     ///

@@ -34,6 +34,13 @@ pub const DEVICE_DIRECTORY_DEPTH_MAX: usize = 8;
 pub const DEVICE_ENTRIES_MAX: usize = 65536;
 /// Bytes of `/sys/kernel/security/apparmor/profiles`. Full: profiles beyond it count as not loaded.
 pub const APPARMOR_PROFILES_BYTES_MAX: usize = 256 << 10;
+/// How long a checkpoint of a container may take where its client says nothing else, and at most. Expired: it is ended, and the container
+/// goes on.
+pub const CHECKPOINT_TIME: Duration = Duration::from_mins(4);
+/// Bytes of CRIU's log in which its error is looked for. Full: an error beyond them is not shown.
+pub const CRIU_LOG_BYTES_MAX: usize = 1 << 20;
+/// Bytes that a disk keeps free when a checkpoint is written to it. Less: it is refused.
+pub const CHECKPOINT_DISK_FREE_MIN: u64 = 64 << 20;
 /// Bytes of a file of `SELinux`' settings that are read. Full: what is beyond them counts as absent.
 pub const SELINUX_FILE_BYTES_MAX: usize = 64 << 10;
 /// Bytes of an `SELinux` label. Full: a file with a longer one counts as one with another label.

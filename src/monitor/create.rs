@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid, chownat, mkfifoat, open};
+use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid, XattrFlags, chownat, lsetxattr, mkfifoat, open};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::{PidfdFlags, pidfd_open};
 use serde::Deserialize;
@@ -170,6 +170,10 @@ fn fifos(directory: &Path, arguments: &Arguments) -> Result<(Stdios, Ends), Moni
                 chownat(CWD, &path, uid, gid, AtFlags::SYMLINK_NOFOLLOW)
             }
             None => Ok(()),
+        });
+        let given = given.and_then(|()| match &*arguments.label {
+            "" => Ok(()),
+            label => lsetxattr(&path, "security.selinux", label.as_bytes(), XattrFlags::empty()),
         });
         match given {
             Ok(()) => Ok(path),

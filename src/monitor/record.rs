@@ -51,6 +51,9 @@ pub struct Arguments {
     /// their names (`/dev/stdout`). `None`: the monitor's own.
     #[serde(default)]
     pub owner: Option<(u32, u32)>,
+    /// The `SELinux` label of the container's files, which its standard streams get. Empty: they have the directory's.
+    #[serde(default)]
+    pub label: String,
 }
 
 /// The exit code of a container whose end nobody saw: its monitor was killed before (containerd's `UnknownExitStatus`).

@@ -1125,6 +1125,9 @@ pub struct CheckpointContainerRequest {
     pub timeout: i64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CheckpointContainerResponse {
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetEventsRequest {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -215,6 +215,7 @@ fn mounts(
     let file = |host_path: String, container_path: &str| Mount {
         host_path,
         container_path: container_path.to_owned(),
+        selinux_relabel: node.selinux,
         ..Mount::default()
     };
     let mut mounts = input.mounts.to_vec();
@@ -492,6 +493,21 @@ mod tests {
         assert_eq!(paths(&spec, &[]), [data.clone(), hosts, log.clone()]);
         spec["containers"][0]["volumeMounts"][0]["mountPath"] = "/etc/hosts".into();
         assert_eq!(paths(&spec, &ips), [data, log], "the container brings its own");
+    }
+
+    #[test]
+    fn the_agents_own_files_get_a_label_where_the_kernel_has_selinux() {
+        let containers = json!([{"name": "c", "terminationMessagePath": "/dev/log"}]);
+        let pod = pod(&json!({"enableServiceLinks": false, "containers": containers}));
+        let (ips, none): ([Box<str>; 1], _) = (["10.0.0.9".into()], ManifestObjects::default());
+        let input =
+            ContainerInput { pod_ips: &ips, termination_log: Some("/t/0a0b0c0d"), ..input(&pod, &none) };
+        for selinux in [false, true] {
+            let node = NodeSettings { selinux, ..node() };
+            let config = container_config(&node, &input).unwrap();
+            let relabelled: Vec<bool> = config.mounts.iter().map(|mount| mount.selinux_relabel).collect();
+            assert_eq!(relabelled, [selinux; 2]);
+        }
     }
 
     #[test]

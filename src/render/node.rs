@@ -114,6 +114,8 @@ pub struct NodeSettings {
     pub memory_swap: SwapBehavior,
     /// The kernel has `AppArmor` enabled.
     pub apparmor: bool,
+    /// The kernel has a policy of `SELinux`: the runtime may have to label the agent's own files (`selinux.GetEnabled`).
+    pub selinux: bool,
     /// `allowedUnsafeSysctls`: names, or prefixes followed by `*`, with dots as separators.
     pub allowed_unsafe_sysctls: Vec<Box<str>>,
     /// Paths masked in addition to the fixed list: the machine's `/sys/devices/system/cpu/cpuN/thermal_throttle`.
@@ -152,6 +154,7 @@ impl NodeSettings {
             pod_pids_limit: None,
             memory_swap: SwapBehavior::NoSwap,
             apparmor: false,
+            selinux: false,
             allowed_unsafe_sysctls: Vec::new(),
             thermal_throttle_paths: Vec::new(),
         }

@@ -196,12 +196,14 @@ pub(super) struct Containers {
     pub(super) images: Rc<dyn Images>,
     all: RefCell<SortedMap<ContainerId, Rc<Container>>>,
     watch: Watch,
+    /// Held while a checkpoint is made: one at a time.
+    checkpoints: Mutex<()>,
 }
 
 impl Containers {
     pub(super) fn new(context: Rc<Context>, images: Rc<dyn Images>) -> std::io::Result<Rc<Self>> {
         let watch = Watch::new(context.blocking.clone())?;
-        Ok(Rc::new(Self { context, images, all: RefCell::default(), watch }))
+        Ok(Rc::new(Self { context, images, all: RefCell::default(), watch, checkpoints: Mutex::default() }))
     }
 
     // ---- the table -------------------------------------------------------------------------------------
@@ -214,6 +216,11 @@ impl Containers {
     /// Its bundle, with the files of its monitor.
     pub(super) fn run_dir(&self, id: &ContainerId) -> PathBuf {
         self.context.settings.containers_run().join(id.as_str())
+    }
+
+    /// Held while a checkpoint is made.
+    pub(super) fn checkpoints(&self) -> &Mutex<()> {
+        &self.checkpoints
     }
 
     pub(super) fn watch(&self) -> &Watch {

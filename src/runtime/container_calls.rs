@@ -8,7 +8,7 @@ use super::context::{failed, invalid, not_now};
 use super::records::ContainerPhase;
 use super::sandbox::Sandbox;
 use super::sandboxes::Sandboxes;
-use super::{Embedded, create, ends, metrics, namespaces, spec, stats, status, verbose};
+use super::{Embedded, checkpoint, create, ends, metrics, namespaces, spec, stats, status, verbose};
 use crate::cri::{RuntimeEvent, RuntimeEventKind, RuntimeResult};
 use crate::filesystem::read_bounded;
 use crate::limits::{EXEC_SYNC_BYTES_MAX, SHOWN_SPEC_BYTES_MAX};
@@ -195,6 +195,27 @@ impl Embedded {
         let container = self.containers.existing(&request.container_id)?;
         self.containers.reopen_log(&container).await?;
         Ok(cri::ReopenContainerLogResponse {})
+    }
+
+    /// `CheckpointContainer`.
+    ///
+    /// # Errors
+    /// It does not run; the disk has too little space; the OCI runtime's and CRIU's. It runs on.
+    pub async fn checkpoint_container_cri(
+        &self,
+        request: cri::CheckpointContainerRequest,
+    ) -> RuntimeResult<cri::CheckpointContainerResponse> {
+        let container = self.containers.existing(&request.container_id)?;
+        let stats = self.stats_of(&container).await;
+        let (containers, sandbox) =
+            (self.containers.clone(), self.sandboxes.find(container.sandbox_id().as_str()));
+        let logs = sandbox.map(|sandbox| sandbox.config().log_directory).unwrap_or_default();
+        let make = async move {
+            let asked = checkpoint::Asked { request, stats, logs };
+            checkpoint::make(&containers, &container, asked).await
+        };
+        self.context.to_the_end("checkpoint", make).await?;
+        Ok(cri::CheckpointContainerResponse {})
     }
 
     /// `ExecSync`.

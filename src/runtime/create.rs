@@ -148,11 +148,13 @@ async fn make(
         stdin_once: config.stdin_once,
         oom_events: None,
         owner: container.root(),
+        label: label.clone(),
     };
     let profiles = apparmor::profiles(context, &config).await?;
     let asked = spec::Asked {
         id: id.to_owned(),
         sandbox: sandbox.id().as_str().to_owned(),
+        bundle: run_dir.clone(),
         sandbox_run: sandboxes.run_dir(sandbox.id()),
         sandbox_dir: sandboxes.file(sandbox.id(), ""),
         config,

@@ -52,6 +52,11 @@ pub trait Images {
     /// Bytes and inodes of what was written to a root file system; `None` when they are not known.
     fn written<'a>(&'a self, name: &'a str) -> Local<'a, Option<(u64, u64)>>;
 
+    /// The directory of what was written to a root file system; `None` where it is a copy, or is not there.
+    fn written_dir(&self, _name: &str) -> Option<PathBuf> {
+        None
+    }
+
     /// `ImageStatus`.
     fn image_status(
         &self,

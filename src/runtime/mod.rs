@@ -12,6 +12,7 @@
 mod apparmor;
 mod archives;
 mod cgroups;
+mod checkpoint;
 mod cni;
 mod command;
 mod conditions;
@@ -73,7 +74,7 @@ pub use conditions::readiness;
 pub use host::cgroup_version;
 pub use images::{FoundImage, Images, Local};
 pub use pause::main as pause_main;
-pub use selinux::CONDITION as SELINUX_CONDITION;
+pub use selinux::{CONDITION as SELINUX_CONDITION, is_enabled as is_selinux_enabled};
 pub use settings::{Settings, find_oci_runtime, find_program};
 pub use stored_images::StoredImages;
 pub use users::main as user_namespace_main;
@@ -108,6 +109,8 @@ impl Embedded {
         let node = move || NodeFacts::read(host::cgroup_version(&mounts), of_default);
         let node = blocking.run(node).await.map_err(|error| context::failed(format!("/proc: {error}")))?;
         let context = Rc::new(Context::new(settings, blocking, clock, executor, (node, features)));
+        let settings = context.settings.clone();
+        context.blocking(move || checkpoint::sweep(&settings)).await;
         let kept = context.settings.pod_cidr();
         let kept =
             context.blocking(move || read_bounded(&kept, KEPT_POD_CIDR_BYTES_MAX).unwrap_or_default()).await;

@@ -110,6 +110,35 @@ impl OciRuntime {
         self.run("update", program).await.map(drop)
     }
 
+    /// `checkpoint`, after which the container runs on: CRIU's images and its log go to these directories.
+    ///
+    /// # Errors
+    /// The OCI runtime's and CRIU's.
+    pub(super) async fn checkpoint(&self, id: &str, images: &Path, work: &Path) -> RuntimeResult<()> {
+        let [images, work] = [images, work].map(|path| path.display().to_string());
+        let arguments = [
+            "checkpoint",
+            "--leave-running",
+            "--tcp-established",
+            "--file-locks",
+            "--image-path",
+            &images,
+            "--work-path",
+            &work,
+            id,
+        ];
+        let program = Program { time: None, ..self.program(&arguments) };
+        self.run("checkpoint", program).await.map(drop)
+    }
+
+    /// `resume`: a container whose checkpoint was ended may be frozen.
+    ///
+    /// # Errors
+    /// The OCI runtime's, also when it is not frozen.
+    pub(super) async fn resume(&self, id: &str) -> RuntimeResult<()> {
+        self.call("resume", &["resume", id]).await.map(drop)
+    }
+
     /// `exec`. The exit code is the command's.
     ///
     /// # Errors

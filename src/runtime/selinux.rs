@@ -58,7 +58,7 @@ const SYSTEM: [&str; 22] = [
 ];
 
 /// Whether the kernel has a policy. Blocking.
-fn is_enabled() -> bool {
+pub fn is_enabled() -> bool {
     let own = read_start(Path::new(OWN_LABEL), SELINUX_LABEL_BYTES_MAX).unwrap_or_default();
     Path::new(KERNEL).join("enforce").exists() && !own.starts_with(b"kernel")
 }

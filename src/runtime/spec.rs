@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::checkpoint;
 use super::context::{failed, invalid};
 use super::host;
 use super::images::FoundImage;
@@ -15,7 +16,6 @@ use super::users::{self, USER, Users};
 use crate::cri::{RuntimeError, RuntimeResult};
 use crate::filesystem::{read_linked, read_start};
 use crate::limits::{HOSTS_FILE_BYTES_MAX, SECCOMP_PROFILE_BYTES_MAX};
-use crate::oci::runtime_spec::Map;
 use crate::oci::{
     self, CdiFile, ImageDocument, Input, NodeFacts, SandboxFiles, SandboxInput, SandboxNamespaces,
     SelinuxLabels, SpecError, Volume,
@@ -27,6 +27,7 @@ use crate::proto::runtime::v1::security_profile::ProfileType;
 pub(super) struct Asked {
     pub(super) id: String,
     pub(super) sandbox: String,
+    pub(super) bundle: PathBuf,
     /// The sandbox's namespaces.
     pub(super) sandbox_run: PathBuf,
     /// The sandbox's files.
@@ -123,7 +124,7 @@ pub(super) fn make(asked: &Asked) -> RuntimeResult<Made> {
         devices: &devices,
         cdi: &cdi,
         apparmor: asked.apparmor.as_deref(),
-        annotations: &Map::new(),
+        annotations: &checkpoint::annotations(&asked.bundle),
         node: &node,
     };
     let spec = oci::spec(&input).map_err(refused)?;

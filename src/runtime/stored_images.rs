@@ -118,6 +118,10 @@ impl Images for StoredImages {
         })
     }
 
+    fn written_dir(&self, name: &str) -> Option<PathBuf> {
+        self.store.written_dir(name)
+    }
+
     fn image_status(
         &self,
         request: cri::ImageStatusRequest,

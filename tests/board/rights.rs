@@ -144,7 +144,7 @@ pub fn selinux(board: &Board) {
         board.run(&format!("sed -i '{line}' /etc/default/smolet && systemctl restart smolet"));
     };
     set("--selinux");
-    assert!(!doctor().contains("SELinux"), "{}", doctor());
+    board.wait_for("doctor to find nothing wrong", 60, || (!doctor().contains("SELinux")).then_some(()));
 
     let pod = |name: &str, of_pod: &str, container: &str| {
         let text = format!(
@@ -190,6 +190,13 @@ pub fn selinux(board: &Board) {
     assert_eq!(files(names[2], ours), format!("{FILE}s0:c7,c8"));
     assert!(!process(names[4]).contains("container_t"), "{}", process(names[4]));
     assert!(files(names[4], ours).starts_with(FILE));
+
+    let stdout = board.container(names[0]).id;
+    assert_eq!(
+        board.run(&format!("stat -c %C /run/smolet/runtime/containers/{stdout}/stdout")),
+        format!("{FILE}{}", levels[0]),
+        "a container writes to its standard output"
+    );
 
     // What is written later, by a container that is started anew, too.
     board.run(&format!("smolet exec {} -- sh -c 'echo 1 >/disk/new; echo 1 >/new'", names[0]));

@@ -345,6 +345,11 @@ impl Images for Busybox {
         })
     }
 
+    /// There is no overlay; containers of these tests write to `/tmp`.
+    fn written_dir(&self, name: &str) -> Option<PathBuf> {
+        Some(self.root.join(name).join("tmp"))
+    }
+
     fn remove_rootfs<'a>(&'a self, name: &'a str) -> Local<'a, RuntimeResult<()>> {
         let _ = std::fs::remove_dir_all(self.root.join(name));
         Box::pin(async { Ok(()) })

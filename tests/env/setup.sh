@@ -4,6 +4,7 @@
 #   setup.sh runtime     containerd, runc, CNI plugins, static busybox, iptables, nftables
 #   setup.sh systemd     systemd, its tools and a bus daemon, not started
 #   setup.sh board       what makes and emulates a board of ARM
+#   setup.sh criu        CRIU of Debian 13, unpacked into .cache/tools: that of Debian 12 knows no kernel after 6.11
 #   setup.sh openrc      OpenRC and logrotate, unpacked into .cache/tools
 #   setup.sh rust        a C linker, and Debian's Rust when no cargo is in PATH
 #   setup.sh fuzz        a C++ compiler, which builds libFuzzer
@@ -103,6 +104,37 @@ openrc() {
     touch "$root/.done"
 }
 
+# With the libraries of its release, and their loader: nothing of it is installed.
+criu() {
+    local to=$repo/.cache/tools/criu apt uri options packages file
+    [ ! -e "$to/.done" ] || return 0
+    has apt-get || die "missing: criu. Without apt it cannot be had"
+    apt=$(mktemp -d)
+    mkdir -p "$apt/state/lists/partial" "$apt/cache/archives/partial" "$apt/debs"
+    : >"$apt/status"
+    uri=$(apt-get indextargets --format '$(CREATED_BY) $(RELEASE) $(COMPONENT) $(REPO_URI)' 2>/dev/null |
+        awk '$1 == "Packages" && $2 ~ /^(bookworm|trixie)$/ && $3 == "main" { print $4; exit }')
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $uri trixie main" >"$apt/sources.list"
+    options=(-o "Dir::Etc::SourceList=$apt/sources.list" -o Dir::Etc::SourceParts=/dev/null -o "Dir::State=$apt/state"
+        -o "Dir::State::status=$apt/status" -o "Dir::Cache=$apt/cache" -o APT::Sandbox::User=root)
+    echo "setup: unpacking CRIU"
+    apt-get "${options[@]}" -qq update
+    packages=$(apt-get "${options[@]}" -qq --simulate --no-install-recommends install criu | awk '$1 == "Inst" { print $2 }')
+    # shellcheck disable=SC2086 # names
+    (cd "$apt/debs" && apt-get "${options[@]}" -qq download $packages)
+    rm -rf "$to"
+    mkdir -p "$to/bin"
+    for file in "$apt"/debs/*.deb; do dpkg-deb -x "$file" "$to/root"; done
+    rm -rf "$apt"
+    cat >"$to/bin/criu" <<E
+#!/bin/sh
+lib=$to/root/usr/lib/x86_64-linux-gnu
+exec "\$lib/ld-linux-x86-64.so.2" --library-path "\$lib" $to/root/usr/sbin/criu "\$@"
+E
+    chmod 755 "$to/bin/criu"
+    touch "$to/.done"
+}
+
 # The path of a statically linked busybox, if there is one.
 busybox_static() {
     local path
@@ -173,12 +205,13 @@ for part; do
     runtime) runtime ;;
     systemd) systemd ;;
     board) board ;;
+    criu) criu ;;
     openrc) openrc ;;
     rust) rust ;;
     fuzz) fuzz ;;
     sign) sign ;;
     sbom) sbom ;;
     cargo-deny) cargo_deny ;;
-    *) die "unknown part $part; one of: runtime systemd board openrc rust fuzz sign sbom cargo-deny" ;;
+    *) die "unknown part $part; one of: runtime systemd board criu openrc rust fuzz sign sbom cargo-deny" ;;
     esac
 done
