@@ -470,19 +470,33 @@ impl Embedded {
         let container = self.containers.find(&event.id);
         let of_container = container.as_ref().map(|container| container.sandbox_id());
         let sandbox = self.sandboxes.find(of_container.as_ref().map_or(&event.id, |id| id.as_str()));
-        let logs = sandbox.as_ref().map(|sandbox| sandbox.config().log_directory).unwrap_or_default();
-        let of_sandbox =
-            sandbox.as_ref().map(|sandbox| self.containers.of_sandbox(sandbox.id())).unwrap_or_default();
+        // A container that is gone does not tell its sandbox.
+        let sandbox = sandbox.or_else(|| self.sandboxes.newest_of(event.pod.as_ref()?.as_str()));
+        // A kubelet passes over an event without a sandbox (`processCRIEvents`), also that of the sandbox's own removal.
+        let gone = || cri::PodSandboxStatus {
+            id: event.id.to_string(),
+            metadata: event.pod.as_ref().map(|uid| cri::PodSandboxMetadata {
+                uid: uid.to_string(),
+                ..cri::PodSandboxMetadata::default()
+            }),
+            state: cri::PodSandboxState::SandboxNotready.into(),
+            ..cri::PodSandboxStatus::default()
+        };
         cri::ContainerEventResponse {
             container_id: event.id.to_string(),
             container_event_type: kind.into(),
             created_at: self.context.now(),
-            pod_sandbox_status: sandbox.map(|sandbox| sandbox.status()),
-            containers_statuses: of_sandbox
-                .iter()
-                .map(|of| status::status(of.id().as_str(), &of.record.borrow(), &logs))
-                .collect(),
+            containers_statuses: sandbox.as_ref().map(|of| self.statuses_of(of)).unwrap_or_default(),
+            pod_sandbox_status: Some(sandbox.map_or_else(gone, |sandbox| sandbox.status())),
         }
+    }
+
+    /// The statuses of a sandbox's containers, but for half-made ones.
+    pub(super) fn statuses_of(&self, sandbox: &Sandbox) -> Vec<cri::ContainerStatus> {
+        let logs = sandbox.config().log_directory;
+        let all = self.containers.of_sandbox(sandbox.id());
+        let made = all.iter().filter(|of| of.phase() != ContainerPhase::Making);
+        made.map(|of| status::status(of.id().as_str(), &of.record.borrow(), &logs)).collect()
     }
 
     /// The directory with the files of a running container's monitor: `attach`, `control`.

@@ -193,7 +193,8 @@ impl Embedded {
         self.sandboxes.stop(sandbox).await
     }
 
-    /// `PodSandboxStatus`.
+    /// `PodSandboxStatus`, with the statuses of all its containers at that moment: a kubelet with `EventedPLEG` asks for no others where there
+    /// is a timestamp (`GetPodStatus`).
     ///
     /// # Errors
     /// It does not exist.
@@ -206,8 +207,8 @@ impl Embedded {
         Ok(cri::PodSandboxStatusResponse {
             status: Some(sandbox.status()),
             timestamp: self.context.now(),
+            containers_statuses: self.statuses_of(&sandbox),
             info,
-            ..cri::PodSandboxStatusResponse::default()
         })
     }
 

@@ -237,6 +237,13 @@ impl Sandboxes {
         begin.next().is_none().then(|| found.clone())
     }
 
+    /// The sandbox of that pod which was made last.
+    pub(super) fn newest_of(&self, pod: &str) -> Option<Rc<Sandbox>> {
+        let all = self.all.borrow();
+        let of_pod = all.values().filter(|sandbox| sandbox.pod_uid() == pod);
+        of_pod.max_by_key(|sandbox| sandbox.record.borrow().created_at).cloned()
+    }
+
     /// The same of one that is known to exist.
     ///
     /// # Errors

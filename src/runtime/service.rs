@@ -55,9 +55,8 @@ impl Runtime for Embedded {
     }
 
     async fn pod_sandbox_status(&self, id: &SandboxId) -> RuntimeResult<SandboxStatus> {
-        let request = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_string(), verbose: false };
-        let answer = self.pod_sandbox_status_cri(request).await?;
-        answer.status.and_then(convert::sandbox_status).ok_or_else(|| no_id("the sandbox"))
+        let status = self.sandboxes.existing(id.as_str())?.status();
+        convert::sandbox_status(status).ok_or_else(|| no_id("the sandbox"))
     }
 
     async fn list_pod_sandboxes(

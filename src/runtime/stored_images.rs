@@ -8,7 +8,7 @@ use crate::clock::SharedClock;
 use crate::cri::{PullProgress, RuntimeError, RuntimeResult};
 use crate::image_store::{ImageStore, ImageStoreError, RootfsOptions, StoredImage};
 use crate::proto::runtime::v1 as cri;
-use crate::registry::{LayerProgress, Registries};
+use crate::registry::{LayerProgress, Registries, RegistryError};
 
 /// gRPC status codes of refusals.
 const UNKNOWN: i32 = 2;
@@ -156,8 +156,10 @@ impl Images for StoredImages {
         Box::pin(async move {
             let (image, auth) = (named(request.image), request.auth);
             let pulled = self.registries.pull(&self.store, &image, auth.as_ref()).await;
-            let pulled =
-                pulled.map_err(|error| RuntimeError::Failed { code: UNKNOWN, message: error.to_string() })?;
+            let pulled = pulled.map_err(|error| match error {
+                RegistryError::NotFound(why) => RuntimeError::NotFound(why),
+                other => RuntimeError::Failed { code: UNKNOWN, message: other.to_string() },
+            })?;
             Ok(cri::PullImageResponse { image_ref: pulled.id })
         })
     }

@@ -281,6 +281,7 @@ fn the_cri_is_served_on_a_socket() {
             call!("ListContainers", cri::ListContainersRequest::default()).await.unwrap();
         assert_eq!(listed.containers.len(), 0, "and by now the events are followed");
         let config = Some(machine.pod("cri"));
+        let uid = config.as_ref().unwrap().metadata.as_ref().unwrap().uid.clone();
         let request = cri::RunPodSandboxRequest { config: config.clone(), runtime_handler: String::new() };
         let cri::RunPodSandboxResponse { pod_sandbox_id } = call!("RunPodSandbox", request).await.unwrap();
         let request = cri::CreateContainerRequest {
@@ -300,6 +301,12 @@ fn the_cri_is_served_on_a_socket() {
                 break;
             }
         }
+        // A kubelet with EventedPLEG takes these for all containers of the pod.
+        let request = cri::PodSandboxStatusRequest { pod_sandbox_id: pod_sandbox_id.clone(), verbose: false };
+        let answer: cri::PodSandboxStatusResponse = call!("PodSandboxStatus", request).await.unwrap();
+        assert!(answer.timestamp > 0);
+        assert_eq!(answer.containers_statuses[0].id, container_id);
+        assert_eq!(answer.containers_statuses[0].state(), cri::ContainerState::ContainerRunning);
         let mut stream = channel
             .server_stream(
                 "/runtime.v1.RuntimeService/StreamContainers",
@@ -352,8 +359,19 @@ fn the_cri_is_served_on_a_socket() {
 
         let request = cri::StopPodSandboxRequest { pod_sandbox_id: pod_sandbox_id.clone() };
         let _: cri::StopPodSandboxResponse = call!("StopPodSandbox", request).await.unwrap();
-        let request = cri::RemovePodSandboxRequest { pod_sandbox_id };
+        let request = cri::RemovePodSandboxRequest { pod_sandbox_id: pod_sandbox_id.clone() };
         let _: cri::RemovePodSandboxResponse = call!("RemovePodSandbox", request).await.unwrap();
+        // It passes over events without a sandbox.
+        let mut deleted = Vec::new();
+        while deleted.len() < 2 {
+            let event: cri::ContainerEventResponse = events.next().await.unwrap().expect("an event");
+            if event.container_event_type() == cri::ContainerEventType::ContainerDeletedEvent {
+                let of = event.pod_sandbox_status.expect("a sandbox");
+                assert_eq!(of.metadata.expect("its metadata").uid, uid);
+                deleted.push((event.container_id, of.id));
+            }
+        }
+        assert_eq!(deleted[1], (pod_sandbox_id.clone(), pod_sandbox_id));
         serving.cancel().await;
         assert!(!path.exists());
     });

@@ -135,7 +135,7 @@ pub(super) async fn serve(
     let read = async move {
         let why = match agreed.carrier {
             Carrier::Spdy | Carrier::Tunnel => reading.spdy().await,
-            Carrier::Channels => reading.channels().await,
+            Carrier::Channels | Carrier::Ports => reading.channels().await,
         };
         if let Err(why) = why {
             log::debug!("streaming connection: {why}");

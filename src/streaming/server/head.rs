@@ -69,6 +69,8 @@ pub(super) enum Carrier {
     Channels,
     /// SPDY within the messages of WebSocket.
     Tunnel,
+    /// Messages of WebSocket, each with the number of a port's channel.
+    Ports,
 }
 
 /// What both sides speak.
@@ -91,6 +93,9 @@ const COMMAND_CHANNELS: [(&str, u8); 3] =
     [("v5.channel.k8s.io", 5), ("v4.channel.k8s.io", 4), ("channel.k8s.io", 1)];
 const FORWARD: &str = "portforward.k8s.io";
 const FORWARD_TUNNEL: &str = "SPDY/3.1+portforward.k8s.io";
+/// A connection to each of the request's ports, as the kubelet's `websocket.go` has it.
+const FORWARD_PORTS: &str = "v4.channel.k8s.io";
+const FORWARD_CHANNELS: [(&str, u8); 2] = [(FORWARD_TUNNEL, 1), (FORWARD_PORTS, 4)];
 
 /// The answer's head, and what is agreed on; or an answer that refuses.
 pub(super) fn negotiate(upgrade: Option<&Upgrade>, is_forward: bool) -> Result<(String, Agreed), String> {
@@ -121,19 +126,20 @@ pub(super) fn negotiate(upgrade: Option<&Upgrade>, is_forward: bool) -> Result<(
             Ok((head, Agreed { carrier: Carrier::Spdy, version: chosen.1 }))
         }
         Some(Upgrade::WebSocket(key, wanted)) => {
-            let (known, carrier) = if is_forward {
-                (&[(FORWARD_TUNNEL, 1)][..], Carrier::Tunnel)
-            } else {
-                (&COMMAND_CHANNELS[..], Carrier::Channels)
-            };
+            let known = if is_forward { &FORWARD_CHANNELS[..] } else { &COMMAND_CHANNELS };
             let (name, version) = match choose(wanted, known) {
-                None if wanted.is_empty() && !is_forward => ("", 1),
+                None if wanted.is_empty() => ("", 1),
                 None => {
                     let known: Vec<_> = known.iter().map(|(name, _)| *name).collect();
                     let why = format!("unable to upgrade: the server speaks {}", known.join(", "));
                     return Err(refusal("403 Forbidden", &why));
                 }
                 Some(chosen) => chosen,
+            };
+            let carrier = match name {
+                FORWARD_TUNNEL => Carrier::Tunnel,
+                _ if is_forward => Carrier::Ports,
+                _ => Carrier::Channels,
             };
             let named = match name {
                 "" => String::new(),
@@ -203,7 +209,12 @@ mod tests {
                 true,
                 Ok(("SPDY/3.1+portforward.k8s.io", Carrier::Tunnel, 1)),
             ),
-            (socket(&["v4.channel.k8s.io"]), true, Err("the server speaks SPDY/3.1+portforward.k8s.io")),
+            (socket(&["v4.channel.k8s.io"]), true, Ok(("v4.channel.k8s.io", Carrier::Ports, 4))),
+            (
+                socket(&["v4.base64.channel.k8s.io"]),
+                true,
+                Err("the server speaks SPDY/3.1+portforward.k8s.io, v4.channel.k8s.io"),
+            ),
         ] {
             let agreed = negotiate(Some(&upgrade), is_forward);
             match (agreed, expected) {

@@ -4,11 +4,11 @@
 //!     CRI Exec, Attach, PortForward ──► url(): http://127.0.0.1:PORT/exec/TOKEN, good for one connection within a minute
 //!
 //!     kubelet, crictl, smolet ──► head (token, protocol) ─┬─► command ──► Streams::exec, attach
-//!                                                         └─► forward ──► Streams::port_forward, a call for each connection
+//!                                                         └─► forward, ports ──► Streams::port_forward, a call for each connection
 //! ```
 //!
 //! `head`, `spdy` and `websocket` are PURE. Streams are carried by SPDY/3.1 (`channel.k8s.io` 1 to 5) or by messages of WebSocket
-//! (1, 4 and 5); forwarded ports by SPDY, or by SPDY within WebSocket. Every queue between a client and a container is short: one
+//! (1, 4 and 5); forwarded ports by SPDY, by SPDY within WebSocket, or by messages of it (4). Every queue between a client and a container is short: one
 //! that does not read holds up its own connection alone.
 //!
 //! Loopback only, and the token is the authorisation: 128 random bits that go over the CRI socket (0600) or the node API.
@@ -16,6 +16,7 @@
 mod command;
 mod forward;
 mod head;
+mod ports;
 mod spdy;
 mod websocket;
 mod wire;
@@ -227,7 +228,11 @@ impl StreamingServer {
                         }
                         Asked::PortForward(request) => {
                             let is_tunnel = agreed.carrier == Carrier::Tunnel;
-                            forward::serve(socket, rest, is_tunnel, request, &streams).await;
+                            if agreed.carrier == Carrier::Ports {
+                                ports::serve(socket, rest, request, &streams).await;
+                            } else {
+                                forward::serve(socket, rest, is_tunnel, request, &streams).await;
+                            }
                         }
                     }
                     drop(slot);

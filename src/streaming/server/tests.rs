@@ -408,6 +408,70 @@ fn ports_are_forwarded_in_a_tunnel() {
     });
 }
 
+/// As the Python client of Kubernetes does it.
+#[test]
+fn ports_have_their_channels_over_websocket() {
+    let world = World::new();
+    // Nobody listens there.
+    let closed = StdListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+    let ports = [echo(1), closed];
+    let request =
+        PortForwardRequest { pod_sandbox_id: "sandbox".to_owned(), port: ports.map(i32::from).to_vec() };
+    let url = world.server.url(Asked::PortForward(request)).unwrap();
+    world.beside(move || {
+        let mut client = Client::connect(&url, "v4.channel.k8s.io");
+        let mut came = [const { Vec::new() }; 4];
+        let mut read = |client: &mut Client| {
+            let (opcode, payload) = client.next();
+            if opcode == 2 {
+                came[usize::from(payload[0])].extend_from_slice(&payload[1..]);
+            }
+            (opcode, came.clone())
+        };
+        let port_of = |at: usize| ports[at].to_le_bytes().to_vec();
+        while read(&mut client).1.iter().any(|of| of.len() < 2) {}
+        client.send(2, b"\0words");
+        client.send(9, b"ping");
+        // Neither a port's, nor one that takes anything.
+        client.send(2, b"\x01x");
+        client.send(2, b"\x09x");
+        let refused = format!("port {closed}: Connection refused (os error 111)");
+        let wanted = [
+            [port_of(0), b"words".to_vec()].concat(),
+            port_of(0),
+            port_of(1),
+            [port_of(1), refused.into_bytes()].concat(),
+        ];
+        let mut is_answered = false;
+        loop {
+            let (opcode, came) = read(&mut client);
+            is_answered |= opcode == 10;
+            if came == wanted && is_answered {
+                break;
+            }
+        }
+        client.send(8, &[]);
+        let mut rest = Vec::new();
+        client.0.read_to_end(&mut rest).unwrap();
+        assert_eq!(rest, b"", "the connection ends with the client");
+    });
+    // It ends with its ports too.
+    let port = {
+        let listener = StdListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        std::thread::spawn(move || listener.accept().unwrap().0.write_all(b"bye").unwrap());
+        port
+    };
+    let request = PortForwardRequest { pod_sandbox_id: "sandbox".to_owned(), port: vec![i32::from(port)] };
+    let url = world.server.url(Asked::PortForward(request)).unwrap();
+    world.beside(move || {
+        let mut client = Client::connect(&url, "v4.channel.k8s.io");
+        let messages: Vec<_> = (0..3).map(|_| client.next().1).collect();
+        assert_eq!(messages[2], b"\0bye");
+        assert_eq!(client.next().0, 8);
+    });
+}
+
 #[test]
 fn what_is_no_request_is_refused_and_the_next_one_is_served() {
     let world = World::new();
