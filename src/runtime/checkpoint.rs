@@ -123,11 +123,14 @@ pub(super) async fn make(
         if let Ok(runtime) = containers.oci_runtime(container) {
             let _ = runtime.resume(container.id().as_str()).await;
         }
-        let part = part_of(&location);
-        let _ = context.blocking(move || std::fs::remove_file(part)).await;
     }
-    let settings = context.settings.clone();
-    context.blocking(move || sweep(&settings)).await;
+    let (settings, part) = (context.settings.clone(), part_of(&location));
+    let clean_up = move || {
+        // A whole archive has its own name.
+        let _ = std::fs::remove_file(part);
+        sweep(&settings);
+    };
+    context.blocking(clean_up).await;
     made.map_err(|error| with_name(error, &named))
 }
 

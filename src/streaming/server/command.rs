@@ -16,8 +16,8 @@ use smol::channel::{Receiver, Sender, bounded};
 
 use super::head::{Agreed, Carrier};
 use super::spdy::{self, header};
-use super::websocket::{self, Event};
-use super::wire::{Answer, Outgoing, Source, pong, while_connected};
+use super::websocket;
+use super::wire::{Answer, ChannelEvent, ChannelReader, Outgoing, Source, pong, while_connected};
 use super::{Ends, Running};
 use crate::limits::{
     SERVED_ANSWERS_MAX, SERVED_CHANNELS_MAX, SERVED_SIZE_BYTES_MAX, STREAM_OPEN_TIME, STREAM_QUEUE_MAX,
@@ -94,13 +94,16 @@ impl Wanted {
 /// SPDY's streams of the connection, in the order in which they were opened; at most `SERVED_CHANNELS_MAX`.
 type Opened = Rc<RefCell<Vec<(StreamId, Channel)>>>;
 
+/// Runs the command, or attaches to one, with its ends of the streams: the exit code.
+pub(super) type Run = Box<dyn FnOnce(Ends) -> Running<Result<i32, String>>>;
+
 /// Moves the streams until the command has ended, or the client is gone.
 pub(super) async fn serve(
     socket: Rc<Socket<TcpStream>>,
     already: Vec<u8>,
     agreed: Agreed,
     wanted: Wanted,
-    run: impl FnOnce(Ends) -> Running<Result<i32, String>>,
+    run: Run,
 ) {
     let (answers, answered) = bounded(SERVED_ANSWERS_MAX);
     let (stdin, stdin_end) = bounded(STREAM_QUEUE_MAX);
@@ -287,38 +290,27 @@ impl Reading {
     /// Reads until the client is gone.
     async fn channels(&mut self) -> Result<(), String> {
         let _ = self.all_opened.try_send(());
-        let mut reader = websocket::Reader::default();
-        // The first byte of the message, once it was read.
-        let mut number = None;
+        let mut reader = ChannelReader::default();
         loop {
             let mut input = self.source.bytes();
-            while let Some(event) = reader.next(&mut input).map_err(|error| error.to_string())? {
+            while let Some(event) = reader.next(&mut input)? {
                 match event {
-                    Event::Begin | Event::End => number = None,
-                    Event::Piece(piece) => {
-                        let mut bytes: &[u8] = piece;
-                        let of = match (number, bytes.split_first()) {
-                            (Some(number), _) => number,
-                            (None, Some((first, rest))) => {
-                                bytes = rest;
-                                *number.insert(*first)
-                            }
-                            (None, None) => continue,
-                        };
-                        if of == CLOSE_CHANNEL && self.version >= 5 {
-                            if let Some(channel) = bytes.first().copied().and_then(Channel::of_number) {
-                                self.inputs.end(channel);
-                            }
-                        } else if let Some(channel) = Channel::of_number(of).filter(|_| !bytes.is_empty()) {
+                    ChannelEvent::Bytes(CLOSE_CHANNEL, bytes) if self.version >= 5 => {
+                        if let Some(channel) = bytes.first().copied().and_then(Channel::of_number) {
+                            self.inputs.end(channel);
+                        }
+                    }
+                    ChannelEvent::Bytes(number, bytes) => {
+                        if let Some(channel) = Channel::of_number(number).filter(|_| !bytes.is_empty()) {
                             self.inputs.data(channel, bytes).await?;
                         }
                     }
-                    Event::Ping(ping) => {
+                    ChannelEvent::Ping(ping) => {
                         if self.answers.send(pong(&ping)).await.is_err() {
                             return Ok(());
                         }
                     }
-                    Event::Close => return Ok(()),
+                    ChannelEvent::Close => return Ok(()),
                 }
             }
             if !self.source.fill().await {

@@ -8,7 +8,7 @@ use smol::channel::{Receiver, Sender, bounded};
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::spdy::{Frame, Headers, Reader, header};
-use super::wire::{Answer, Outgoing, Source, SpdySource, while_connected};
+use super::wire::{Answer, Outgoing, Source, SpdySource, of_channel, while_connected};
 use super::{Running, Streams};
 use crate::executor::Executor;
 use crate::limits::{FORWARDED_CONNECTIONS_MAX, SERVED_ANSWERS_MAX, STREAM_CHUNK_BYTES, STREAM_QUEUE_MAX};
@@ -161,30 +161,64 @@ impl Pairs<'_> {
         let (Some(error), Some(data)) = (pair.error, pair.data) else { return };
         let (queue, queued) = bounded(STREAM_QUEUE_MAX);
         let connect = self.streams.port_forward(self.request.pod_sandbox_id.clone(), pair.port);
-        let out = Out { error, data, answers: self.answers.clone() };
+        let out = Out { to: To::Streams { error, data }, answers: self.answers.clone() };
         pair.queue = Some(queue);
         pair.task = Some(self.executor.spawn("forwarded connection", forward(connect, queued, out)));
     }
 }
 
 /// Where a connection's bytes go.
-struct Out {
-    error: StreamId,
-    data: StreamId,
-    answers: Sender<Answer>,
+pub(super) struct Out {
+    pub(super) to: To,
+    pub(super) answers: Sender<Answer>,
+}
+
+/// How the client is told.
+#[derive(Clone, Copy)]
+pub(super) enum To {
+    /// By two streams of SPDY.
+    Streams { error: StreamId, data: StreamId },
+    /// By a channel of WebSocket for the data, and the next one for the error.
+    Channels(u8),
 }
 
 impl Out {
     /// False: the client is gone.
-    async fn send(&self, stream: StreamId, bytes: &[u8], fin: bool) -> bool {
-        let mut frame = Vec::with_capacity(bytes.len() + 8);
-        put_data(&mut frame, stream, bytes, fin);
-        self.answers.send(Answer::Spdy(frame)).await.is_ok()
+    async fn data(&self, bytes: &[u8]) -> bool {
+        let frame = match self.to {
+            To::Streams { data, .. } => of_stream(data, bytes, false),
+            To::Channels(data) => of_channel(data, bytes),
+        };
+        self.answers.send(frame).await.is_ok()
+    }
+
+    /// There is nothing more; empty: without an error.
+    async fn end(&self, why: &str) {
+        let frames = match self.to {
+            To::Streams { error, data } => {
+                vec![of_stream(data, &[], true), of_stream(error, why.as_bytes(), true)]
+            }
+            To::Channels(_) if why.is_empty() => Vec::new(),
+            To::Channels(data) => vec![of_channel(data + 1, why.as_bytes())],
+        };
+        for frame in frames {
+            let _ = self.answers.send(frame).await;
+        }
     }
 }
 
+fn of_stream(stream: StreamId, bytes: &[u8], fin: bool) -> Answer {
+    let mut frame = Vec::with_capacity(bytes.len() + 8);
+    put_data(&mut frame, stream, bytes, fin);
+    Answer::Spdy(frame)
+}
+
 /// Copies until the pod has closed its end, or the client is gone.
-async fn forward(connect: Running<Result<Socket<TcpStream>, String>>, queued: Receiver<Vec<u8>>, out: Out) {
+pub(super) async fn forward(
+    connect: Running<Result<Socket<TcpStream>, String>>,
+    queued: Receiver<Vec<u8>>,
+    out: Out,
+) {
     let mut why = String::new();
     match connect.await {
         Err(error) => why = error,
@@ -204,7 +238,7 @@ async fn forward(connect: Running<Result<Socket<TcpStream>, String>>, queued: Re
                 let mut socket = &socket;
                 let mut buffer = vec![0; STREAM_CHUNK_BYTES];
                 while let Ok(read @ 1..) = socket.read(&mut buffer).await {
-                    if !out.send(out.data, &buffer[..read], false).await {
+                    if !out.data(&buffer[..read]).await {
                         break;
                     }
                 }
@@ -212,6 +246,6 @@ async fn forward(connect: Running<Result<Socket<TcpStream>, String>>, queued: Re
             smol::future::or(back, there).await;
         }
     }
-    out.send(out.data, &[], true).await;
-    out.send(out.error, why.as_bytes(), true).await;
+    queued.close();
+    out.end(&why).await;
 }

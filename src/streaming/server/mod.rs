@@ -210,32 +210,29 @@ impl StreamingServer {
                 .spawn("streaming connection", async move {
                     let Some((socket, rest, agreed)) = server.admit(socket, &served).await else { return };
                     drop(waits);
-                    let Agreement { asked, agreed, slot } = agreed;
-                    match asked {
+                    let Agreement { asked, agreed, slot: _slot } = agreed;
+                    let (wanted, run): (_, command::Run) = match asked {
                         Asked::Exec(request) => {
                             let wanted = command::Wanted::of_exec(&request);
-                            let run = |ends| streams.exec(request, ends);
-                            command::serve(socket, rest, agreed, wanted, run).await;
+                            (wanted, Box::new(move |ends| streams.exec(request, ends)))
                         }
                         Asked::Attach(request) => {
                             let wanted = command::Wanted::of_attach(&request);
-                            let attached = streams.clone();
                             let run = move |ends| {
-                                let attached = attached.attach(request, ends);
+                                let attached = streams.attach(request, ends);
                                 Box::pin(async move { attached.await.map(|()| 0) }) as Running<_>
                             };
-                            command::serve(socket, rest, agreed, wanted, run).await;
+                            (wanted, Box::new(run))
+                        }
+                        Asked::PortForward(request) if agreed.carrier == Carrier::Ports => {
+                            return ports::serve(socket, rest, request, &streams).await;
                         }
                         Asked::PortForward(request) => {
                             let is_tunnel = agreed.carrier == Carrier::Tunnel;
-                            if agreed.carrier == Carrier::Ports {
-                                ports::serve(socket, rest, request, &streams).await;
-                            } else {
-                                forward::serve(socket, rest, is_tunnel, request, &streams).await;
-                            }
+                            return forward::serve(socket, rest, is_tunnel, request, &streams).await;
                         }
-                    }
-                    drop(slot);
+                    };
+                    command::serve(socket, rest, agreed, wanted, run).await;
                 })
                 .detach();
         }

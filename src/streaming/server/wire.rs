@@ -119,6 +119,57 @@ impl SpdySource {
     }
 }
 
+/// A message of WebSocket for a channel.
+pub(super) fn of_channel(number: u8, bytes: &[u8]) -> Answer {
+    let mut frame = Vec::with_capacity(bytes.len() + 11);
+    websocket::put(&mut frame, websocket::BINARY, &[&[number], bytes]);
+    Answer::WebSocket(frame)
+}
+
+/// What comes by messages of WebSocket, each of which begins with the number of its channel.
+#[derive(Default)]
+pub(super) struct ChannelReader {
+    reader: websocket::Reader,
+    /// The first byte of the message, once it was read.
+    number: Option<u8>,
+}
+
+/// A part of it.
+pub(super) enum ChannelEvent<'b> {
+    /// Bytes for that channel; they may be empty.
+    Bytes(u8, &'b [u8]),
+    /// The client expects this back.
+    Ping(Vec<u8>),
+    /// The client closes the connection.
+    Close,
+}
+
+impl ChannelReader {
+    /// The next event in `input`, from which the consumed bytes are removed; `None` when more are needed.
+    ///
+    /// # Errors
+    /// It is not WebSocket.
+    pub(super) fn next<'b>(&mut self, input: &mut &'b mut [u8]) -> Result<Option<ChannelEvent<'b>>, String> {
+        while let Some(event) = self.reader.next(input).map_err(|error| error.to_string())? {
+            match event {
+                Event::Begin | Event::End => self.number = None,
+                Event::Piece(piece) => {
+                    let piece: &'b [u8] = piece;
+                    let (number, bytes) = match (self.number, piece.split_first()) {
+                        (Some(number), _) => (number, piece),
+                        (None, Some((first, rest))) => (*self.number.insert(*first), rest),
+                        (None, None) => continue,
+                    };
+                    return Ok(Some(ChannelEvent::Bytes(number, bytes)));
+                }
+                Event::Ping(ping) => return Ok(Some(ChannelEvent::Ping(ping))),
+                Event::Close => return Ok(Some(ChannelEvent::Close)),
+            }
+        }
+        Ok(None)
+    }
+}
+
 /// The answer to a ping of WebSocket.
 pub(super) fn pong(ping: &[u8]) -> Answer {
     let mut frame = Vec::new();
