@@ -184,13 +184,18 @@ esac
 said=$("$zig" cc $z "$@" -v 2>&1) || { echo "$said" >&2; exit 1; }
 exec "$zig" $(echo "$said" | sed -n '/^ld\.lld /h; ${x;p}') $ZIG_LINK
 E
-    # What panics names file and line of smolet, and of others' crates the file. For that alone a stable compiler is told to take
-    # an unstable flag, and only for the targets' crates, so that no build script takes it for a nightly one.
+    # What panics names file and line of smolet, and of others' crates the file; for x86-64, whose code is the longest, the file alone.
+    # For that alone a stable compiler is told to take an unstable flag, and only for the targets' crates, so that no build
+    # script takes it for a nightly one.
     cat >"$ARM_HOME/bin/rustc-places" <<'E'
 #!/bin/sh
 case " $* " in *" -C metadata="*) ;; *) exec "$@" ;; esac
 case " $* " in *" --target "*) ;; *) exec "$@" ;; esac
-case " $* " in *" --crate-name smolet "*) places=file,line ;; *) places=file ;; esac
+case " $* " in
+*" --crate-name smolet "*" x86_64-"*) places=file ;;
+*" --crate-name smolet "*) places=file,line ;;
+*) places=file ;;
+esac
 # Symbols as without that: build.rs goes by their names.
 RUSTC_BOOTSTRAP=1 exec "$@" -Zlocation-detail=$places -Zunstable-options -Csymbol-mangling-version=legacy
 E

@@ -232,6 +232,9 @@ pub struct Walk {
     batch: Vec<u8>,
 }
 
+/// What is done with each entry: its directory, its name there, and what it was.
+pub type Visit<'a> = &'a mut dyn FnMut(&OwnedFd, &CStr, &Stat) -> ControlFlow<()>;
+
 struct Level {
     dir: OwnedFd,
     inode: u64,
@@ -292,19 +295,16 @@ impl Walk {
 
     /// Passes each further entry to `visit` until that breaks; the next call continues after that entry.
     pub fn go_on(&mut self, mut visit: impl FnMut(&Stat) -> ControlFlow<()>) -> WalkResult {
-        self.go_on_at(|_, _, there| visit(there))
+        self.go_on_at(&mut |_, _, there| visit(there))
     }
 
     /// The same, with the directory of each entry and its name there, which may be another file's by then.
-    pub fn go_on_at(
-        &mut self,
-        mut visit: impl FnMut(&OwnedFd, &CStr, &Stat) -> ControlFlow<()>,
-    ) -> WalkResult {
+    pub fn go_on_at(&mut self, visit: Visit<'_>) -> WalkResult {
         let mut is_stopped = false;
         while !is_stopped {
             // `held` is empty only after the end of the walk.
             let Some(level) = self.held.back_mut() else { return WalkResult::All };
-            match level.read(self.device, self.has_mounts, &mut self.batch, &mut is_stopped, &mut visit) {
+            match level.read(self.device, self.has_mounts, &mut self.batch, &mut is_stopped, visit) {
                 Read::Stopped => {}
                 Read::Down(dir, inode) => self.down(dir, inode),
                 Read::End if self.depth == 0 => {
@@ -393,7 +393,7 @@ impl Level {
         has_mounts: bool,
         batch: &mut Vec<u8>,
         is_stopped: &mut bool,
-        visit: &mut impl FnMut(&OwnedFd, &CStr, &Stat) -> ControlFlow<()>,
+        visit: Visit<'_>,
     ) -> Read {
         let (at, mut behind) = match self.next {
             ReadPosition::At(at) => (at, None),

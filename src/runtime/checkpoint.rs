@@ -11,6 +11,7 @@
 //!     dump.log stats-dump CRIU's own
 //! ```
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
@@ -19,7 +20,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use smol::future::or;
 
 use super::container::{Container, Containers};
@@ -293,35 +294,44 @@ fn describe(
 fn config_of(status: &cri::ContainerStatus, runtime: &str, created_at: i64, now: Wall) -> Value {
     let name = status.metadata.as_ref().map(|metadata| &*metadata.name).unwrap_or_default();
     let image = status.image.as_ref().map(|image| &*image.image).unwrap_or_default();
-    json!({
-        "id": status.id,
-        "name": name,
-        "rootfsImage": image,
-        "rootfsImageRef": status.image_ref,
-        "rootfsImageName": image,
-        "runtime": runtime,
-        "createdTime": Wall(created_at).to_string(),
-        "checkpointedTime": now.to_string(),
-        "restoredTime": "0001-01-01T00:00:00Z",
-        "restored": false,
-    })
+    object(vec![
+        ("id", (&*status.id).into()),
+        ("name", name.into()),
+        ("rootfsImage", image.into()),
+        ("rootfsImageRef", (&*status.image_ref).into()),
+        ("rootfsImageName", image.into()),
+        ("runtime", runtime.into()),
+        ("createdTime", Wall(created_at).to_string().into()),
+        ("checkpointedTime", now.to_string().into()),
+        ("restoredTime", "0001-01-01T00:00:00Z".into()),
+        ("restored", false.into()),
+    ])
+}
+
+fn object(entries: Vec<(&str, Value)>) -> Value {
+    entries.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+fn texts(map: &BTreeMap<String, String>) -> Value {
+    map.iter().map(|(name, value)| (name.clone(), Value::from(&**value))).collect()
 }
 
 /// The CRI's `ContainerStatus`, in the words of its JSON.
 fn status_of(status: &cri::ContainerStatus) -> Value {
-    let metadata = status.metadata.clone().unwrap_or_default();
-    json!({
-        "id": status.id,
-        "metadata": { "name": metadata.name, "attempt": metadata.attempt },
-        "state": status.state,
-        "created_at": status.created_at,
-        "started_at": status.started_at,
-        "image": { "image": status.image.as_ref().map(|image| &image.image) },
-        "image_ref": status.image_ref,
-        "labels": status.labels,
-        "annotations": status.annotations,
-        "log_path": status.log_path,
-    })
+    let (name, attempt) = status.metadata.as_ref().map_or(("", 0), |of| (&of.name, of.attempt));
+    let image = status.image.as_ref().map(|image| &*image.image).unwrap_or_default();
+    object(vec![
+        ("id", (&*status.id).into()),
+        ("metadata", object(vec![("name", name.into()), ("attempt", attempt.into())])),
+        ("state", status.state.into()),
+        ("created_at", status.created_at.into()),
+        ("started_at", status.started_at.into()),
+        ("image", object(vec![("image", image.into())])),
+        ("image_ref", (&*status.image_ref).into()),
+        ("labels", texts(&status.labels)),
+        ("annotations", texts(&status.annotations)),
+        ("log_path", (&*status.log_path).into()),
+    ])
 }
 
 /// Puts everything in a directory into an archive.

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use rustix::fs::{XattrFlags, lgetxattr, lsetxattr};
+use rustix::fs::{Stat, XattrFlags, lgetxattr, lsetxattr};
 use rustix::io::Errno;
 
 use super::context::{Context, failed, invalid};
@@ -196,7 +196,7 @@ impl Relabelling {
             Walk::new(&self.path, false)?
         };
         let (began, mut result) = (Instant::now(), Ok(true));
-        let walked = walk.go_on_at(|dir: &OwnedFd, name: &CStr, _| {
+        let walked = walk.go_on_at(&mut |dir: &OwnedFd, name: &CStr, _: &Stat| {
             let name = Path::new(std::ffi::OsStr::from_bytes(name.to_bytes()));
             result =
                 set(&Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string()).join(name), &self.label);
