@@ -34,8 +34,7 @@ pub const DEVICE_DIRECTORY_DEPTH_MAX: usize = 8;
 pub const DEVICE_ENTRIES_MAX: usize = 65536;
 /// Bytes of `/sys/kernel/security/apparmor/profiles`. Full: profiles beyond it count as not loaded.
 pub const APPARMOR_PROFILES_BYTES_MAX: usize = 256 << 10;
-/// How long a checkpoint of a container may take where its client says nothing else, and at most. Expired: it is ended, and the container
-/// goes on.
+/// How long a client waits for a checkpoint where it says nothing else, and at most. Expired: it is told so, and the checkpoint goes on.
 pub const CHECKPOINT_TIME: Duration = Duration::from_mins(4);
 /// Bytes of CRIU's log in which its error is looked for. Full: an error beyond them is not shown.
 pub const CRIU_LOG_BYTES_MAX: usize = 1 << 20;
@@ -45,6 +44,8 @@ pub const CHECKPOINT_DISK_FREE_MIN: u64 = 64 << 20;
 pub const SELINUX_FILE_BYTES_MAX: usize = 64 << 10;
 /// Bytes of an `SELinux` label. Full: a file with a longer one counts as one with another label.
 pub const SELINUX_LABEL_BYTES_MAX: usize = 512;
+/// How long a mount's files may take to get a label. Expired: the container is refused; the next try finds those that have it.
+pub const SELINUX_RELABEL_TIME: Duration = Duration::from_mins(10);
 /// How long `apparmor_parser` may take to compile and load our profile. Expired: it is killed.
 pub const APPARMOR_LOAD_TIME: Duration = Duration::from_mins(1);
 /// After a failure our profile is tried again with the first container after so long; until then containers that need it are refused.

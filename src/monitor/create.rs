@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid, XattrFlags, chownat, lsetxattr, mkfifoat, open};
+use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::{PidfdFlags, pidfd_open};
 use serde::Deserialize;
@@ -173,7 +174,11 @@ fn fifos(directory: &Path, arguments: &Arguments) -> Result<(Stdios, Ends), Moni
         });
         let given = given.and_then(|()| match &*arguments.label {
             "" => Ok(()),
-            label => lsetxattr(&path, "security.selinux", label.as_bytes(), XattrFlags::empty()),
+            label => match lsetxattr(&path, "security.selinux", label.as_bytes(), XattrFlags::empty()) {
+                // A file system that keeps none.
+                Err(Errno::OPNOTSUPP) => Ok(()),
+                set => set,
+            },
         });
         match given {
             Ok(()) => Ok(path),

@@ -1,27 +1,26 @@
 //! `CheckpointContainer` (KEP-2008): the state of a container in an archive, while it runs on. I/O. The OCI runtime and CRIU make the images
-//! of its processes, `tar` the archive, which is as containerd's and CRI-O's: `checkpointctl` shows it, and CRI-O starts containers from it.
+//! of its processes, GNU `tar` the archive, whose files have the names of containerd's and CRI-O's: `checkpointctl` shows it.
 //!
 //! ```text
 //!     checkpoint/         CRIU's images of the processes
 //!     config.dump         the container's id, name, image and times
 //!     spec.dump           its runtime-spec
 //!     status.dump         its status in the CRI
-//!     rootfs-diff.tar     what it has written, if its root file system is an overlay
+//!     rootfs-diff.tar     what it has written, if its root file system is an overlay; with overlayfs' whiteouts
 //!     container.log       its log
 //!     dump.log stats-dump CRIU's own
 //! ```
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
 use serde_json::Value;
-use smol::future::or;
 
 use super::container::{Container, Containers};
 use super::context::{failed, full, invalid, not_now};
@@ -33,6 +32,7 @@ use crate::cri::{RuntimeError, RuntimeResult};
 use crate::filesystem::{Filesystem, read_start};
 use crate::limits::{
     CHECKPOINT_DISK_FREE_MIN, CHECKPOINT_TIME, CRIU_LOG_BYTES_MAX, KIB, PROGRAM_ERROR_BYTES_MAX,
+    SHOWN_SPEC_BYTES_MAX,
 };
 use crate::model::Wall;
 use crate::monitor;
@@ -42,6 +42,8 @@ use crate::text::start_of;
 use crate::tree;
 
 const IMAGES: &str = "checkpoint";
+/// The OCI runtime gives CRIU the settings of this file.
+const ANNOTATION: &str = "org.criu.config";
 /// CRIU's settings for a container, in its bundle.
 const CONFIG: &str = "criu.conf";
 const TAR: &str = "tar";
@@ -59,7 +61,7 @@ pub(super) struct Asked {
 
 /// Annotations of the runtime-spec of a container with that bundle, by which the OCI runtime gives CRIU its settings.
 pub(super) fn annotations(bundle: &Path) -> Map {
-    Map::from([("org.criu.config".to_owned(), bundle.join(CONFIG).display().to_string())])
+    Map::from([(ANNOTATION.to_owned(), bundle.join(CONFIG).display().to_string())])
 }
 
 /// The directory in which one is made.
@@ -67,10 +69,17 @@ fn dir(settings: &Settings) -> PathBuf {
     settings.root_dir.join(IMAGES)
 }
 
+/// The archive until it is whole.
+fn archive(settings: &Settings) -> PathBuf {
+    settings.root_dir.join("checkpoint.tar")
+}
+
 /// Removes what an agent that was killed has left. Blocking.
 pub(super) fn sweep(settings: &Settings) {
-    if let Err(error) = remove(&dir(settings)) {
-        log::warn!("what is left of a checkpoint: {}: {error}", dir(settings).display());
+    for path in [dir(settings), archive(settings)] {
+        if let Err(error) = remove(&path) {
+            log::warn!("what is left of a checkpoint: {}: {error}", path.display());
+        }
     }
 }
 
@@ -81,19 +90,16 @@ fn remove(dir: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes one; the container runs on, also after an error.
+/// Makes one, to the end: CRIU alone undoes what it does to the container and to its network.
 ///
 /// # Errors
-/// It does not run; a program is missing; the disk has too little space; the programs'; it takes too long.
+/// It does not run; a program is missing; the disk has too little space; the programs'.
 pub(super) async fn make(
     containers: &Containers,
     container: &Rc<Container>,
     asked: Asked,
 ) -> RuntimeResult<()> {
     let named = format!("checkpoint of container {}", container.id());
-    if container.phase() != ContainerPhase::Running {
-        return Err(not_now(format!("{named}: only a container that runs has one")));
-    }
     let location = PathBuf::from(&asked.request.location);
     if !location.is_absolute() || location.file_name().is_none() {
         return Err(invalid(format!(
@@ -101,43 +107,30 @@ pub(super) async fn make(
             asked.request.location
         )));
     }
-    if asked.request.timeout < 0 {
-        return Err(invalid(format!("{named}: timeout {} is negative", asked.request.timeout)));
+    let _turn = containers.checkpoints().lock().await;
+    if container.phase() != ContainerPhase::Running {
+        return Err(not_now(format!("{named}: only a container that runs has one")));
     }
-    let time = match asked.request.timeout {
-        0 => CHECKPOINT_TIME,
-        seconds => Duration::from_secs(seconds.unsigned_abs()).min(CHECKPOINT_TIME),
-    };
-    let context = &containers.context;
-    let late = async {
-        context.clock.sleep(time).await;
-        let seconds = time.as_secs();
-        Err(RuntimeError::DeadlineExceeded(format!("it did not end within {seconds} s")))
-    };
-    let mut late = pin!(late);
-    let turn = or(async { Ok(containers.checkpoints().lock().await) }, &mut late).await;
-    let _turn = turn.map_err(|error| with_name(error, &named))?;
-    let made =
-        or(Box::pin(write(containers, container, &asked, &location)), async { late.await.map(drop) }).await;
-    if made.is_err() {
-        // CRIU may have been ended while the container was frozen; one that is not is no error.
-        if let Ok(runtime) = containers.oci_runtime(container) {
-            let _ = runtime.resume(container.id().as_str()).await;
-        }
-    }
-    let (settings, part) = (context.settings.clone(), part_of(&location));
-    let clean_up = move || {
-        // A whole archive has its own name.
-        let _ = std::fs::remove_file(part);
-        sweep(&settings);
-    };
-    context.blocking(clean_up).await;
+    let made = Box::pin(write(containers, container, &asked, location)).await;
+    let settings = containers.context.settings.clone();
+    containers.context.blocking(move || sweep(&settings)).await;
     made.map_err(|error| with_name(error, &named))
+}
+
+/// How long a client waits for one.
+///
+/// # Errors
+/// It asks for less than nothing.
+pub(super) fn time_of(request: &cri::CheckpointContainerRequest) -> RuntimeResult<Duration> {
+    match request.timeout {
+        ..0 => Err(invalid(format!("timeout {} is negative", request.timeout))),
+        0 => Ok(CHECKPOINT_TIME),
+        seconds => Ok(Duration::from_secs(seconds.unsigned_abs()).min(CHECKPOINT_TIME)),
+    }
 }
 
 fn with_name(error: RuntimeError, named: &str) -> RuntimeError {
     match error {
-        RuntimeError::DeadlineExceeded(why) => RuntimeError::DeadlineExceeded(format!("{named}: {why}")),
         RuntimeError::Failed { code, message } => {
             RuntimeError::Failed { code, message: format!("{named}: {message}") }
         }
@@ -148,29 +141,26 @@ fn with_name(error: RuntimeError, named: &str) -> RuntimeError {
 /// The OCI runtime looks for it in `PATH`.
 fn has_criu() -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    find_program("criu").is_some() || std::env::split_paths(&path).any(|dir| dir.join("criu").is_file())
-}
-
-/// The archive until it is whole.
-fn part_of(location: &Path) -> PathBuf {
-    let mut name = OsString::from(location);
-    name.push(".part");
-    name.into()
+    std::env::split_paths(&path).any(|dir| dir.join("criu").is_file())
 }
 
 async fn write(
     containers: &Containers,
     container: &Rc<Container>,
     asked: &Asked,
-    location: &Path,
+    location: PathBuf,
 ) -> RuntimeResult<()> {
     let context = &containers.context;
-    let (dir, target) = (dir(&context.settings), location.to_owned());
+    let (dir, target, archive) = (dir(&context.settings), location.clone(), archive(&context.settings));
     let bytes = needed(&asked.stats);
     let (made, bundle) = (dir.clone(), containers.run_dir(container.id()));
     let prepare = move || {
         if !has_criu() {
             return Err(failed("CRIU is not installed; apt install criu"));
+        }
+        let spec = read_start(&bundle.join("config.json"), SHOWN_SPEC_BYTES_MAX).unwrap_or_default();
+        if !String::from_utf8_lossy(&spec).contains(ANNOTATION) {
+            return Err(not_now("it was made by an older smolet; create it anew"));
         }
         let tar = find_program(TAR).ok_or_else(|| failed("tar is not installed; apt install tar"))?;
         remove(&made).and_then(|()| make_dir(&made.join(IMAGES))).map_err(|error| at(&made, &error))?;
@@ -195,21 +185,44 @@ async fn write(
         return Err(failed(format!("{error}{said}")));
     }
     if let Some(written) = containers.images.written_dir(id) {
-        let archive = dir.join("rootfs-diff.tar");
-        run_tar(containers, &tar, &["--xattrs", "--xattrs-include=*"], &archive, &written).await?;
+        let changes = dir.join("rootfs-diff.tar");
+        run_tar(containers, &tar, &["--sparse", "--xattrs", "--xattrs-include=*"], &changes, &written)
+            .await?;
     }
-    let part = part_of(location);
-    let (bundle, into, kept) = (containers.run_dir(container.id()), dir.clone(), part.clone());
+    let (bundle, into, made) = (containers.run_dir(container.id()), dir.clone(), archive.clone());
     let status = status::status(id, &container.record.borrow(), &asked.logs);
     let record = container.record.borrow().clone();
     let now = Wall(context.now());
     let runtime = record.oci_runtime.clone();
-    let describe = move || describe(&into, &bundle, &(status, record), (&runtime, now), &kept);
+    let describe = move || describe(&into, &bundle, &(status, record), (&runtime, now), &made);
     context.blocking(describe).await.map_err(|error| at(&dir, &error))?;
-    run_tar(containers, &tar, &[], &part, &dir).await?;
-    let target = location.to_owned();
-    let renamed = context.blocking(move || std::fs::rename(&part, &target)).await;
-    renamed.map_err(|error| at(location, &error))
+    run_tar(containers, &tar, &["--sparse"], &archive, &dir).await?;
+    let published =
+        context.blocking(move || publish(&archive, &location).map_err(|error| at(&location, &error)));
+    published.await
+}
+
+/// Moves the archive to where it was asked for. What is there is replaced, and no link is followed.
+fn publish(archive: &Path, location: &Path) -> io::Result<()> {
+    match std::fs::rename(archive, location) {
+        // On another file system.
+        Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {}
+        renamed => return renamed,
+    }
+    match std::fs::remove_file(location) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    let copied = create(location).and_then(|mut to| io::copy(&mut File::open(archive)?, &mut to));
+    if copied.is_err() {
+        let _ = std::fs::remove_file(location);
+    }
+    copied.map(drop)
+}
+
+/// A new file that nobody else may read: it has the container's memory.
+fn create(path: &Path) -> io::Result<File> {
+    std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
 /// CRIU's settings: what of the container's standard streams is the monitor's is not in the container's file systems.
@@ -266,7 +279,7 @@ fn make_dir(dir: &Path) -> io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
-/// Writes the files beside CRIU's, and the empty archive, which nobody else may read: it has the container's memory.
+/// Writes the files beside CRIU's, and the empty archive.
 fn describe(
     dir: &Path,
     bundle: &Path,
@@ -287,7 +300,7 @@ fn describe(
             let _ = std::fs::rename(dir.join(IMAGES).join(name), dir.join(name));
         }
     }
-    std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(archive).map(drop)
+    create(archive).map(drop)
 }
 
 /// `ContainerConfig` of checkpointctl's metadata.
@@ -356,6 +369,7 @@ async fn run_tar(
         time: None,
         command: None,
         owner: None,
+        outlives: false,
     };
     let context = &containers.context;
     let ran = process::run(&context.blocking, &context.clock, program).await;

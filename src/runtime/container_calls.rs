@@ -3,13 +3,15 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use smol::future::or;
+
 use super::container::{Container, Containers};
 use super::context::{failed, invalid, not_now};
 use super::records::ContainerPhase;
 use super::sandbox::Sandbox;
 use super::sandboxes::Sandboxes;
 use super::{Embedded, checkpoint, create, ends, metrics, namespaces, spec, stats, status, verbose};
-use crate::cri::{RuntimeEvent, RuntimeEventKind, RuntimeResult};
+use crate::cri::{RuntimeError, RuntimeEvent, RuntimeEventKind, RuntimeResult};
 use crate::filesystem::read_bounded;
 use crate::limits::{EXEC_SYNC_BYTES_MAX, SHOWN_SPEC_BYTES_MAX};
 use crate::proto::runtime::v1 as cri;
@@ -200,12 +202,13 @@ impl Embedded {
     /// `CheckpointContainer`.
     ///
     /// # Errors
-    /// It does not run; the disk has too little space; the OCI runtime's and CRIU's. It runs on.
+    /// It does not run; the disk has too little space; the OCI runtime's and CRIU's. After the client's time the checkpoint goes on.
     pub async fn checkpoint_container_cri(
         &self,
         request: cri::CheckpointContainerRequest,
     ) -> RuntimeResult<cri::CheckpointContainerResponse> {
         let container = self.containers.existing(&request.container_id)?;
+        let time = checkpoint::time_of(&request)?;
         let stats = self.stats_of(&container).await;
         let (containers, sandbox) =
             (self.containers.clone(), self.sandboxes.find(container.sandbox_id().as_str()));
@@ -214,7 +217,14 @@ impl Embedded {
             let asked = checkpoint::Asked { request, stats, logs };
             checkpoint::make(&containers, &container, asked).await
         };
-        self.context.to_the_end("checkpoint", make).await?;
+        let late = async {
+            self.context.clock.sleep(time).await;
+            let seconds = time.as_secs();
+            Err(RuntimeError::DeadlineExceeded(format!(
+                "the checkpoint takes more than {seconds} s; it goes on"
+            )))
+        };
+        or(self.context.to_the_end("checkpoint", make), late).await?;
         Ok(cri::CheckpointContainerResponse {})
     }
 

@@ -127,16 +127,9 @@ impl OciRuntime {
             &work,
             id,
         ];
-        let program = Program { time: None, ..self.program(&arguments) };
+        // CRIU, ended halfway, leaves the container frozen, and its network locked.
+        let program = Program { time: None, outlives: true, ..self.program(&arguments) };
         self.run("checkpoint", program).await.map(drop)
-    }
-
-    /// `resume`: a container whose checkpoint was ended may be frozen.
-    ///
-    /// # Errors
-    /// The OCI runtime's, also when it is not frozen.
-    pub(super) async fn resume(&self, id: &str) -> RuntimeResult<()> {
-        self.call("resume", &["resume", id]).await.map(drop)
     }
 
     /// `exec`. The exit code is the command's.
@@ -169,6 +162,7 @@ impl OciRuntime {
             time: Some(OCI_RUNTIME_TIME),
             command: None,
             owner: None,
+            outlives: false,
         }
     }
 
@@ -214,6 +208,7 @@ async fn features_of(path: &Path, blocking: &Blocking, clock: &SharedClock) -> R
         time: Some(OCI_RUNTIME_TIME),
         command: None,
         owner: None,
+        outlives: false,
     };
     // crun has the command since 1.9, runc since 1.1.
     let output = process::run(blocking, clock, program).await;

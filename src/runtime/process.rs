@@ -48,6 +48,8 @@ pub(super) struct Program {
     pub(super) command: Option<PathBuf>,
     /// Whose its pipes are; the agent's own user where it is not given.
     pub(super) owner: Option<Owner>,
+    /// It is left to run when nobody waits for it any more: ended halfway it would leave behind what nobody mends.
+    pub(super) outlives: bool,
 }
 
 /// A program that has exited.
@@ -99,6 +101,7 @@ struct Running {
     child: Option<Child>,
     /// Where the process ID of its command is.
     command: Option<PathBuf>,
+    outlives: bool,
 }
 
 impl Running {
@@ -107,7 +110,7 @@ impl Running {
         let mut child = self.child.take()?;
         let pid = Pid::from_child(&child);
         let command = self.command.take();
-        if command.is_none() {
+        if command.is_none() && !self.outlives {
             if let Ok(Some(_)) = child.try_wait() {
                 return None;
             }
@@ -157,12 +160,13 @@ pub(super) async fn run(
         time,
         command,
         owner,
+        outlives,
     } = program;
     let mut starts = program::command(&path);
     starts.args(arguments).envs(environment).process_group(0);
     starts.stdin(if stdin.is_empty() { Stdio::null() } else { Stdio::piped() });
     starts.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let started = blocking.run(move || spawn(starts, command, owner)).await;
+    let started = blocking.run(move || spawn(starts, command, owner, outlives)).await;
     let mut running = started.map_err(|error| ProgramError::NotStarted(path.clone(), error))?;
     // Boxed: it waits below many others.
     let ended = Box::pin(ended(&mut running, clock, stdin, (stdout_bytes_max, stderr_bytes_max)));
@@ -188,10 +192,15 @@ pub(super) async fn run(
 }
 
 /// The pipes have their owner before the OCI runtime, which has some steps to go, runs the command that may open them.
-fn spawn(mut starts: Command, command: Option<PathBuf>, owner: Option<Owner>) -> io::Result<Running> {
+fn spawn(
+    mut starts: Command,
+    command: Option<PathBuf>,
+    owner: Option<Owner>,
+    outlives: bool,
+) -> io::Result<Running> {
     let child = starts.spawn()?;
     let given = owner.map_or(Ok(()), |owner| give_pipes(&child, owner));
-    let running = Running { child: Some(child), command };
+    let running = Running { child: Some(child), command, outlives };
     given.map(|()| running)
 }
 
@@ -317,6 +326,7 @@ mod tests {
             time,
             command: None,
             owner: None,
+            outlives: false,
         };
         smol::block_on(run(&blocking, &clock, program))
     }

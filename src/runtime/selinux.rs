@@ -16,7 +16,7 @@ use super::context::{Context, failed, invalid};
 use super::settings::Settings;
 use crate::cri::RuntimeResult;
 use crate::filesystem::read_start;
-use crate::limits::{REMOVAL_PIECE, SELINUX_FILE_BYTES_MAX, SELINUX_LABEL_BYTES_MAX};
+use crate::limits::{REMOVAL_PIECE, SELINUX_FILE_BYTES_MAX, SELINUX_LABEL_BYTES_MAX, SELINUX_RELABEL_TIME};
 use crate::model::PodUid;
 use crate::oci::{SelinuxLabels, value_of};
 use crate::tree::{Walk, WalkResult};
@@ -32,7 +32,7 @@ const CONTAINERS: &str = "/usr/share/containers/selinux/contexts";
 /// The attribute with a file's label.
 const ATTRIBUTE: &str = "security.selinux";
 /// The system's own: nobody gives them to a container (`rchcon`).
-const SYSTEM: [&str; 22] = [
+const SYSTEM: [&str; 24] = [
     "/",
     "/bin",
     "/boot",
@@ -55,6 +55,8 @@ const SYSTEM: [&str; 22] = [
     "/tmp",
     "/usr",
     "/var",
+    "/var/lib",
+    "/var/log",
 ];
 
 /// Whether the kernel has a policy. Blocking.
@@ -117,19 +119,21 @@ pub(super) async fn of_node(context: &Context) -> RuntimeResult<Option<SelinuxLa
 /// It does not.
 pub(super) async fn check(context: &Context, labels: &SelinuxLabels) -> RuntimeResult<()> {
     let labels = [labels.process.clone(), labels.mount.clone()];
-    let unknown = move || {
+    let check = move || {
         let asked = Path::new(KERNEL).join("context");
-        labels
-            .into_iter()
-            .filter(|label| !label.is_empty())
-            .find(|label| std::fs::write(&asked, label).is_err())
+        labels.iter().filter(|label| !label.is_empty()).try_for_each(|label| {
+            std::fs::write(&asked, label).map_err(|error| match error.kind() {
+                io::ErrorKind::InvalidInput => {
+                    invalid(format!("seLinuxOptions: the node's policy does not know the label {label}"))
+                }
+                _ => failed(format!(
+                    "{}: {error}; is smolet in the domain of container runtimes?",
+                    asked.display()
+                )),
+            })
+        })
     };
-    match context.blocking(unknown).await {
-        None => Ok(()),
-        Some(label) => {
-            Err(invalid(format!("seLinuxOptions: the node's policy does not know the label {label}")))
-        }
-    }
+    context.blocking(check).await
 }
 
 /// Gives a mount's files this label: a file, or a directory with all in it. Those that have it already are not written to.
@@ -148,7 +152,8 @@ pub(super) async fn relabel(context: &Context, pod: &str, path: &str, label: &st
     let refused = |why: String| failed(format!("mount of {path}: SELinux label {label}: {why}"));
     let (pod, at) = (PodUid::from(pod), PathBuf::from(path));
     let mut relabelling = Relabelling { path: at.clone(), label: label.into(), walk: None };
-    loop {
+    let until = context.clock.now().mono + SELINUX_RELABEL_TIME;
+    while context.clock.now().mono < until {
         // In pieces: others wait for a turn.
         let piece = move || relabelling.go_on();
         let done = context.blocking.run_outside_of(&pod, &at, piece).await;
@@ -158,6 +163,10 @@ pub(super) async fn relabel(context: &Context, pod: &str, path: &str, label: &st
             Err(error) => return Err(refused(error.to_string())),
         }
     }
+    let minutes = SELINUX_RELABEL_TIME.as_secs() / 60;
+    Err(refused(format!(
+        "not all of its files have it after {minutes} minutes; it goes on with the next try"
+    )))
 }
 
 /// The same of a root file system, which has the label already where it is an overlay.

@@ -53,15 +53,36 @@ fn a_container_is_in_an_archive_and_runs_on() {
         let names = output(Command::new("tar").arg("-tf").arg(dir.join("rootfs-diff.tar")));
         assert!(names.lines().any(|name| name == "./kept"), "{names}");
         // Nothing of it stays beside the archive, and the container has not noticed.
-        assert!(!machine.root.join("runtime/checkpoint").exists());
-        assert!(!machine.root.join("checkpoint.tar.part").exists());
+        let left = |name: &str| machine.root.join("state").join(name).exists();
+        assert!(!left("checkpoint") && !left("checkpoint.tar"));
         let status = cri::ContainerStatusRequest { container_id: id.clone(), verbose: false };
         let status = runtime.container_status_cri(status).await.unwrap().status.unwrap();
         assert_eq!((status.state(), status.exit_code), (cri::ContainerState::ContainerRunning, 0));
         assert_eq!(exec(&runtime, &id, "cat /tmp/kept").await.unwrap().stdout, b"kept\n");
 
-        // An archive that is there is replaced.
-        checkpoint(&runtime, &id, &archive).await.unwrap();
+        // An archive that is there is replaced, and a link is not followed.
+        let (link, other) = (machine.root.join("link.tar"), machine.root.join("other"));
+        std::fs::write(&other, "kept").unwrap();
+        std::os::unix::fs::symlink(&other, &link).unwrap();
+        for location in [&archive, &link] {
+            checkpoint(&runtime, &id, location).await.unwrap();
+            assert!(location.symlink_metadata().unwrap().is_file());
+        }
+        assert_eq!(std::fs::read(&other).unwrap(), b"kept");
+        // On another file system too.
+        let far = Path::new("/dev/shm").join(format!("smolet-checkpoint-{}.tar", std::process::id()));
+        std::os::unix::fs::symlink(&other, &far).unwrap();
+        checkpoint(&runtime, &id, &far).await.unwrap();
+        let made = far.symlink_metadata().unwrap();
+        assert!(made.is_file() && made.len() > 1000 && made.permissions().mode() & 0o777 == 0o600);
+        std::fs::remove_file(&far).unwrap();
+        let times = cri::CheckpointContainerRequest {
+            container_id: id.clone(),
+            location: archive.display().to_string(),
+            timeout: -1,
+        };
+        let negative = runtime.checkpoint_container_cri(times).await.unwrap_err();
+        assert!(negative.to_string().contains("timeout -1 is negative"), "{negative}");
         let missing = checkpoint(&runtime, &id, Path::new("/no/such/directory/a.tar")).await.unwrap_err();
         assert!(missing.to_string().contains("/no/such/directory"), "{missing}");
         let relative = checkpoint(&runtime, &id, Path::new("a.tar")).await.unwrap_err();

@@ -250,6 +250,7 @@ impl Plugins {
             time: Some(CNI_PLUGIN_TIME),
             command: None,
             owner: None,
+            outlives: false,
         };
         let ran = process::run(&self.blocking, &self.clock, program).await;
         let output = ran.map_err(|error: ProgramError| blame(network, index, command, error.to_string()))?;

@@ -39,8 +39,8 @@ use smol::lock::Semaphore;
 use super::command::Size;
 use crate::executor::Executor;
 use crate::limits::{
-    SERVED_HEAD_BYTES_MAX, SERVED_STREAMS_MAX, STREAM_HEAD_TIME, STREAM_HEADS_MAX, STREAM_TOKEN_TIME,
-    STREAM_TOKENS_MAX,
+    FORWARDED_PORTS_MAX, SERVED_HEAD_BYTES_MAX, SERVED_STREAMS_MAX, STREAM_HEAD_TIME, STREAM_HEADS_MAX,
+    STREAM_TOKEN_TIME, STREAM_TOKENS_MAX,
 };
 use crate::proto::runtime::v1::{AttachRequest, ExecRequest, PortForwardRequest};
 use crate::stream::Socket;
@@ -150,6 +150,11 @@ impl StreamingServer {
     /// # Errors
     /// The request contradicts itself, or too many URLs are unused.
     pub fn url(&self, asked: Asked) -> Result<String, StreamingError> {
+        if let Asked::PortForward(of) = &asked
+            && (of.port.len() > FORWARDED_PORTS_MAX || !of.port.iter().all(|port| (1..=65535).contains(port)))
+        {
+            return Err(StreamingError::Invalid("at most 32 ports from 1 to 65535 are forwarded"));
+        }
         let (stdin, stdout, stderr, tty) = match &asked {
             Asked::Exec(of) => (of.stdin, of.stdout, of.stderr, of.tty),
             Asked::Attach(of) => (of.stdin, of.stdout, of.stderr, of.tty),

@@ -68,6 +68,8 @@ pub(super) async fn serve(
         }
     };
     executor.run(or(write, or(read, ended))).await;
+    // With it the connections end.
+    drop(executor);
     let rest = async {
         let _ = reading.run().await;
     };
@@ -100,9 +102,8 @@ impl Reading {
                         }
                     }
                     ChannelEvent::Ping(ping) => {
-                        if self.answers.send(pong(&ping)).await.is_err() {
-                            return Ok(());
-                        }
+                        // After the last answer there is none, and what is queued is still sent.
+                        let _ = self.answers.send(pong(&ping)).await;
                     }
                     ChannelEvent::Close => return Ok(()),
                 }

@@ -455,6 +455,13 @@ fn ports_have_their_channels_over_websocket() {
         client.0.read_to_end(&mut rest).unwrap();
         assert_eq!(rest, b"", "the connection ends with the client");
     });
+    let url_of = |port: Vec<i32>| {
+        let request = PortForwardRequest { pod_sandbox_id: "sandbox".to_owned(), port };
+        world.server.url(Asked::PortForward(request))
+    };
+    for port in [vec![0], vec![65_536], vec![80; 33]] {
+        assert!(matches!(url_of(port), Err(StreamingError::Invalid(_))));
+    }
     // It ends with its ports too.
     let port = {
         let listener = StdListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

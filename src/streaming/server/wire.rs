@@ -149,6 +149,7 @@ impl ChannelReader {
     ///
     /// # Errors
     /// It is not WebSocket.
+    #[allow(clippy::mut_mut, reason = "input is consumed from a slice that is unmasked in place")]
     pub(super) fn next<'b>(&mut self, input: &mut &'b mut [u8]) -> Result<Option<ChannelEvent<'b>>, String> {
         while let Some(event) = self.reader.next(input).map_err(|error| error.to_string())? {
             match event {
