@@ -186,8 +186,9 @@ fn volumes(input: &Input<'_>) -> impl Iterator<Item = proto::Mount> {
 pub fn relabelled(input: &Input<'_>) -> Vec<String> {
     let context = LinuxContainerSecurityContext::default();
     let ours = sandbox_files(input, &context).into_iter().chain(volumes(input));
-    let all = input.config.mounts.iter().cloned().chain(ours);
-    all.filter(|mount| mount.selinux_relabel).map(|mount| mount.host_path).collect()
+    let ours = ours.filter(|mount| mount.selinux_relabel).map(|mount| mount.host_path);
+    let asked = input.config.mounts.iter().filter(|mount| mount.selinux_relabel);
+    asked.map(|mount| mount.host_path.clone()).chain(ours).collect()
 }
 
 /// A mount of the CRI.

@@ -41,12 +41,12 @@ impl SelinuxLabels {
         let named = options.is_some_and(|options| !options.level.is_empty());
         if !level.is_empty() && !named {
             let sensitivity = level.split(':').next().unwrap_or_default();
-            let candidates = (0..PAIRS).map(|step| (start % PAIRS + step) % PAIRS).map(|index| {
+            let mut candidates = (0..PAIRS).map(|step| (start % PAIRS + step) % PAIRS).map(|index| {
                 let (low, high) = categories(index);
                 format!("{sensitivity}:c{low},c{high}")
             });
             // There are far more pairs than sandboxes.
-            let level = candidates.into_iter().find(|level| !is_taken(level)).unwrap_or_default();
+            let level = candidates.find(|level| !is_taken(level)).unwrap_or_default();
             let option = SeLinuxOption { level, ..SeLinuxOption::default() };
             labels.apply(&option);
         }

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::container::{Container, Containers};
-use super::context::{failed, full, invalid, not_now};
+use super::context::{failed, full, invalid, make_dir, not_now};
 use super::process::{self, Program};
 use super::records::{ContainerPhase, ContainerRecord};
 use super::settings::{Settings, find_program};
@@ -46,7 +46,6 @@ const IMAGES: &str = "checkpoint";
 const ANNOTATION: &str = "org.criu.config";
 /// CRIU's settings for a container, in its bundle.
 const CONFIG: &str = "criu.conf";
-const TAR: &str = "tar";
 /// What CRIU leaves in its work directory.
 const OF_CRIU: [&str; 2] = ["dump.log", "stats-dump"];
 
@@ -74,11 +73,14 @@ fn archive(settings: &Settings) -> PathBuf {
     settings.root_dir.join("checkpoint.tar")
 }
 
-/// Removes what an agent that was killed has left. Blocking.
+/// Removes what an agent that was killed has left. A CRIU that outlived it cannot go on then, and undoes what it did. Blocking.
 pub(super) fn sweep(settings: &Settings) {
     for path in [dir(settings), archive(settings)] {
         if let Err(error) = remove(&path) {
-            log::warn!("what is left of a checkpoint: {}: {error}", path.display());
+            log::warn!(
+                "checkpoint: {} cannot be removed: {error}; the next checkpoint or start tries again",
+                path.display()
+            );
         }
     }
 }
@@ -123,7 +125,10 @@ pub(super) async fn make(
 /// It asks for less than nothing.
 pub(super) fn time_of(request: &cri::CheckpointContainerRequest) -> RuntimeResult<Duration> {
     match request.timeout {
-        ..0 => Err(invalid(format!("timeout {} is negative", request.timeout))),
+        ..0 => Err(invalid(format!(
+            "checkpoint of container {}: timeout {} is negative; give seconds, or 0",
+            request.container_id, request.timeout
+        ))),
         0 => Ok(CHECKPOINT_TIME),
         seconds => Ok(Duration::from_secs(seconds.unsigned_abs()).min(CHECKPOINT_TIME)),
     }
@@ -162,7 +167,7 @@ async fn write(
         if !String::from_utf8_lossy(&spec).contains(ANNOTATION) {
             return Err(not_now("it was made by an older smolet; create it anew"));
         }
-        let tar = find_program(TAR).ok_or_else(|| failed("tar is not installed; apt install tar"))?;
+        let tar = find_program("tar").ok_or_else(|| failed("tar is not installed; apt install tar"))?;
         remove(&made).and_then(|()| make_dir(&made.join(IMAGES))).map_err(|error| at(&made, &error))?;
         let above = target.parent().unwrap_or(&target);
         for disk in [&*made, above] {
@@ -275,10 +280,6 @@ fn at(path: &Path, error: &io::Error) -> RuntimeError {
     failed(format!("{}: {error}", path.display()))
 }
 
-fn make_dir(dir: &Path) -> io::Result<()> {
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
-}
-
 /// Writes the files beside CRIU's, and the empty archive.
 fn describe(
     dir: &Path,
@@ -365,7 +366,7 @@ async fn run_tar(
         stdin: Vec::new(),
         stdout_bytes_max: KIB,
         stderr_bytes_max: PROGRAM_ERROR_BYTES_MAX,
-        // That of the checkpoint.
+        // It ends with what it reads.
         time: None,
         command: None,
         owner: None,

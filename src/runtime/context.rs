@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::future::Future;
 use std::io::{self, Read as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -201,6 +202,11 @@ impl<T> Drop for Lasting<T> {
             task.detach();
         }
     }
+}
+
+/// Makes a directory that nobody but root enters, and those above it. Blocking.
+pub(super) fn make_dir(dir: &Path) -> io::Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
 /// gRPC `UNKNOWN`, as containerd's failures.

@@ -8,7 +8,7 @@ use prost::Message as _;
 
 use super::apparmor;
 use super::container::{Container, Containers, OfSandbox, image_mount_name};
-use super::context::{failed, invalid, not_now};
+use super::context::{failed, invalid, make_dir, not_now};
 use super::images::FoundImage;
 use super::pause::PAUSE;
 use super::records::{self, ContainerPhase, ContainerRecord};
@@ -114,10 +114,12 @@ async fn make(
     };
     let volumes = context.blocking(begin).await?;
     let users = sandbox.users();
+    let of_pod = sandbox.selinux();
     let no_context = cri::LinuxContainerSecurityContext::default();
     let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
-    let labels = sandbox.selinux().map(|of_pod| of_pod.of_container(security.unwrap_or(&no_context)));
-    if let Some(labels) = labels.as_ref().filter(|labels| Some(*labels) != sandbox.selinux().as_ref()) {
+    let labels = of_pod.as_ref().map(|of_pod| of_pod.of_container(security.unwrap_or(&no_context)));
+    // Those of the pod were checked with it.
+    if let Some(labels) = labels.as_ref().filter(|_| labels != of_pod) {
         selinux::check(context, labels).await?;
     }
     let label = labels.as_ref().map(|labels| labels.mount.clone()).unwrap_or_default();
@@ -169,30 +171,27 @@ async fn make(
         apparmor: profiles,
         selinux: labels,
     };
-    let made = context.blocking(move || spec::make(&asked)).await?;
-    for path in &made.relabelled {
-        selinux::relabel(context, container.pod(), path, &label).await?;
-    }
     let mut record = container.record.borrow().clone();
     let finish = move || {
-        write_bundle(&run_dir, made, arguments, &mut record)?;
+        let made = spec::make(&asked)?;
+        write_bundle(&run_dir, &made, arguments, &mut record)?;
         let written = records::write(&dir, &record);
-        written.map(|()| record).map_err(|error| failed(format!("its record: {error}")))
+        let made = written.map(|()| (record, made.relabelled));
+        made.map_err(|error| failed(format!("its record: {error}")))
     };
-    let made = context.blocking(finish).await?;
+    let (made, relabelled) = context.blocking(finish).await?;
+    // The hosts file is there by now. Nobody starts it before it is listed.
+    for path in &relabelled {
+        selinux::relabel(context, container.pod(), path, &label).await?;
+    }
     container.record.replace(made);
     Ok(())
-}
-
-fn make_dir(dir: &Path) -> io::Result<()> {
-    use std::os::unix::fs::DirBuilderExt as _;
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
 /// What is made is in the record then, with the phase.
 fn write_bundle(
     run_dir: &Path,
-    made: spec::Made,
+    made: &spec::Made,
     mut arguments: monitor::Arguments,
     record: &mut ContainerRecord,
 ) -> RuntimeResult<()> {
@@ -208,8 +207,8 @@ fn write_bundle(
     monitor::write_arguments(run_dir, &arguments).map_err(|error| failed(error.to_string()))?;
     record.phase = ContainerPhase::Created;
     record.stop_signal = made.stop_signal;
-    record.cgroup = made.cgroup.into();
-    (record.uid, record.gid, record.groups) = (made.uid, made.gid, made.groups);
+    record.cgroup = made.cgroup.as_str().into();
+    (record.uid, record.gid, record.groups) = (made.uid, made.gid, made.groups.clone());
     Ok(())
 }
 

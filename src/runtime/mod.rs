@@ -110,10 +110,11 @@ impl Embedded {
         let node = blocking.run(node).await.map_err(|error| context::failed(format!("/proc: {error}")))?;
         let context = Rc::new(Context::new(settings, blocking, clock, executor, (node, features)));
         let settings = context.settings.clone();
-        context.blocking(move || checkpoint::sweep(&settings)).await;
-        let kept = context.settings.pod_cidr();
-        let kept =
-            context.blocking(move || read_bounded(&kept, KEPT_POD_CIDR_BYTES_MAX).unwrap_or_default()).await;
+        let begin = move || {
+            checkpoint::sweep(&settings);
+            read_bounded(&settings.pod_cidr(), KEPT_POD_CIDR_BYTES_MAX).unwrap_or_default()
+        };
+        let kept = context.blocking(begin).await;
         *context.pod_cidr.borrow_mut() = String::from_utf8(kept).unwrap_or_default();
         let sandboxes = Box::pin(Sandboxes::open(context.clone())).await?;
         let containers = Containers::new(context.clone(), images);

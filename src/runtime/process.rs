@@ -316,7 +316,11 @@ mod tests {
     fn sh(line: &str, stdin: &str, time: Option<Duration>) -> Result<Output, ProgramError> {
         let clock: SharedClock = Rc::new(SystemClock);
         let blocking = Blocking::on_threads(clock.clone(), Path::new("/"));
-        let program = Program {
+        smol::block_on(run(&blocking, &clock, shell(line, stdin, time)))
+    }
+
+    fn shell(line: &str, stdin: &str, time: Option<Duration>) -> Program {
+        Program {
             path: "/bin/sh".into(),
             arguments: ["-c", line].map(OsString::from).into(),
             environment: vec![("ANSWER", "42".into())],
@@ -327,8 +331,7 @@ mod tests {
             command: None,
             owner: None,
             outlives: false,
-        };
-        smol::block_on(run(&blocking, &clock, program))
+        }
     }
 
     #[test]
@@ -340,6 +343,25 @@ mod tests {
         assert_eq!((much.stdout.len(), much.is_cut), (100, true));
         // It does not read its input.
         assert!(sh("exit 0", &"x".repeat(1 << 20), None).unwrap().status.success());
+    }
+
+    #[test]
+    fn a_program_that_outlives_its_caller_runs_to_its_end() {
+        let done = std::env::temp_dir().join(format!("smolet-outlives-{}", std::process::id()));
+        let _ = std::fs::remove_file(&done);
+        for outlives in [false, true] {
+            let clock: SharedClock = Rc::new(SystemClock);
+            let blocking = Blocking::on_threads(clock.clone(), Path::new("/"));
+            let line = format!("sleep 0.5; echo >{}", done.display());
+            let program = Program { outlives, ..shell(&line, "", None) };
+            let given_up = async {
+                async_io::Timer::after(Duration::from_millis(200)).await;
+            };
+            smol::block_on(or(async { drop(run(&blocking, &clock, program).await) }, given_up));
+            std::thread::sleep(Duration::from_secs(1));
+            assert_eq!(done.exists(), outlives);
+        }
+        std::fs::remove_file(&done).unwrap();
     }
 
     #[test]

@@ -18,7 +18,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use super::container::{Container, Containers, OfSandbox};
-use super::context::{failed, is_id};
+use super::context::{failed, is_id, make_dir};
 use super::ends;
 use super::makers;
 use super::pause::PAUSE;
@@ -187,11 +187,10 @@ type Found = Vec<(String, Option<ContainerRecord>)>;
 
 /// Reads the directories of containers, which are made if they are not there. Blocking.
 fn found(dir: &Path, run_dir: &Path, oci: &Path) -> std::io::Result<Found> {
-    use std::os::unix::fs::DirBuilderExt as _;
     let mut seen = SortedSet::new();
     let mut found = Found::new();
     for at in [dir, run_dir, oci] {
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(at)?;
+        make_dir(at)?;
         for entry in std::fs::read_dir(at)?.take(RUNTIME_ENTRIES_READ_MAX) {
             let Ok(id) = entry?.file_name().into_string() else { continue };
             if !is_id(&id) || !seen.insert(id.clone()) {

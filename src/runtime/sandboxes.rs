@@ -16,7 +16,7 @@ use prost::Message as _;
 use serde_json::Value;
 
 use super::cni::{self, Asked, Attachment};
-use super::context::{Context, failed, full, invalid, is_id, not_now};
+use super::context::{Context, failed, full, invalid, is_id, make_dir, not_now};
 use super::makers;
 use super::namespaces;
 use super::oci_runtime::OciRuntime;
@@ -559,11 +559,6 @@ impl Sandboxes {
     pub(super) fn list(&self, filter: Option<&cri::PodSandboxFilter>) -> Vec<cri::PodSandbox> {
         self.all.borrow().values().filter_map(|sandbox| sandbox.item(filter)).collect()
     }
-}
-
-fn make_dir(dir: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::DirBuilderExt as _;
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
 fn write_files(

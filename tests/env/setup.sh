@@ -109,11 +109,13 @@ criu() {
     local to=$repo/.cache/tools/criu apt uri options packages file
     [ ! -e "$to/.done" ] || return 0
     has apt-get || die "missing: criu. Without apt it cannot be had"
-    apt=$(mktemp -d)
-    mkdir -p "$apt/state/lists/partial" "$apt/cache/archives/partial" "$apt/debs"
+    apt=$to/apt
+    rm -rf "$to"
+    mkdir -p "$to/bin" "$apt/state/lists/partial" "$apt/cache/archives/partial" "$apt/debs"
     : >"$apt/status"
     uri=$(apt-get indextargets --format '$(CREATED_BY) $(RELEASE) $(COMPONENT) $(REPO_URI)' 2>/dev/null |
         awk '$1 == "Packages" && $2 ~ /^(bookworm|trixie)$/ && $3 == "main" { print $4; exit }')
+    [ -n "$uri" ] || die "apt has neither Debian 12 nor 13 here, from whose mirror CRIU comes"
     echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $uri trixie main" >"$apt/sources.list"
     options=(-o "Dir::Etc::SourceList=$apt/sources.list" -o Dir::Etc::SourceParts=/dev/null -o "Dir::State=$apt/state"
         -o "Dir::State::status=$apt/status" -o "Dir::Cache=$apt/cache" -o APT::Sandbox::User=root)
@@ -122,8 +124,6 @@ criu() {
     packages=$(apt-get "${options[@]}" -qq --simulate --no-install-recommends install criu | awk '$1 == "Inst" { print $2 }')
     # shellcheck disable=SC2086 # names
     (cd "$apt/debs" && apt-get "${options[@]}" -qq download $packages)
-    rm -rf "$to"
-    mkdir -p "$to/bin"
     for file in "$apt"/debs/*.deb; do dpkg-deb -x "$file" "$to/root"; done
     rm -rf "$apt"
     cat >"$to/bin/criu" <<E
