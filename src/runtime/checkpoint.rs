@@ -46,6 +46,8 @@ const IMAGES: &str = "checkpoint";
 const ANNOTATION: &str = "org.criu.config";
 /// CRIU's settings for a container, in its bundle.
 const CONFIG: &str = "criu.conf";
+/// A copy of the archive on another file system, until it is whole; the next one in that directory replaces it.
+const COPY: &str = ".smolet-checkpoint.tar";
 /// What CRIU leaves in its work directory.
 const OF_CRIU: [&str; 2] = ["dump.log", "stats-dump"];
 
@@ -85,8 +87,8 @@ pub(super) fn sweep(settings: &Settings) {
     }
 }
 
-fn remove(dir: &Path) -> io::Result<()> {
-    match tree::remove(dir, || true) {
+fn remove(path: &Path) -> io::Result<()> {
+    match tree::remove(path, || true) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         Ok(_) | Err(_) => Ok(()),
     }
@@ -214,15 +216,16 @@ fn publish(archive: &Path, location: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {}
         renamed => return renamed,
     }
-    match std::fs::remove_file(location) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        Ok(()) | Err(_) => {}
-    }
-    let copied = create(location).and_then(|mut to| io::copy(&mut File::open(archive)?, &mut to));
+    // That of an agent that was killed.
+    let copy = location.with_file_name(COPY);
+    remove(&copy)?;
+    let copied = create(&copy)
+        .and_then(|mut to| io::copy(&mut File::open(archive)?, &mut to))
+        .and_then(|_| std::fs::rename(&copy, location));
     if copied.is_err() {
-        let _ = std::fs::remove_file(location);
+        let _ = std::fs::remove_file(&copy);
     }
-    copied.map(drop)
+    copied
 }
 
 /// A new file that nobody else may read: it has the container's memory.

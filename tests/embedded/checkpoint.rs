@@ -1,14 +1,24 @@
 //! `CheckpointContainer`, with a real CRIU: the archive, what it is refused for, and that the container runs on.
 
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
+use rustix::process::{Pid, test_kill_process};
 use serde_json::Value;
 use smolet::cri::RuntimeError;
 use smolet::proto::runtime::v1 as cri;
 
-use super::machine::{Machine, exec, output, remove_sandbox, run_container, run_sandbox, script};
+use super::machine::{
+    Machine, container_of, exec, output, remove_sandbox, run_container, run_sandbox, script, until,
+};
+
+/// Set in a process that is killed while it makes checkpoints: the machine's directory, its number, and the container.
+const VICTIM: &str = "SMOLET_TEST_CHECKPOINT_VICTIM";
+
+/// Instants at which it is killed.
+const ROUNDS: u64 = 8;
 
 async fn checkpoint(runtime: &smolet::runtime::Embedded, id: &str, to: &Path) -> Result<(), RuntimeError> {
     let request = cri::CheckpointContainerRequest {
@@ -70,12 +80,16 @@ fn a_container_is_in_an_archive_and_runs_on() {
         }
         assert_eq!(std::fs::read(&other).unwrap(), b"kept");
         // On another file system too.
-        let far = Path::new("/dev/shm").join(format!("smolet-checkpoint-{}.tar", std::process::id()));
+        let far_dir = Path::new("/dev/shm").join(format!("smolet-checkpoint-{}", std::process::id()));
+        std::fs::create_dir(&far_dir).unwrap();
+        std::fs::write(far_dir.join(".smolet-checkpoint.tar"), "part of one").unwrap();
+        let far = far_dir.join("a.tar");
         std::os::unix::fs::symlink(&other, &far).unwrap();
         checkpoint(&runtime, &id, &far).await.unwrap();
         let made = far.symlink_metadata().unwrap();
         assert!(made.is_file() && made.len() > 1000 && made.permissions().mode() & 0o777 == 0o600);
-        std::fs::remove_file(&far).unwrap();
+        assert_eq!(std::fs::read_dir(&far_dir).unwrap().count(), 1, "nothing beside it");
+        std::fs::remove_dir_all(&far_dir).unwrap();
         let times = cri::CheckpointContainerRequest {
             container_id: id.clone(),
             location: archive.display().to_string(),
@@ -96,4 +110,112 @@ fn a_container_is_in_an_archive_and_runs_on() {
         remove_sandbox(&runtime, &sandbox).await;
     });
     machine.assert_clean();
+}
+
+/// Nothing of a checkpoint is beside the runtime's records, and its container runs: it answers, and its log grows.
+async fn assert_untouched(machine: &Machine, runtime: &smolet::runtime::Embedded, id: &str) {
+    let left = |name: &str| machine.root.join("state").join(name).exists();
+    assert!(!left("checkpoint") && !left("checkpoint.tar"));
+    let status = container_of(runtime, id).await;
+    assert_eq!((status.state(), status.exit_code), (cri::ContainerState::ContainerRunning, 0));
+    assert_eq!(exec(runtime, id, "echo here").await.unwrap().stdout, b"here\n");
+    let lines = || std::fs::read_to_string(&status.log_path).unwrap().lines().count();
+    let before = lines();
+    until("a further line", async || lines() > before).await;
+}
+
+#[test]
+fn a_checkpoint_that_criu_gives_up_leaves_the_container_as_it_was() {
+    let machine = Machine::new();
+    machine.run(async {
+        let runtime = machine.open().await;
+        let sandbox = run_sandbox(&runtime, machine.pod("checkpoint")).await;
+        // CRIU has frozen the container when it meets a removed file of more than a megabyte that is open.
+        let app = "exec 3>/big; head -c 3000000 /dev/zero >&3; rm /big; touch /begun
+                   while :; do echo tick; test -e /close && exec 3>&-; sleep 0.1; done";
+        let id = run_container(&runtime, &sandbox, script("app", app)).await;
+        let archive = machine.root.join("checkpoint.tar");
+        until("the file", async || exec(&runtime, &id, "test -e /begun").await.unwrap().exit_code == 0).await;
+        let refused = checkpoint(&runtime, &id, &archive).await.unwrap_err().to_string();
+        assert!(refused.starts_with(&format!("checkpoint of container {id}: ")), "{refused}");
+        assert!(refused.contains(": CRIU: ") && refused.contains("ghost file"), "{refused}");
+        assert!(!archive.exists());
+        assert_untouched(&machine, &runtime, &id).await;
+        exec(&runtime, &id, "touch /close; sleep 0.5").await.unwrap();
+        checkpoint(&runtime, &id, &archive).await.unwrap();
+        assert_untouched(&machine, &runtime, &id).await;
+        remove_sandbox(&runtime, &sandbox).await;
+    });
+    machine.assert_clean();
+}
+
+/// Not a test of its own: what the process does that [`an_agent_killed_meanwhile_leaves_the_container_as_it_was`] kills.
+#[test]
+fn victim() {
+    let Ok(place) = std::env::var(VICTIM) else { return };
+    let [number, id, root] = place.splitn(3, ' ').collect::<Vec<_>>().try_into().unwrap();
+    let machine = Machine::beside(PathBuf::from(root), number.parse().unwrap());
+    machine.run(async {
+        let runtime = machine.open().await;
+        loop {
+            checkpoint(&runtime, id, &machine.root.join("checkpoint.tar")).await.unwrap();
+        }
+    });
+}
+
+/// CRIU of that machine, as long as it runs.
+fn criu_of(machine: &Machine) -> Vec<Pid> {
+    let root = machine.root.display().to_string();
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
+    let is_criu = |pid: &Pid| {
+        let of =
+            |file: &str| std::fs::read(format!("/proc/{}/{file}", pid.as_raw_nonzero())).unwrap_or_default();
+        let (name, line) = (of("comm"), String::from_utf8_lossy(&of("cmdline")).into_owned());
+        name.starts_with(b"criu")
+            || (line.contains("checkpoint") && line.contains(&root) && name == b"runc\n")
+    };
+    pids.filter(is_criu).collect()
+}
+
+#[test]
+fn an_agent_killed_meanwhile_leaves_the_container_as_it_was() {
+    let machine = Machine::new();
+    let (sandbox, id) = machine.run(async {
+        let runtime = machine.open().await;
+        let sandbox = run_sandbox(&runtime, machine.pod("checkpoint")).await;
+        // Of some size, so that CRIU takes a while.
+        let app = script(
+            "app",
+            "x=$(head -c 30000000 /dev/zero | tr '\\0' x); while :; do echo tick; sleep 0.1; done",
+        );
+        let id = run_container(&runtime, &sandbox, app).await;
+        (sandbox, id)
+    });
+    for round in 0..ROUNDS {
+        let mut victim = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "checkpoint::victim", "--nocapture"])
+            .env(VICTIM, format!("{} {id} {}", machine.number, machine.root.display()))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(150 + (round * 211) % 900));
+        assert!(victim.try_wait().unwrap().is_none(), "it makes checkpoints until it is killed");
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+        machine.run(async {
+            let runtime = machine.open().await;
+            let left = criu_of(&machine);
+            until("CRIU's end", async || left.iter().all(|pid| test_kill_process(*pid).is_err())).await;
+            assert_untouched(&machine, &runtime, &id).await;
+        });
+    }
+    machine.run(async {
+        let runtime = machine.open().await;
+        checkpoint(&runtime, &id, &machine.root.join("checkpoint.tar")).await.unwrap();
+        assert_untouched(&machine, &runtime, &id).await;
+        remove_sandbox(&runtime, &sandbox).await;
+    });
+    machine.assert_clean_soon();
 }
