@@ -43,6 +43,8 @@ SUITE ?= bookworm
 MEMORY ?= 1024
 CUTS ?= 100
 CUTS_SHORT := 2
+# What the tests on an emulated kernel need of it.
+KERNEL_MODULES := wireguard veth bridge vxlan nf_tables nft_masq nft_chain_nat nft_ct
 # Processes that share the tests on a real containerd.
 SHARES := 1 2 3
 # One of 64 bits, without TLS, and one of 32, with it; `make arm-all` has them all.
@@ -64,7 +66,7 @@ FUZZ_SECONDS ?= 600
 # How often `make test` runs each.
 FUZZ_TIMES := 5000
 
-.PHONY: help demo demo-installed test lint fmt clippy deny deny-here unit unit-beside-release sim proto vectors attack embedded network real real-embedded systemd board board-short real-beside-others size leftovers sweep package packages dist pages arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
+.PHONY: help demo demo-installed test lint fmt clippy deny deny-here unit unit-beside-release sim proto vectors attack embedded kernel network real real-embedded systemd board board-short real-beside-others size leftovers sweep package packages dist pages arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
 	setup-rust release
 
 help:  ## this list
@@ -134,6 +136,17 @@ vectors: setup-rust  ## the pure core against the kubelet's own answers: agree/t
 network: setup  ## services on the kernel's nf_tables, in network namespaces
 	$(call step,services in network namespaces)
 	@$(TEST) --quiet --test network -- --nocapture
+
+# This machine's kernel may have no WireGuard: the tests say then that it is missing.
+kernel: setup-rust  ## the pods' network on Debian's kernel, emulated, which has WireGuard; some minutes
+	$(call step,links between nodes on an emulated kernel)
+	@tests/env/setup.sh kernel; mkdir -p target/tmp
+	@$(TEST) --lib --test cluster --no-run 2>&1 | tee target/tmp/kernel.log
+	@for of in 'src/lib.rs flannel::network' 'tests/cluster/main.rs flannel::'; do \
+		program=$$(sed -n "s|.*Executable .*$${of% *} (\(.*\))|\1|p" target/tmp/kernel.log); \
+		tests/env/kernel.sh .cache/kernel '$(KERNEL_MODULES)' "$$program" --test-threads 1 "$${of#* }" | tee target/tmp/kernel-tests.log; \
+		grep -q '^running [1-9]' target/tmp/kernel-tests.log; \
+	done
 
 size: release  ## the release binary is static and as small as promised
 	$(call step,size of the release binary)

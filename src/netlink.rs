@@ -11,7 +11,7 @@
 use std::io;
 
 use rustix::fd::OwnedFd;
-use rustix::net::netlink::{NETFILTER, SocketAddrNetlink};
+use rustix::net::netlink::{GENERIC, NETFILTER, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 
 use crate::limits::{NETLINK_ANSWER_BYTES, NETLINK_DUMP_BYTES_MAX, NETLINK_SEND_BYTES_MAX};
@@ -49,6 +49,8 @@ pub enum Protocol {
     Route,
     /// `nf_tables`, connection tracking.
     Netfilter,
+    /// What has no protocol of its own: `WireGuard`.
+    Generic,
 }
 
 /// A message, or several in a row.
@@ -108,6 +110,12 @@ impl Message {
         self
     }
 
+    /// As they are sent.
+    #[cfg(all(test, feature = "tls"))]
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
     /// Bytes so far.
     pub fn len(&self) -> usize {
         self.0.len()
@@ -142,6 +150,7 @@ impl Netlink {
             // Protocol 0.
             Protocol::Route => None,
             Protocol::Netfilter => Some(NETFILTER),
+            Protocol::Generic => Some(GENERIC),
         };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
@@ -156,11 +165,16 @@ impl Netlink {
     /// # Errors
     /// The kernel's.
     pub fn request(&mut self, message: &Message) -> io::Result<()> {
-        let mut message = message.clone();
-        let flags = u16::from_ne_bytes([message.0[6], message.0[7]]) | ACKNOWLEDGE;
-        message.0[6..8].copy_from_slice(&flags.to_ne_bytes());
-        self.send(message)?;
+        self.send(acknowledged(message))?;
         self.receive(&mut |_, _| {}).map(drop)
+    }
+
+    /// Sends a request that has one answer, and gives its content, without `struct nlmsghdr`.
+    ///
+    /// # Errors
+    /// As [`Netlink::dump`].
+    pub fn ask(&mut self, message: &Message, each: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+        self.dump(&acknowledged(message), &mut |_, answer| each(answer))
     }
 
     /// Sends a request with [`DUMP`], and gives type and content of each message of the answer, without `struct nlmsghdr`.
@@ -257,6 +271,14 @@ impl Netlink {
         }
         Ok(Received { bytes: read, is_done })
     }
+}
+
+/// The same message, to be acknowledged.
+fn acknowledged(message: &Message) -> Message {
+    let mut message = message.clone();
+    let flags = u16::from_ne_bytes([message.0[6], message.0[7]]) | ACKNOWLEDGE;
+    message.0[6..8].copy_from_slice(&flags.to_ne_bytes());
+    message
 }
 
 struct Received {

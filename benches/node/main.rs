@@ -251,7 +251,7 @@ fn restarts(subject: &Subject<'_>, floor: Option<&Floor<'_>>, effort: &Effort) -
     let (mut figures, mut raw) = (report::Restarts::default(), Times::default());
     let out = subject.out().display().to_string();
     let (names, manifests) = named("once", 0, effort.restarts, |name| ends_once(name, &out));
-    names.iter().for_each(|name| make_fifo(&format!("{out}/{name}.fifo")));
+    names.iter().for_each(|name| make_fifo(&out, name));
     subject.apply(&manifests);
     subject.running(&names);
     // What follows the starts is over.
@@ -259,7 +259,7 @@ fn restarts(subject: &Subject<'_>, floor: Option<&Floor<'_>>, effort: &Effort) -
     for name in &names {
         if let Some(floor) = floor {
             let out = floor.out().display().to_string();
-            make_fifo(&format!("{out}/{name}.fifo"));
+            make_fifo(&out, name);
             let pods = [floor.prepare(&ends_once(name, &out))];
             let (id, _) = floor.start(&pods[0]);
             end_container(floor.runtime(), &format!("{out}/{name}.fifo"), &id);
@@ -280,9 +280,17 @@ fn restarts(subject: &Subject<'_>, floor: Option<&Floor<'_>>, effort: &Effort) -
     (figures, raw)
 }
 
-fn make_fifo(path: &str) {
+/// What a pod of [`ends_once`] reads, without what an earlier one of that name has left.
+fn make_fifo(out: &str, name: &str) {
     use rustix::fs::{CWD, FileType, Mode, mknodat};
-    mknodat(CWD, path, FileType::Fifo, Mode::from(0o666), 0).expect("a FIFO can be made");
+    let (fifo, done) = (format!("{out}/{name}.fifo"), format!("{out}/{name}.done"));
+    for left in [&fifo, &done] {
+        match fs::remove_file(left) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => panic!("{left}: {error}"),
+            Ok(()) | Err(_) => {}
+        }
+    }
+    mknodat(CWD, fifo, FileType::Fifo, Mode::from(0o666), 0).expect("a FIFO can be made");
 }
 
 /// Ends the container that reads there, and says when the CRI first showed that.

@@ -211,7 +211,7 @@ pub struct Flags {
     /// The same of a connection in the state `CLOSE_WAIT` (kube-proxy's flag) [default: 1h]
     #[arg(long, value_name = "DURATION", requires = "server")]
     pub conntrack_tcp_timeout_close_wait: Option<String>,
-    /// Bring up the pods' network between nodes as k3s agent does (flannel: vxlan or host-gw, as the server has it); needs --server
+    /// Bring up the pods' network between nodes as k3s agent does (flannel: vxlan, host-gw or wireguard-native, as the server has it); needs --server
     #[arg(long)]
     pub flannel: bool,
     /// Interface between the nodes [default: that of the node's address]

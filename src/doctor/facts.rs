@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use super::modules;
 use crate::clock::{Clock as _, SharedClock, SystemClock};
 use crate::cni::{self, RuntimeSettings};
 use crate::config::{Config, Flags};
@@ -61,6 +62,8 @@ pub struct Facts {
     pub tunables: Vec<Differing>,
     /// What the network of a k3s cluster needs of the kernel and has not; `None`: the node is of no such cluster.
     pub cluster_network: Option<Lacking>,
+    /// Kernel modules that its Services, policies and links to other nodes need and that cannot be had; `None`: nothing is known.
+    pub missing_modules: Option<Vec<&'static str>>,
     /// The pods' name servers; `None`: they have none of the node's.
     pub name_servers: Option<PodServers>,
 }
@@ -209,6 +212,7 @@ pub fn collect(config: &Config, bad_settings: Option<String>) -> Facts {
             let of = Network { has_ipv6: has_ipv6(config), cpus, conntrack: k3s.conntrack };
             cluster_network::lacking(Path::new("/proc/sys"), of)
         }),
+        missing_modules: modules::missing(config),
         name_servers: config.resolver().pod_servers(),
     }
 }

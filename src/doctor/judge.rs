@@ -18,6 +18,7 @@
 //! | inotify | | limits lower than Linux' own |
 //! | kernel settings | | differ from the kubelet's |
 //! | cluster network | | the kernel lacks what k3s sets up for Services and for pods on other nodes |
+//! | kernel modules | the kernel cannot load those of Services, policies or links to other nodes | |
 //! | name servers | | pods cannot reach those of the node |
 
 use std::fmt::Write as _;
@@ -78,6 +79,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     findings.push(inotify(&facts.inotify));
     findings.push(tunables(&facts.tunables));
     findings.extend(facts.cluster_network.as_ref().map(cluster_network));
+    findings.extend(facts.missing_modules.as_deref().map(modules));
     findings.extend(facts.name_servers.as_ref().map(name_servers));
     findings
 }
@@ -296,6 +298,21 @@ fn cluster_network(lacking: &Lacking) -> Finding {
         lacking.command()
     );
     Finding::warning(CHECK, all.join(", "), mend)
+}
+
+fn modules(missing: &[&str]) -> Finding {
+    const CHECK: &str = "kernel modules";
+    if missing.is_empty() {
+        return Finding::ok(CHECK, "the kernel has those of the node's network");
+    }
+    let message =
+        format!("the kernel has no module {}: the node's network does not work", missing.join(", "));
+    Finding::problem(
+        CHECK,
+        message,
+        "install the package with the rest of its modules (Ubuntu on a Raspberry Pi: apt install linux-modules-extra-raspi), or use a \
+         kernel that has them",
+    )
 }
 
 fn network(cni: &CniFacts, runtime: Option<&RuntimeFacts>) -> Finding {

@@ -8,6 +8,7 @@
 
 pub mod facts;
 pub mod judge;
+mod modules;
 
 use std::fmt::Write as _;
 

@@ -16,20 +16,42 @@ pub(crate) enum Backend {
     Vxlan,
     /// By routes by way of the other nodes, which are on the same link.
     HostGw,
+    /// Encrypted, between the links `flannel-wg` (`wireguard-native` of the servers).
+    Wireguard,
 }
 
 impl Backend {
-    /// Its name in settings and annotations.
+    const ALL: [Self; 3] = [Self::Vxlan, Self::HostGw, Self::Wireguard];
+
+    /// Its name in annotations.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Vxlan => "vxlan",
             Self::HostGw => "host-gw",
+            Self::Wireguard => "wireguard",
         }
     }
 
-    /// The one with this name.
+    /// The one with this name in annotations.
     pub(crate) fn of(name: &str) -> Option<Self> {
-        [Self::Vxlan, Self::HostGw].into_iter().find(|backend| backend.name() == name)
+        Self::ALL.into_iter().find(|backend| backend.name() == name)
+    }
+
+    /// The kernel module of its links, if it has some.
+    pub(crate) fn module(self) -> Option<&'static str> {
+        match self {
+            Self::Vxlan => Some("vxlan"),
+            Self::Wireguard => Some("wireguard"),
+            Self::HostGw => None,
+        }
+    }
+
+    /// Its name in the servers' settings.
+    fn setting(self) -> &'static str {
+        match self {
+            Self::Vxlan | Self::HostGw => self.name(),
+            Self::Wireguard => "wireguard-native",
+        }
     }
 }
 
@@ -91,11 +113,12 @@ impl NetConf {
         if ["", "none"].contains(&&*self.backend) {
             return Ok(None);
         }
-        let Some(backend) = Backend::of(&self.backend) else {
+        let Some(backend) = Backend::ALL.into_iter().find(|backend| backend.setting() == &*self.backend)
+        else {
             return Err(format!(
-                "FlannelBackend of the k3s server is {}, and this node has vxlan and host-gw alone: no network is set up, and \
-                 pods do not start without one; start the servers with --flannel-backend=vxlan or host-gw, or with none and \
-                 another network",
+                "FlannelBackend of the k3s server is {}, and this node has vxlan, host-gw and wireguard-native alone: no network \
+                 is set up, and pods do not start without one; start the servers with one of these, or with none and another \
+                 network",
                 self.backend
             ));
         };
@@ -145,6 +168,8 @@ mod tests {
         assert_eq!(of(&kept.into()), conf);
         let older = of(&json!({"FlannelBackend": "host-gw", "ClusterIPRange": v4}));
         assert_eq!(older.backend(), Ok(Some(Backend::HostGw)));
+        let wireguard = of(&json!({"FlannelBackend": "wireguard-native", "ClusterIPRange": v4}));
+        assert_eq!(wireguard.backend(), Ok(Some(Backend::Wireguard)));
         assert_eq!(older.networks, [Network::parse("10.42.0.0/16"), None]);
     }
 
@@ -154,7 +179,8 @@ mod tests {
             assert_eq!(of(&settings).backend(), Ok(None), "{settings}");
         }
         for (backend, range, named) in [
-            ("wireguard-native", "10.42.0.0/16", "FlannelBackend of the k3s server is wireguard-native"),
+            ("tailscale", "10.42.0.0/16", "FlannelBackend of the k3s server is tailscale"),
+            ("wireguard", "10.42.0.0/16", "FlannelBackend of the k3s server is wireguard"),
             ("vxlan", "10.42.0.0", "ClusterIPRanges"),
         ] {
             let settings = json!({"FlannelBackend": backend, "ClusterIPRanges": [range]});

@@ -5,12 +5,14 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
-use super::plan::{self, Entry, External, LINKS, LinkSpec};
-use super::rtnetlink::{self as messages, Link, LinkAddress};
+use super::plan::{self, Entry, External, LinkSpec};
+use super::rtnetlink::{self as messages, Link, LinkAddress, LinkKind};
 use super::rules::{self, FORWARD, POSTROUTING, RuleSpec, TABLES};
-use super::{Backend, Mac, Way, family};
+use super::{Backend, LinkData, Mac, PeerSpec, Way, family};
 use crate::limits::{FLANNEL_ENTRIES_MAX, FLANNEL_LINKS_MAX};
 use crate::model::Network;
 use crate::netlink::{Message, Netlink, Protocol};
@@ -36,12 +38,16 @@ pub(crate) struct Wanted {
     /// Hardware addresses that the Node remembers, and those for links that never were.
     pub(crate) remembered: [Option<Mac>; 2],
     pub(crate) derived: [Mac; 2],
+    /// Where the private key of `WireGuard` is.
+    pub(crate) key_file: PathBuf,
     /// Other nodes; `None`: they are not known yet, and what the kernel has of them stays.
     pub(crate) peers: Option<Vec<Way>>,
     /// Packets of IPv6 pods to others are masqueraded; those of IPv4 always are.
     pub(crate) masquerades_v6: bool,
     /// The rules that were made last.
     pub(crate) made: [Option<RuleSpec>; 2],
+    /// The peers of `WireGuard` that were set last, those of each family sorted by their keys.
+    pub(crate) set: Arc<[PeerSpec]>,
 }
 
 /// What it is.
@@ -53,12 +59,14 @@ pub(crate) struct BroughtUp {
     pub(crate) mtu: u32,
     /// This node's address on it, by family; `None`: the family is not used.
     pub(crate) hosts: [Option<IpAddr>; 2],
-    /// Hardware addresses of the vxlan links.
-    pub(crate) macs: [Option<Mac>; 2],
+    /// What others have to know of its links.
+    pub(crate) data: [Option<LinkData>; 2],
     /// The node's ranges that are used, with the cluster's.
     pub(crate) rules: [Option<RuleSpec>; 2],
-    /// Entries of other nodes.
+    /// Entries and peers of other nodes.
     pub(crate) entries: usize,
+    /// The peers of `WireGuard` that are set now.
+    pub(crate) set: Arc<[PeerSpec]>,
     /// Messages that changed something.
     pub(crate) changes: usize,
     /// Why it is not whole: an entry of a node, or the rules. What is there works.
@@ -90,27 +98,47 @@ pub(crate) fn bring_up(wanted: &Wanted) -> Result<BroughtUp, String> {
             external.name
         ));
     }
-    let mut vxlan = [None; 2];
-    for of in 0..2 {
-        let spec = LinkSpec::new(of, &external, &links, wanted.remembered[of], wanted.derived[of]);
-        let there = links.iter().find(|link| &*link.name == LINKS[of]);
-        match (wanted.backend, spec, used[of]) {
-            (Backend::Vxlan, Some(spec), Some(own)) => {
-                let link = kernel.ensure_link(&spec, there)?;
-                kernel.ensure_address(&spec, link, own, wanted.networks[of], &addresses)?;
-                (vxlan[of], up.macs[of]) = (Some(link), Some(spec.mac));
-            }
-            // Left by another backend, or by a family that is no longer used.
-            (Backend::Vxlan | Backend::HostGw, ..) => {
-                if let Some(there) = there.filter(|there| there.vxlan.is_some()) {
-                    kernel.remove(&messages::delete_link(there.index), &format!("link {}", there.name))?;
-                }
-            }
+    let key = (wanted.backend == Backend::Wireguard).then(|| wireguard::private_key(&wanted.key_file));
+    let key = key.transpose()?;
+    let specs = [0, 1].map(|of| {
+        let (remembered, derived) = (wanted.remembered[of], wanted.derived[of]);
+        let own = used[of]?;
+        LinkSpec::new(wanted.backend, of, &external, &links, remembered, derived).map(|spec| (spec, own))
+    });
+    // Left by another backend, or by a family that is no longer used.
+    for left in links.iter().filter(|link| plan::is_flannels(link)) {
+        if !specs.iter().flatten().any(|(spec, _)| *spec.name == *left.name) {
+            log::info!("flannel: link {} is of another backend; it is removed", left.name);
+            kernel.remove(&messages::delete_link(left.index), &format!("link {}", left.name))?;
         }
     }
-    if let Some(peers) = &wanted.peers {
-        (up.entries, up.refused) = kernel.ensure_entries(wanted, peers, &external, used, vxlan)?;
+    let mut own_links = [None; 2];
+    for (of, (spec, own)) in specs.iter().enumerate().filter_map(|(of, spec)| Some((of, spec.as_ref()?))) {
+        let link = kernel.ensure_link(spec, links.iter().find(|link| *link.name == *spec.name))?;
+        kernel.ensure_address(spec, link, *own, wanted.networks[of], &addresses)?;
+        own_links[of] = Some(link);
+        up.data[of] = spec.mac.map(LinkData::Vxlan);
     }
+    // What is for pods of others is not to go another way, unencrypted, while they are not known.
+    let none = Vec::new();
+    if let Some(peers) = wanted.peers.as_ref().or(key.as_ref().map(|_| &none)) {
+        (up.entries, up.refused) = kernel.ensure_entries(wanted, peers, &external, used, own_links)?;
+    }
+    let mut set = Vec::new();
+    for of in 0..2 {
+        let (Some((spec, own)), Some(link), Some(key)) = (&specs[of], own_links[of], &key) else { continue };
+        match wireguard::bring_up(wanted, of, (link, spec.name), *own, key) {
+            Ok(made) => {
+                up.data[of] = Some(made.data);
+                up.refused = up.refused.or(made.refused);
+                up.entries += made.peers.len();
+                kernel.changes += made.changes;
+                set.extend(made.peers);
+            }
+            Err(why) => up.refused = up.refused.or(Some(why)),
+        }
+    }
+    up.set = set.into();
     up.rules = [0, 1].map(|of| {
         let own = used[of].filter(|_| up.hosts[of].is_some())?;
         Some(RuleSpec { network: wanted.networks[of]?, own, masquerades: of == 0 || wanted.masquerades_v6 })
@@ -121,6 +149,11 @@ pub(crate) fn bring_up(wanted: &Wanted) -> Result<BroughtUp, String> {
         Err(why) => up.refused = up.refused.or(Some(why)),
     }
     Ok(up)
+}
+
+/// The time since 1970, as the kernel has it.
+fn now() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
 /// Makes the rules unless they were made, and their chains are there; returns the number of changes.
@@ -206,12 +239,23 @@ impl Kernel {
 
     fn change(&mut self, message: &Message, what: &str) -> Result<(), String> {
         self.changes += 1;
-        self.netlink.request(message).map_err(|error| {
-            let mend = match error.raw_os_error() {
-                Some(NOT_SUPPORTED) => "; does the kernel have vxlan (CONFIG_VXLAN, modprobe vxlan)?",
+        self.netlink.request(message).map_err(|error| format!("{what}: {error}"))
+    }
+
+    /// Makes a link.
+    fn make(&mut self, spec: &LinkSpec) -> Result<(), String> {
+        self.changes += 1;
+        self.netlink.request(&messages::new_link(spec)).map_err(|error| {
+            let mend = match (error.raw_os_error(), spec.kind) {
+                (Some(NOT_SUPPORTED), LinkKind::Vxlan(_)) => {
+                    "; the kernel has no vxlan (CONFIG_VXLAN, modprobe vxlan); smolet doctor says how to get it"
+                }
+                (Some(NOT_SUPPORTED), LinkKind::Wireguard) => {
+                    "; the kernel has no WireGuard (CONFIG_WIREGUARD, modprobe wireguard); smolet doctor says how to get it"
+                }
                 _ => "",
             };
-            format!("{what}: {error}{mend}")
+            format!("link {}: making it: {error}{mend}", spec.name)
         })
     }
 
@@ -233,7 +277,7 @@ impl Kernel {
                 log::warn!("flannel: link {name} has other settings; it is made anew");
                 self.remove(&messages::delete_link(there.index), &format!("link {name}"))?;
             }
-            self.change(&messages::new_link(spec), &format!("link {name}: making it"))?;
+            self.make(spec)?;
             same = self.links()?.into_iter().find(|link| &*link.name == name);
             // As flannel: a router's announcements are none of its business.
             let accepts = Path::new("/proc/sys/net/ipv6/conf").join(name).join("accept_ra");
@@ -286,25 +330,25 @@ impl Kernel {
         peers: &[Way],
         external: &External,
         used: [Option<Network>; 2],
-        vxlan: [Option<u32>; 2],
+        own_links: [Option<u32>; 2],
     ) -> Result<(usize, Option<String>), String> {
         let links = match wanted.backend {
-            Backend::Vxlan => vxlan,
+            Backend::Vxlan | Backend::Wireguard => own_links,
             Backend::HostGw => external.addresses.map(|address| address.map(|_| external.index)),
         };
         let entries = plan::wanted(wanted.backend, peers, &wanted.networks, &used, links);
         let mut there = Vec::new();
-        let ours = |entry: &Entry| entry.is_flannels(&wanted.networks, vxlan, external.index);
+        let ours = |entry: &Entry| entry.is_flannels(&wanted.networks, own_links, external.index);
         let route = |answer: &[u8]| messages::read_route(answer).filter(ours);
         let neighbour = |answer: &[u8]| messages::read_neighbour(answer).filter(ours);
         for of in (0..2).filter(|of| wanted.networks[*of].is_some()) {
             there.extend(self.read(&messages::routes(of), "routes", FLANNEL_ENTRIES_MAX, &route)?);
-            if vxlan[of].is_some() {
+            if wanted.backend == Backend::Vxlan && own_links[of].is_some() {
                 let question = messages::neighbours(of);
                 there.extend(self.read(&question, "neighbours", FLANNEL_ENTRIES_MAX, &neighbour)?);
             }
         }
-        if vxlan != [None; 2] {
+        if wanted.backend == Backend::Vxlan && own_links != [None; 2] {
             let question = messages::forwarding();
             there.extend(self.read(&question, "forwarding tables", FLANNEL_ENTRIES_MAX, &neighbour)?);
         }
@@ -316,7 +360,7 @@ impl Kernel {
         for entry in &added {
             let message = messages::add(entry, wanted.backend == Backend::Vxlan);
             let done = self.change(&message, &entry.to_string()).map_err(|why| match wanted.backend {
-                Backend::Vxlan => why,
+                Backend::Vxlan | Backend::Wireguard => why,
                 Backend::HostGw => format!("{why}; host-gw needs all nodes on one link"),
             });
             refused = done.err().or(refused);
@@ -327,3 +371,4 @@ impl Kernel {
 
 #[cfg(test)]
 mod tests;
+mod wireguard;

@@ -8,13 +8,15 @@ use smol::channel::Sender;
 use super::{Backend, Peer, Way};
 use crate::decode::Node;
 use crate::kube::{Collection, Follower, KubeError, Resource, seed};
-use crate::limits::{FLANNEL_PEER_BYTES, FLANNEL_PEER_WAY_BYTES, FLANNEL_PEERS_MAX};
+use crate::limits::{FLANNEL_PEER_BYTES, FLANNEL_PEER_SPEC_BYTES, FLANNEL_PEER_WAY_BYTES, FLANNEL_PEERS_MAX};
 use crate::model::SortedMap;
 
 /// The nodes with flannel, by a hash of their names: a name may have 253 bytes.
 type Known = SortedMap<u64, Peer>;
 
-const _: () = assert!(size_of::<(u64, Peer)>() <= FLANNEL_PEER_BYTES - 2 * FLANNEL_PEER_WAY_BYTES);
+const _: () = assert!(
+    size_of::<(u64, Peer)>() + 2 * (FLANNEL_PEER_WAY_BYTES + FLANNEL_PEER_SPEC_BYTES) <= FLANNEL_PEER_BYTES
+);
 
 /// The other nodes, shared by the watch and the loop.
 #[derive(Clone, Debug, Default)]

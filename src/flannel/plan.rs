@@ -6,13 +6,15 @@
 //! | neighbour on `flannel.1` | the first address of its range has its link's hardware address | |
 //! | entry of `flannel.1`'s forwarding table | that hardware address is at the node's address | |
 //! | route | its range by way of that first address, on `flannel.1` | its range by way of the node, on the node's link |
+//!
+//! With `WireGuard` one route leads the cluster's network to `flannel-wg`, and its peers are the nodes (`wireguard`).
 
 use std::fmt;
 use std::net::IpAddr;
 
 use super::node::VNI;
-use super::rtnetlink::{Link, LinkAddress, Vxlan};
-use super::{Backend, Mac, Way, family};
+use super::rtnetlink::{Link, LinkAddress, LinkKind, Vxlan};
+use super::{Backend, LinkData, Mac, Way, family, wireguard};
 use crate::model::Network;
 
 /// The vxlan links, by family.
@@ -87,41 +89,56 @@ fn best<'a>(addresses: impl Iterator<Item = &'a LinkAddress>) -> Option<IpAddr> 
         .map(|of| of.address)
 }
 
-/// A vxlan link as it is to be.
+/// A link of flannel's as it is to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LinkSpec {
     pub(super) name: &'static str,
-    pub(super) parent: u32,
-    pub(super) local: IpAddr,
-    pub(super) mac: Mac,
     pub(super) mtu: u32,
+    pub(super) kind: LinkKind,
+    /// That of a vxlan link.
+    pub(super) mac: Option<Mac>,
 }
 
 impl LinkSpec {
-    /// The link of the family; `None`: the node has no such address. A link that exists keeps its hardware address, which other
-    /// nodes know; else it gets the one that the Node remembers, else the derived one.
+    /// The link of the backend and family; `None`: it needs none, or the node has no such address. A vxlan link that exists keeps its
+    /// hardware address, which other nodes know; else it gets the one that the Node remembers, else the derived one.
     pub(super) fn new(
+        backend: Backend,
         of: usize,
         external: &External,
         links: &[Link],
         remembered: Option<Mac>,
         derived: Mac,
     ) -> Option<Self> {
-        let there = links.iter().find(|link| &*link.name == LINKS[of] && link.vxlan.is_some());
-        Some(Self {
-            name: LINKS[of],
-            parent: external.index,
-            local: external.addresses[of]?,
-            mac: there.and_then(|link| link.mac).or(remembered).unwrap_or(derived),
-            mtu: Backend::Vxlan.mtu(external.mtu, of),
-        })
+        let (local, mtu) = (external.addresses[of]?, backend.mtu(external.mtu, of));
+        match backend {
+            Backend::Vxlan => {
+                let is_there =
+                    |link: &&Link| &*link.name == LINKS[of] && matches!(link.kind, Some(LinkKind::Vxlan(_)));
+                let mac = links.iter().find(is_there).and_then(|link| link.mac).or(remembered);
+                let (parent, local) = (external.index, Some(local));
+                let kind = LinkKind::Vxlan(Vxlan { id: VNI, parent, local, port: PORT, learns: false });
+                Some(Self { name: LINKS[of], mtu, kind, mac: Some(mac.unwrap_or(derived)) })
+            }
+            Backend::Wireguard => {
+                Some(Self { name: wireguard::LINKS[of], mtu, kind: LinkKind::Wireguard, mac: None })
+            }
+            Backend::HostGw => None,
+        }
     }
 
     /// The link is this one, whatever its MTU (`vxlanLinksIncompat`).
     pub(super) fn is(&self, link: &Link) -> bool {
-        let vxlan =
-            Vxlan { id: VNI, parent: self.parent, local: Some(self.local), port: PORT, learns: false };
-        link.vxlan == Some(vxlan) && link.mac == Some(self.mac)
+        link.kind == Some(self.kind) && (self.mac.is_none() || link.mac == self.mac)
+    }
+}
+
+/// The link was made by flannel, with this or another backend.
+pub(super) fn is_flannels(link: &Link) -> bool {
+    match link.kind {
+        Some(LinkKind::Vxlan(_)) => LINKS.contains(&&*link.name),
+        Some(LinkKind::Wireguard) => wireguard::LINKS.contains(&&*link.name),
+        None => false,
     }
 }
 
@@ -131,6 +148,7 @@ impl Backend {
         match self {
             Self::Vxlan => external.saturating_sub(VXLAN_BYTES[of]),
             Self::HostGw => external,
+            Self::Wireguard => external.saturating_sub(wireguard::OVERHEAD),
         }
     }
 }
@@ -142,8 +160,8 @@ pub(super) enum Entry {
     Neighbour { link: u32, address: IpAddr, mac: Mac },
     /// `bridge fdb`
     Forward { link: u32, mac: Mac, host: IpAddr },
-    /// `ip route`
-    Route { range: Network, gateway: IpAddr, link: u32 },
+    /// `ip route`; without a gateway the link knows where to.
+    Route { range: Network, gateway: Option<IpAddr>, link: u32 },
 }
 
 impl fmt::Display for Entry {
@@ -151,7 +169,8 @@ impl fmt::Display for Entry {
         match self {
             Self::Neighbour { address, mac, .. } => write!(f, "neighbour {address} at {mac}"),
             Self::Forward { mac, host, .. } => write!(f, "forwarding of {mac} to {host}"),
-            Self::Route { range, gateway, .. } => write!(f, "route to {range} via {gateway}"),
+            Self::Route { range, gateway: Some(gateway), .. } => write!(f, "route to {range} via {gateway}"),
+            Self::Route { range, gateway: None, .. } => write!(f, "route to {range}"),
         }
     }
 }
@@ -174,19 +193,19 @@ impl Entry {
         }
     }
 
-    /// The entry is flannel's: on a vxlan link, or a route to pods of the cluster by way of another node.
+    /// The entry is flannel's: on its own link, or a route to pods of the cluster by way of another node.
     pub(super) fn is_flannels(
         &self,
         networks: &[Option<Network>; 2],
-        vxlan: [Option<u32>; 2],
+        own: [Option<u32>; 2],
         external: u32,
     ) -> bool {
-        let on_vxlan = |link: &u32| vxlan.contains(&Some(*link));
+        let on_own = |link: &u32| own.contains(&Some(*link));
         match self {
-            Self::Neighbour { link, .. } | Self::Forward { link, .. } => on_vxlan(link),
-            Self::Route { range, link, .. } => {
+            Self::Neighbour { link, .. } | Self::Forward { link, .. } => on_own(link),
+            Self::Route { range, link, gateway } => {
                 let is_of_pods = networks[family(range.address)].is_some_and(|network| network.covers(range));
-                is_of_pods && (on_vxlan(link) || *link == external)
+                is_of_pods && (on_own(link) || *link == external && gateway.is_some())
             }
         }
     }
@@ -202,28 +221,39 @@ pub(super) fn wanted(
     links: [Option<u32>; 2],
 ) -> Vec<Entry> {
     let mut entries = Vec::new();
-    for Way { range, host, mac } in peers {
+    if backend == Backend::Wireguard {
+        for (network, link) in networks.iter().zip(links) {
+            let (Some(range), Some(link)) = (*network, link) else { continue };
+            entries.push(Entry::Route { range, gateway: None, link });
+        }
+        return entries;
+    }
+    for Way { range, host, data } in peers {
         let of = family(range.address);
-        let overlaps = own[of].is_some_and(|own| own.covers(range) || range.covers(&own));
-        let is_inside = networks[of].is_some_and(|network| network.covers(range));
-        let Some(link) = links[of].filter(|_| is_inside && !overlaps) else { continue };
-        match (backend, mac) {
-            (Backend::Vxlan, Some(mac)) => {
+        let is_theirs = own[of].is_some_and(|own| is_of_others(*range, networks[of], own));
+        let Some(link) = links[of].filter(|_| is_theirs) else { continue };
+        match (backend, data) {
+            (Backend::Vxlan, Some(LinkData::Vxlan(mac))) => {
                 let (gateway, mac) = (range.address, *mac);
                 entries.push(Entry::Neighbour { link, address: gateway, mac });
                 entries.push(Entry::Forward { link, mac, host: *host });
-                entries.push(Entry::Route { range: *range, gateway, link });
+                entries.push(Entry::Route { range: *range, gateway: Some(gateway), link });
             }
             // It says so when its link is there.
-            (Backend::Vxlan, None) => {}
+            (Backend::Vxlan | Backend::Wireguard, _) => {}
             (Backend::HostGw, _) => {
-                entries.push(Entry::Route { range: *range, gateway: *host, link });
+                entries.push(Entry::Route { range: *range, gateway: Some(*host), link });
             }
         }
     }
     entries.sort_unstable();
     entries.dedup_by(|later, earlier| later.replaces(earlier));
     entries
+}
+
+/// The range is one of the cluster's network, and has nothing of this node's own.
+pub(super) fn is_of_others(range: Network, network: Option<Network>, own: Network) -> bool {
+    network.is_some_and(|network| network.covers(&range)) && !own.covers(&range) && !range.covers(&own)
 }
 
 /// What is removed, and then what is added, in this order. `there` is what the kernel has of flannel's.
@@ -250,7 +280,7 @@ mod tests {
     }
 
     fn link(index: u32, name: &str) -> Link {
-        Link { index, name: name.into(), mtu: 1500, mac: None, is_up: true, vxlan: None }
+        Link { index, name: name.into(), mtu: 1500, mac: None, is_up: true, kind: None }
     }
 
     fn at(link: u32, address: &str, flags: u32) -> LinkAddress {
@@ -299,15 +329,18 @@ mod tests {
             |mtu, v4: &str| External { index: 2, name: "eth0".into(), mtu, addresses: [Some(ip(v4)), None] };
         let external = of(1500, "192.168.1.11");
         let (derived, remembered, own) = (Mac([2; 6]), Mac([6; 6]), Mac([10; 6]));
-        let spec = |links: &[Link], remembered| LinkSpec::new(0, &external, links, remembered, derived);
-        assert_eq!(spec(&[], None).unwrap().mac, derived);
+        let new = |of, external: &External, links: &[Link], remembered| {
+            LinkSpec::new(Backend::Vxlan, of, external, links, remembered, derived)
+        };
+        let spec = |links: &[Link], remembered| new(0, &external, links, remembered);
+        assert_eq!(spec(&[], None).unwrap().mac, Some(derived));
         let made = spec(&[], Some(remembered)).unwrap();
-        assert_eq!((made.mac, made.mtu, made.name), (remembered, 1450, "flannel.1"));
+        assert_eq!((made.mac, made.mtu, made.name), (Some(remembered), 1450, "flannel.1"));
         let vxlan = Vxlan { id: 1, parent: 2, local: Some(ip("192.168.1.11")), port: 8472, learns: false };
-        let there = Link { mac: Some(own), vxlan: Some(vxlan), ..link(9, "flannel.1") };
+        let there = Link { mac: Some(own), kind: Some(LinkKind::Vxlan(vxlan)), ..link(9, "flannel.1") };
         let kept = spec(std::slice::from_ref(&there), Some(remembered)).unwrap();
-        assert!(kept.mac == own && kept.is(&there));
-        assert_eq!(LinkSpec::new(1, &external, &[], None, derived), None, "no address of this family");
+        assert!(kept.mac == Some(own) && kept.is(&there) && is_flannels(&there));
+        assert_eq!(new(1, &external, &[], None), None, "no address of this family");
         for other in [
             Vxlan { id: 2, ..vxlan },
             Vxlan { parent: 3, ..vxlan },
@@ -315,14 +348,23 @@ mod tests {
             Vxlan { port: 4789, ..vxlan },
             Vxlan { learns: true, ..vxlan },
         ] {
-            assert!(!kept.is(&Link { vxlan: Some(other), ..there.clone() }), "{other:?}");
+            assert!(!kept.is(&Link { kind: Some(LinkKind::Vxlan(other)), ..there.clone() }), "{other:?}");
         }
-        let moved = LinkSpec::new(0, &of(1400, "192.168.1.12"), std::slice::from_ref(&there), None, derived);
-        assert!(moved.is_some_and(|moved| moved.mac == own && moved.mtu == 1350 && !moved.is(&there)));
+        let moved = new(0, &of(1400, "192.168.1.12"), std::slice::from_ref(&there), None);
+        assert!(moved.is_some_and(|moved| moved.mac == Some(own) && moved.mtu == 1350 && !moved.is(&there)));
+
+        let encrypted = LinkSpec::new(Backend::Wireguard, 0, &external, &[], None, derived).unwrap();
+        assert_eq!((encrypted.mac, encrypted.mtu, encrypted.name), (None, 1420, "flannel-wg"));
+        let there = Link { kind: Some(LinkKind::Wireguard), ..link(9, "flannel-wg") };
+        assert!(encrypted.is(&there) && is_flannels(&there) && !encrypted.is(&link(9, "flannel-wg")));
+        let others = Link { name: "wg0".into(), ..there };
+        assert!(!is_flannels(&others) && !is_flannels(&link(9, "flannel.1")));
+        assert_eq!(LinkSpec::new(Backend::HostGw, 0, &external, &[], None, derived), None);
     }
 
     fn way(cidr: &str, host: &str, mac: u8) -> Way {
-        Way { range: range(cidr), host: ip(host), mac: (mac > 0).then_some(Mac([mac; 6])) }
+        let data = (mac > 0).then_some(LinkData::Vxlan(Mac([mac; 6])));
+        Way { range: range(cidr), host: ip(host), data }
     }
 
     const NETWORKS: [&str; 2] = ["10.42.0.0/16", "fd00:42::/56"];
@@ -334,7 +376,7 @@ mod tests {
     fn entries(backend: Backend, peers: &[Way]) -> Vec<Entry> {
         let own = [Some(range("10.42.1.0/24")), Some(range("fd00:42:0:1::/64"))];
         let links = match backend {
-            Backend::Vxlan => [Some(9), Some(10)],
+            Backend::Vxlan | Backend::Wireguard => [Some(9), Some(10)],
             Backend::HostGw => [Some(2); 2],
         };
         wanted(backend, peers, &networks(), &own, links)
@@ -350,15 +392,23 @@ mod tests {
                 Entry::Neighbour { link: 10, address: ip("fd00:42:0:2::"), mac: Mac([4; 6]) },
                 Entry::Forward { link: 9, mac: Mac([2; 6]), host: ip("192.168.1.12") },
                 Entry::Forward { link: 10, mac: Mac([4; 6]), host: ip("fd01::12") },
-                Entry::Route { range: peers[0].range, gateway: ip("10.42.2.0"), link: 9 },
-                Entry::Route { range: peers[1].range, gateway: ip("fd00:42:0:2::"), link: 10 },
+                Entry::Route { range: peers[0].range, gateway: Some(ip("10.42.2.0")), link: 9 },
+                Entry::Route { range: peers[1].range, gateway: Some(ip("fd00:42:0:2::")), link: 10 },
             ]
         );
         assert_eq!(
             entries(Backend::HostGw, &peers),
             [
-                Entry::Route { range: peers[0].range, gateway: ip("192.168.1.12"), link: 2 },
-                Entry::Route { range: peers[1].range, gateway: ip("fd01::12"), link: 2 },
+                Entry::Route { range: peers[0].range, gateway: Some(ip("192.168.1.12")), link: 2 },
+                Entry::Route { range: peers[1].range, gateway: Some(ip("fd01::12")), link: 2 },
+            ]
+        );
+        let [v4, v6] = networks().map(Option::unwrap);
+        assert_eq!(
+            entries(Backend::Wireguard, &peers),
+            [
+                Entry::Route { range: v4, gateway: None, link: 9 },
+                Entry::Route { range: v6, gateway: None, link: 10 },
             ]
         );
         // Outside the network, this node's own, all of the network, without a link yet; the second one of the same range.
@@ -418,13 +468,16 @@ mod tests {
 
     #[test]
     fn what_is_of_others_is_none_of_flannels() {
-        let route = |to: &str, link| Entry::Route { range: range(to), gateway: ip("10.0.0.1"), link };
+        let route = |to: &str, link| Entry::Route { range: range(to), gateway: Some(ip("10.0.0.1")), link };
+        let direct = |to: &str, link| Entry::Route { range: range(to), gateway: None, link };
         for (entry, is_ours) in [
             (route("10.42.2.0/24", 9), true),
             (route("10.42.2.0/24", 2), true),
             (route("10.42.2.0/24", 5), false),
             (route("192.168.7.0/24", 2), false),
             (route("0.0.0.0/0", 2), false),
+            (direct("10.42.0.0/16", 9), true),
+            (direct("10.42.9.0/24", 2), false),
             (Entry::Forward { link: 9, mac: Mac([1; 6]), host: ip("10.0.0.1") }, true),
             (Entry::Neighbour { link: 2, address: ip("10.0.0.1"), mac: Mac([1; 6]) }, false),
         ] {

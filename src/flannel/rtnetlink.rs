@@ -2,8 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::node::VNI;
-use super::plan::{Entry, LinkSpec, PORT};
+use super::plan::{Entry, LinkSpec};
 use super::{Mac, family};
 use crate::model::Network;
 use crate::netlink::{CREATE, DUMP, EXCLUSIVE, Message, REPLACE, attribute};
@@ -32,7 +31,9 @@ const VXLAN_LINK: u16 = 3;
 const VXLAN_LOCAL: [u16; 2] = [4, 17];
 const VXLAN_LEARNING: u16 = 7;
 const VXLAN_PORT: u16 = 15;
+/// Kinds of links.
 const VXLAN: &[u8] = b"vxlan";
+const WIREGUARD: &[u8] = b"wireguard";
 /// `IFF_UP`.
 const UP: u32 = 1;
 /// `IFA_ADDRESS`, `IFA_LOCAL`, `IFA_FLAGS`.
@@ -46,9 +47,12 @@ const ROUTE_TO: u16 = 1;
 const ROUTE_LINK: u16 = 4;
 const ROUTE_GATEWAY: u16 = 5;
 const ROUTE_TABLE: u16 = 15;
-/// `RT_TABLE_MAIN`, `RTPROT_BOOT` (as flannel's), `RTN_UNICAST`, `RTNH_F_ONLINK`.
+/// `RT_TABLE_MAIN`, `RTPROT_KERNEL`, `RTPROT_BOOT` (as flannel's), `RT_SCOPE_LINK`, `RT_SCOPE_NOWHERE`, `RTN_UNICAST`, `RTNH_F_ONLINK`.
 const MAIN: u8 = 254;
+const KERNEL: u8 = 2;
 const BOOT: u8 = 3;
+const SCOPE_LINK: u8 = 253;
+const NOWHERE: u8 = 255;
 const UNICAST: u8 = 1;
 const ON_LINK: u32 = 4;
 /// `NDA_DST`, `NDA_LLADDR`, `NUD_PERMANENT`, `NTF_SELF`.
@@ -65,7 +69,15 @@ pub(super) struct Link {
     pub(super) mtu: u32,
     pub(super) mac: Option<Mac>,
     pub(super) is_up: bool,
-    pub(super) vxlan: Option<Vxlan>,
+    /// `None`: none that flannel makes.
+    pub(super) kind: Option<LinkKind>,
+}
+
+/// What flannel makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LinkKind {
+    Vxlan(Vxlan),
+    Wireguard,
 }
 
 /// What makes a vxlan link another one.
@@ -130,17 +142,26 @@ fn neighbour_header(family: u8, link: u32, flags: u8) -> Vec<u8> {
     header
 }
 
-/// A new vxlan link, which may not exist.
+/// A new link, which may not exist.
 pub(super) fn new_link(spec: &LinkSpec) -> Message {
     let mut message = Message::new(LINK, CREATE | EXCLUSIVE, &link_header(0, 0));
-    message.attribute(LINK_NAME, &zero_terminated(spec.name));
-    message.attribute(LINK_ADDRESS, &spec.mac.0).attribute(LINK_MTU, &spec.mtu.to_ne_bytes());
-    message.nest(LINK_INFO, |info| {
-        info.attribute(INFO_KIND, VXLAN).nest(INFO_DATA, |data| {
-            data.attribute(VXLAN_ID, &VNI.to_ne_bytes()).attribute(VXLAN_LINK, &spec.parent.to_ne_bytes());
-            data.attribute(VXLAN_LOCAL[super::family(spec.local)], &bytes(spec.local));
-            data.attribute(VXLAN_LEARNING, &[0]).attribute(VXLAN_PORT, &PORT.to_be_bytes());
-        });
+    message.attribute(LINK_NAME, &zero_terminated(spec.name)).attribute(LINK_MTU, &spec.mtu.to_ne_bytes());
+    if let Some(Mac(address)) = &spec.mac {
+        message.attribute(LINK_ADDRESS, address);
+    }
+    message.nest(LINK_INFO, |info| match spec.kind {
+        LinkKind::Wireguard => drop(info.attribute(INFO_KIND, WIREGUARD)),
+        LinkKind::Vxlan(vxlan) => {
+            info.attribute(INFO_KIND, VXLAN).nest(INFO_DATA, |data| {
+                data.attribute(VXLAN_ID, &vxlan.id.to_ne_bytes());
+                data.attribute(VXLAN_LINK, &vxlan.parent.to_ne_bytes());
+                if let Some(local) = vxlan.local {
+                    data.attribute(VXLAN_LOCAL[family(local)], &bytes(local));
+                }
+                data.attribute(VXLAN_LEARNING, &[u8::from(vxlan.learns)]);
+                data.attribute(VXLAN_PORT, &vxlan.port.to_be_bytes());
+            });
+        }
     });
     message.end(0);
     message
@@ -172,7 +193,7 @@ pub(super) fn delete_address(of: &LinkAddress) -> Message {
 fn address_message(kind: u16, flags: u16, of: &LinkAddress) -> Message {
     // struct ifaddrmsg: family, bits, flags, scope, link.
     let flags_of_new = if kind == ADDRESS { of.flags.to_ne_bytes() } else { [0; 4] };
-    let mut header = vec![FAMILIES[super::family(of.address)], of.bits, 0, 0];
+    let mut header = vec![FAMILIES[family(of.address)], of.bits, 0, 0];
     header.extend(of.link.to_ne_bytes());
     let mut message = Message::new(kind, flags, &header);
     message.attribute(ADDRESS_LOCAL, &bytes(of.address)).attribute(ADDRESS_ADDRESS, &bytes(of.address));
@@ -193,7 +214,7 @@ pub(super) fn remove(entry: &Entry) -> Message {
 fn entry_message(change: u16, flags: u16, entry: &Entry, of_route: u32) -> Message {
     let mut message = match entry {
         Entry::Neighbour { link, address, mac } => {
-            let header = neighbour_header(FAMILIES[super::family(*address)], *link, 0);
+            let header = neighbour_header(FAMILIES[family(*address)], *link, 0);
             let mut message = Message::new(NEIGHBOUR + change, flags, &header);
             message.attribute(NEIGHBOUR_TO, &bytes(*address)).attribute(NEIGHBOUR_MAC, &mac.0);
             message
@@ -207,10 +228,15 @@ fn entry_message(change: u16, flags: u16, entry: &Entry, of_route: u32) -> Messa
             let mut header = route_header(FAMILIES[family(range.address)], range.prefix, of_route);
             if change == DELETE {
                 // Whoever made it.
-                header[5] = 0;
+                (header[5], header[6]) = (0, NOWHERE);
+            } else if gateway.is_none() {
+                header[6] = SCOPE_LINK;
             }
             let mut message = Message::new(ROUTE + change, flags, &header);
-            message.attribute(ROUTE_TO, &bytes(range.address)).attribute(ROUTE_GATEWAY, &bytes(*gateway));
+            message.attribute(ROUTE_TO, &bytes(range.address));
+            if let Some(gateway) = gateway {
+                message.attribute(ROUTE_GATEWAY, &bytes(*gateway));
+            }
             message.attribute(ROUTE_LINK, &link.to_ne_bytes());
             message
         }
@@ -251,17 +277,20 @@ pub(super) fn read_link(answer: &[u8]) -> Option<Link> {
     let (header, rest) = answer.split_at_checked(16)?;
     let name = attribute(rest, LINK_NAME)?;
     let name = std::str::from_utf8(name).ok()?.trim_end_matches('\0');
-    let vxlan = attribute(rest, LINK_INFO).and_then(|info| {
+    let kind = attribute(rest, LINK_INFO).and_then(|info| {
         let kind = attribute(info, INFO_KIND)?;
+        if kind.starts_with(WIREGUARD) {
+            return Some(LinkKind::Wireguard);
+        }
         let data = attribute(info, INFO_DATA).filter(|_| kind.starts_with(VXLAN))?;
         let of = |kind| attribute(data, kind);
-        Some(Vxlan {
+        Some(LinkKind::Vxlan(Vxlan {
             id: number(of(VXLAN_ID)?, 0)?,
             parent: of(VXLAN_LINK).and_then(|link| number(link, 0)).unwrap_or(0),
             local: VXLAN_LOCAL.into_iter().find_map(of).and_then(address),
             port: u16::from_be_bytes(of(VXLAN_PORT)?.try_into().ok()?),
             learns: of(VXLAN_LEARNING).is_none_or(|learns| learns != [0]),
-        })
+        }))
     });
     Some(Link {
         index: number(header, 4)?,
@@ -269,7 +298,7 @@ pub(super) fn read_link(answer: &[u8]) -> Option<Link> {
         mtu: attribute(rest, LINK_MTU).and_then(|mtu| number(mtu, 0)).unwrap_or(0),
         mac: attribute(rest, LINK_ADDRESS).and_then(mac),
         is_up: number(header, 8)? & UP != 0,
-        vxlan,
+        kind,
     })
 }
 
@@ -282,7 +311,7 @@ pub(super) fn read_address(answer: &[u8]) -> Option<LinkAddress> {
     Some(LinkAddress { link: number(header, 4)?, address: address(found)?, bits: header[1], flags })
 }
 
-/// A route of the main table with one gateway, behind one link.
+/// A route of the main table with one gateway or none, behind one link; not one that the kernel made with an address.
 pub(super) fn read_route(answer: &[u8]) -> Option<Entry> {
     let (header, rest) = answer.split_at_checked(12)?;
     let table = attribute(rest, ROUTE_TABLE).and_then(|table| number(table, 0));
@@ -290,11 +319,12 @@ pub(super) fn read_route(answer: &[u8]) -> Option<Entry> {
         return None;
     }
     let range = Network::new(address(attribute(rest, ROUTE_TO)?)?, header[1])?;
-    Some(Entry::Route {
-        range,
-        gateway: address(attribute(rest, ROUTE_GATEWAY)?)?,
-        link: number(attribute(rest, ROUTE_LINK)?, 0)?,
-    })
+    let gateway = match attribute(rest, ROUTE_GATEWAY) {
+        Some(gateway) => Some(address(gateway)?),
+        None if header[5] == KERNEL => return None,
+        None => None,
+    };
+    Some(Entry::Route { range, gateway, link: number(attribute(rest, ROUTE_LINK)?, 0)? })
 }
 
 /// A permanent neighbour, or entry of a forwarding table.

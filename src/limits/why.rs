@@ -32,6 +32,8 @@ const _: () = assert!(WRITTEN_PATIENCE.as_millis() < ANSWER_PATIENCE.as_millis()
 
 /// Bytes of a file, or of a command's output, that `smolet doctor` reads. The rest counts as absent.
 pub const DOCTOR_FILE_BYTES_MAX: u64 = 256 * KIB as u64;
+/// Bytes of each of depmod's lists that are looked through: Debian's have 600 KiB. What comes after them counts as absent.
+pub const DOCTOR_MODULES_BYTES_MAX: u64 = 8 << 20;
 /// Other node agents that are reported. More: left out.
 pub const DOCTOR_KUBELETS_MAX: usize = 8;
 /// CNI configurations whose names are compared. More: some are not, in the directory's order.

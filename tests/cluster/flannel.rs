@@ -139,6 +139,35 @@ fn a_node_reaches_the_others_pods_and_they_its() {
     assert_eq!(mac(), own);
 }
 
+/// The kernel has it or not: `make kernel` has one that has it.
+#[test]
+fn a_node_of_an_encrypted_network_says_its_key_or_what_the_kernel_lacks() {
+    if !in_namespace("flannel::a_node_of_an_encrypted_network_says_its_key_or_what_the_kernel_lacks") {
+        return;
+    }
+    let (world, _k3s, config) = with_flannel(settings("wireguard-native"));
+    let has_it = Command::new("ip").args(["link", "add", "wg-try", "type", "wireguard"]).output().unwrap();
+    world.start_with(config);
+    give_range(&world);
+    if has_it.status.success() {
+        ip("link del wg-try");
+        world.until("it says its key", |world| annotation(world, "backend-data").is_string());
+        let data: Value = serde_json::from_str(annotation(&world, "backend-data").as_str().unwrap()).unwrap();
+        assert_eq!((data["PublicKey"].as_str().unwrap().len(), &data["Port"]), (44, &json!(51820)));
+        assert_eq!(annotation(&world, "backend-type"), "wireguard");
+        assert!(world.path("run/wgkey").exists());
+        world.until("the node is ready", is_ready);
+    } else {
+        let logged = |text: &str| world.log().iter().any(|line| line.contains(text));
+        world.until("it says so", |_| {
+            logged("flannel: link flannel-wg: making it: ") && logged("CONFIG_WIREGUARD, modprobe wireguard")
+        });
+        assert!(
+            annotation(&world, "backend-type").is_null() && !world.path("cni/10-flannel.conflist").exists()
+        );
+    }
+}
+
 #[test]
 fn a_network_that_is_not_flannels_is_left_alone() {
     if !in_namespace("flannel::a_network_that_is_not_flannels_is_left_alone") {
@@ -151,9 +180,9 @@ fn a_network_that_is_not_flannels_is_left_alone() {
     let logged = |world: &World, text: &str| world.log().iter().any(|line| line.contains(text));
     world.until("it says so", |world| logged(world, "flannel: the servers have none"));
     world.kill();
-    k3s.state().settings = settings("wireguard-native");
+    k3s.state().settings = settings("tailscale");
     world.start_with(config.clone());
-    world.until("it says so", |world| logged(world, "FlannelBackend of the k3s server is wireguard-native"));
+    world.until("it says so", |world| logged(world, "FlannelBackend of the k3s server is tailscale"));
     assert!(!shown("ip link").contains("flannel") && !world.path("cni").exists());
     assert!(annotation(&world, "backend-type").is_null());
     // The servers get another one.

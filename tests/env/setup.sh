@@ -4,6 +4,7 @@
 #   setup.sh runtime     containerd, runc, CNI plugins, static busybox, iptables, nftables
 #   setup.sh systemd     systemd, its tools and a bus daemon, not started
 #   setup.sh board       what makes and emulates a board of ARM
+#   setup.sh kernel      what emulates a machine with Debian's kernel
 #   setup.sh criu        CRIU of Debian 13, unpacked into .cache/tools: that of Debian 12 knows no kernel after 6.11
 #   setup.sh openrc      OpenRC and logrotate, unpacked into .cache/tools
 #   setup.sh rust        a C linker, and Debian's Rust when no cargo is in PATH
@@ -83,6 +84,17 @@ board() {
     has ssh || need+=(openssh-client)
     has depmod || need+=(kmod)
     has cpio || need+=(cpio)
+    install "${need[@]}"
+}
+
+kernel() {
+    local need=()
+    has qemu-system-x86_64 || need+=(qemu-system-x86)
+    has depmod || need+=(kmod)
+    has cpio || need+=(cpio)
+    [ -n "$(busybox_static)" ] || need+=(busybox-static)
+    has ip || need+=(iproute2)
+    has nft || need+=(nftables)
     install "${need[@]}"
 }
 
@@ -205,6 +217,7 @@ for part; do
     runtime) runtime ;;
     systemd) systemd ;;
     board) board ;;
+    kernel) kernel ;;
     criu) criu ;;
     openrc) openrc ;;
     rust) rust ;;
@@ -212,6 +225,6 @@ for part; do
     sign) sign ;;
     sbom) sbom ;;
     cargo-deny) cargo_deny ;;
-    *) die "unknown part $part; one of: runtime systemd board criu openrc rust fuzz sign sbom cargo-deny" ;;
+    *) die "unknown part $part; one of: runtime systemd board kernel criu openrc rust fuzz sign sbom cargo-deny" ;;
     esac
 done

@@ -66,6 +66,7 @@ fn good() -> Facts {
         inotify: InotifyFacts { instances: Some(128), watches: Some(8192) },
         tunables: Vec::new(),
         cluster_network: None,
+        missing_modules: None,
         name_servers: Some(name_servers(&["10.0.0.1"], &["10.0.0.1"])),
         cgroup_driver: CgroupDriver::Cgroupfs,
         kernel_lacks: Vec::new(),
@@ -418,4 +419,18 @@ fn what_the_network_of_a_k3s_cluster_lacks_is_named() {
         "{}",
         finding.mend
     );
+}
+
+#[test]
+fn kernel_modules_are_judged_where_they_are_needed() {
+    let of = |missing: Option<Vec<&'static str>>| {
+        let findings = judge(&Facts { missing_modules: missing, ..good() });
+        findings.into_iter().find(|finding| finding.check == "kernel modules")
+    };
+    assert_eq!(of(None), None);
+    assert_eq!(of(Some(Vec::new())).unwrap().level, Level::Ok);
+    let finding = of(Some(vec!["nft_masq", "vxlan"])).unwrap();
+    assert_eq!(finding.level, Level::Problem);
+    assert_eq!(finding.message, "the kernel has no module nft_masq, vxlan: the node's network does not work");
+    assert!(finding.mend.contains("linux-modules-extra-raspi"));
 }

@@ -6,12 +6,14 @@ use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::*;
+use crate::flannel::Key;
 
 /// A network namespace, which lasts as long as the process in it.
 struct Namespace(Child);
@@ -65,6 +67,14 @@ struct Node {
     space: Namespace,
     pod: Namespace,
     number: u8,
+    /// The directory of its key.
+    keys: PathBuf,
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.keys);
+    }
 }
 
 const NETWORKS: [&str; 2] = ["10.42.0.0/16", "fd00:42::/56"];
@@ -90,7 +100,8 @@ impl Node {
              ip route add default via 10.42.{number}.1
              ip route add default via fd00:42:0:{number}::1"
         ));
-        Self { space, pod, number }
+        let keys = std::env::temp_dir().join(format!("smolet-flannel-{}", space.0.id()));
+        Self { space, pod, number, keys }
     }
 
     /// Two of them, on one link.
@@ -133,8 +144,10 @@ impl Node {
             remembered: [None; 2],
             derived: [Mac([2, 0, 0, 0, 4, number]), Mac([2, 0, 0, 0, 6, number])],
             peers: None,
+            key_file: self.keys.join("wgkey"),
             masquerades_v6: true,
             made: [None; 2],
+            set: [].into(),
         }
     }
 
@@ -147,7 +160,9 @@ impl Node {
     /// The ways to this node's pods, as another node reads them of its annotations.
     fn ways(&self, up: &BroughtUp) -> Vec<Way> {
         let own = self.wanted(Backend::Vxlan).own;
-        [0, 1].map(|of| Way { range: own[of].unwrap(), host: up.hosts[of].unwrap(), mac: up.macs[of] }).into()
+        [0, 1]
+            .map(|of| Way { range: own[of].unwrap(), host: up.hosts[of].unwrap(), data: up.data[of] })
+            .into()
     }
 }
 
@@ -159,9 +174,23 @@ fn joined(nodes: &[Node; 2], backend: Backend) -> [Wanted; 2] {
         wanted[of].peers = Some(nodes[1 - of].ways(&ups[1 - of]));
         wanted[of].made = ups[of].rules;
         let up = nodes[of].bring_up(&wanted[of]);
-        assert_eq!(up.entries, if backend == Backend::Vxlan { 6 } else { 2 });
+        let entries = match backend {
+            Backend::Vxlan => 6,
+            Backend::HostGw => 2,
+            Backend::Wireguard => 4,
+        };
+        assert_eq!(up.entries, entries);
+        wanted[of].set = up.set;
     }
     wanted
+}
+
+/// The hardware address of its IPv4 link.
+fn mac(up: &BroughtUp) -> Option<Mac> {
+    match up.data[0]? {
+        LinkData::Vxlan(mac) => Some(mac),
+        LinkData::Wireguard(..) => None,
+    }
 }
 
 /// Bytes go from the one namespace to that address in the other one, and back; returns who it was.
@@ -262,11 +291,11 @@ fn a_link_is_repaired_and_keeps_its_hardware_address() {
     // An agent that restarts, and knows another one of its Node, keeps that of the link.
     wanted[0].remembered = [Some(Mac([6; 6])); 2];
     let up = nodes[0].bring_up(&wanted[0]);
-    assert_eq!((up.changes, up.macs[0], index()), (0, Some(own), before.clone()));
+    assert_eq!((up.changes, mac(&up), index()), (0, Some(own), before.clone()));
     // After a reboot it has that of the Node.
     space.sh("ip link del flannel.1");
     let up = nodes[0].bring_up(&wanted[0]);
-    assert_eq!(up.macs[0], Some(Mac([6; 6])));
+    assert_eq!(mac(&up), Some(Mac([6; 6])));
     space.sh("ip link del flannel.1");
     wanted[0].remembered = [Some(own), None];
     nodes[0].bring_up(&wanted[0]);
@@ -291,7 +320,7 @@ fn a_link_is_repaired_and_keeps_its_hardware_address() {
     space.sh("ip addr del 192.168.7.1/24 dev eth0; ip addr add 192.168.7.11/24 dev eth0; ip link set eth0 mtu 1400");
     wanted[0].addresses[0] = "192.168.7.11".parse().unwrap();
     let up = nodes[0].bring_up(&wanted[0]);
-    assert_eq!((up.hosts[0], up.macs[0], up.mtu), (Some(wanted[0].addresses[0]), Some(own), 1350));
+    assert_eq!((up.hosts[0], mac(&up), up.mtu), (Some(wanted[0].addresses[0]), Some(own), 1350));
     assert!(space.sh("ip -d link show flannel.1").contains("mtu 1350"));
     // The interface is named.
     wanted[0].addresses.clear();
@@ -311,14 +340,14 @@ fn host_gw_takes_the_place_of_vxlan_and_gives_it_back() {
     assert!(!space.sh("ip link").contains("flannel"));
     assert_eq!(space.sh("ip route show 10.42.2.0/24").trim(), "10.42.2.0/24 via 192.168.7.2 dev eth0");
     let up = nodes[0].bring_up(&wanted[0]);
-    assert_eq!((up.changes, up.mtu, up.macs), (0, 1500, [None; 2]));
+    assert_eq!((up.changes, up.mtu, up.data), (0, 1500, [None; 2]));
     pods_reach_each_other(&nodes);
     // A node that is not on the link is named, and does not keep the others from being reached.
     let mut far = wanted[0].clone();
     let away = Way {
         range: Network::parse("10.42.0.0/24").unwrap(),
         host: "198.51.100.3".parse().unwrap(),
-        mac: None,
+        data: None,
     };
     far.peers.as_mut().unwrap().push(away);
     space.sh("ip route del 10.42.2.0/24");
@@ -331,6 +360,135 @@ fn host_gw_takes_the_place_of_vxlan_and_gives_it_back() {
         "10.42.2.0/24 via 10.42.2.0 dev flannel.1 onlink"
     );
     pods_reach_each_other(&nodes);
+}
+
+/// Whether this kernel has it, as the kernel itself says.
+fn has_wireguard(space: &Namespace) -> bool {
+    space
+        .sh("ip link add wg-try type wireguard 2>/dev/null && ip link del wg-try && echo yes || true")
+        .contains("yes")
+}
+
+#[test]
+fn pods_of_two_nodes_reach_each_other_by_wireguard() {
+    let nodes = Node::pair();
+    let space = &nodes[0].space;
+    joined(&nodes, Backend::Vxlan);
+    if !has_wireguard(space) {
+        assert!(std::env::var_os("SMOLET_TEST_KERNEL").is_none(), "the emulated kernel has it");
+        let why = space.run(|| bring_up(&nodes[0].wanted(Backend::Wireguard))).unwrap_err();
+        assert!(
+            why.starts_with("link flannel-wg: making it: ") && why.contains("modprobe wireguard"),
+            "{why}"
+        );
+        return;
+    }
+    let mut wanted = joined(&nodes, Backend::Wireguard);
+    let up = nodes[0].bring_up(&wanted[0]);
+    assert_eq!((up.changes, up.mtu), (0, 1420));
+    assert!(!space.sh("ip link").contains("flannel.1"), "vxlan's links are gone");
+    assert!(space.sh("ip -d link show flannel-wg").contains("mtu 1420"));
+    assert_eq!(
+        space.sh("ip -4 -o addr show flannel-wg | cut -d' ' -f2-7 | tr -s ' '").trim(),
+        "flannel-wg inet 10.42.1.0/32"
+    );
+    assert_eq!(space.sh("ip route show dev flannel-wg").trim(), "10.42.0.0/16 scope link");
+    pods_reach_each_other(&nodes);
+    // The key is root's alone.
+    let file = &nodes[0].wanted(Backend::Wireguard).key_file;
+    assert_eq!(std::fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600);
+    // An agent that has started, with the others unknown and then known.
+    let started = Wanted { set: [].into(), peers: None, ..wanted[0].clone() };
+    assert_eq!(nodes[0].bring_up(&started).changes, 0);
+    let known = Wanted { set: [].into(), ..wanted[0].clone() };
+    assert_eq!(nodes[0].bring_up(&known).changes, 0, "the peer is heard");
+    // After a boot: what is for others goes nowhere else while they are not known.
+    space.sh("ip link del flannel-wg; ip link del flannel-wg-v6");
+    nodes[0].bring_up(&started);
+    assert_eq!(space.sh("ip route show dev flannel-wg").trim(), "10.42.0.0/16 scope link");
+    assert_eq!(nodes[0].bring_up(&wanted[0]).changes, 2);
+    pods_reach_each_other(&nodes);
+    for (broken, changes) in [
+        // The link, and the route that it took along.
+        ("ip link set flannel-wg down", 2),
+        ("ip route del 10.42.0.0/16 dev flannel-wg", 1),
+        ("ip addr add 10.42.77.1/24 dev flannel-wg", 1),
+        ("ip link set flannel-wg mtu 1200", 1),
+        // Made, up, address, route, key, peer.
+        ("ip link del flannel-wg-v6", 6),
+    ] {
+        space.sh(broken);
+        assert_eq!(nodes[0].bring_up(&wanted[0]).changes, changes, "{broken}");
+        assert_eq!(nodes[0].bring_up(&wanted[0]).changes, 0, "{broken}");
+    }
+    pods_reach_each_other(&nodes);
+    // The other node has another address.
+    nodes[1].space.sh("ip addr del 192.168.7.2/24 dev eth0; ip addr add 192.168.7.12/24 dev eth0");
+    wanted[0].peers.as_mut().unwrap()[0].host = "192.168.7.12".parse().unwrap();
+    assert_eq!(nodes[0].bring_up(&wanted[0]).changes, 1);
+    exchange(&nodes[0].pod, &nodes[1].pod, nodes[1].pod_address(0));
+    // It has another key, as after a boot.
+    std::fs::remove_file(&nodes[1].wanted(Backend::Wireguard).key_file).unwrap();
+    let up = nodes[1].bring_up(&wanted[1]);
+    assert_eq!(up.changes, 2, "a key for each family");
+    let mut ways = nodes[1].ways(&up);
+    ways[0].host = "192.168.7.12".parse().unwrap();
+    wanted[0].peers = Some(ways);
+    assert_eq!(nodes[0].bring_up(&wanted[0]).changes, 4, "the former key goes, for each family");
+    exchange(&nodes[0].pod, &nodes[1].pod, nodes[1].pod_address(0));
+    exchange(&nodes[0].pod, &nodes[1].pod, nodes[1].pod_address(1));
+    // Nobody is there any more.
+    wanted[0].peers = Some(Vec::new());
+    assert_eq!(nodes[0].bring_up(&wanted[0]).changes, 2);
+    // A port that is another one's is one family's failure.
+    space.sh("ip link del flannel-wg-v6");
+    let holder = space.run(|| std::net::UdpSocket::bind("[::]:51821").unwrap());
+    let up = space.run(|| bring_up(&wanted[0])).unwrap();
+    assert!(up.data[0].is_some() && up.data[1].is_none());
+    let why = up.refused.unwrap();
+    assert!(why.starts_with("link flannel-wg-v6: UDP port 51821 is another one's"), "{why}");
+    drop(holder);
+    assert!(nodes[0].bring_up(&wanted[0]).data[1].is_some());
+    // One family alone.
+    let alone = Wanted { networks: [wanted[0].networks[0], None], ..wanted[0].clone() };
+    assert!(nodes[0].bring_up(&alone).data[1].is_none());
+    assert!(!space.sh("ip link").contains("flannel-wg-v6"));
+    // A file that is no key is not overwritten.
+    std::fs::write(file, "torn").unwrap();
+    let why = space.run(|| bring_up(&wanted[0])).unwrap_err();
+    assert!(why.contains("wgkey: it is none; remove the file"), "{why}");
+    assert_eq!(std::fs::read(file).unwrap(), b"torn");
+    std::fs::remove_file(file).unwrap();
+    nodes[1].space.sh("ip addr del 192.168.7.12/24 dev eth0; ip addr add 192.168.7.2/24 dev eth0");
+    joined(&nodes, Backend::Vxlan);
+    assert!(!space.sh("ip link").contains("flannel-wg"));
+    pods_reach_each_other(&nodes);
+}
+
+#[test]
+fn a_thousand_peers_of_wireguard_are_read_again() {
+    let node = Node::new(1);
+    if !has_wireguard(&node.space) {
+        return assert!(std::env::var_os("SMOLET_TEST_KERNEL").is_none(), "the emulated kernel has it");
+    }
+    node.space.sh(
+        "ip link add eth0 type veth peer name far; ip link set eth0 up; ip addr add 192.168.7.1/16 dev eth0",
+    );
+    let ways = |of: u32| Way {
+        range: Network::new((0x0a2a_0000 + (of << 4)).to_be_bytes().into(), 28).unwrap(),
+        host: (0xc0a8_0000 + of).to_be_bytes().into(),
+        data: Some(LinkData::Wireguard(Key(std::array::from_fn(|at| of.to_be_bytes()[at % 4])), 51820)),
+    };
+    let mut wanted = node.wanted(Backend::Wireguard);
+    wanted.addresses.truncate(1);
+    wanted.networks[1] = None;
+    wanted.peers = Some((32..1032).map(ways).collect());
+    let up = node.bring_up(&wanted);
+    assert_eq!(up.entries, 1001);
+    (wanted.made, wanted.set) = (up.rules, up.set);
+    assert_eq!(node.bring_up(&wanted).changes, 0);
+    wanted.peers.as_mut().unwrap().truncate(999);
+    assert_eq!(node.bring_up(&wanted).changes, 1);
 }
 
 #[test]
@@ -401,7 +559,7 @@ fn a_thousand_nodes_are_brought_up_and_one_change_is_one() {
     let ways = |of: u32| Way {
         range: Network::new((0x0a2a_0000 + (of << 4)).to_be_bytes().into(), 28).unwrap(),
         host: (0xc0a8_0000 + of).to_be_bytes().into(),
-        mac: Some(Mac::derived(of.into())),
+        data: Some(LinkData::Vxlan(Mac::derived(of.into()))),
     };
     let mut wanted = node.wanted(Backend::Vxlan);
     wanted.addresses.truncate(1);

@@ -22,6 +22,9 @@ use crate::model::{Mono, Network, Now};
 use crate::node::effects::Effects;
 use crate::node::pods::Pods;
 
+/// flannel's name of the file with `WireGuard`'s private key.
+const KEY: &str = "wgkey";
+
 /// Inputs of flannel.
 pub struct FlannelInputs {
     /// `--flannel-iface`.
@@ -146,9 +149,11 @@ impl Flannel {
             addresses: of.machine.addresses.iter().filter_map(|ip| ip.parse().ok()).collect(),
             remembered: flannel::macs(&self.there),
             derived: ["", "-v6"].map(|family| Mac::derived(seed(&format!("flannel{family} {name}")))),
+            key_file: self.inputs.subnet_file.with_file_name(KEY),
             peers: self.inputs.peers.ways(backend),
             masquerades_v6: conf.masquerades_v6,
             made: self.up.as_ref().filter(|up| up.refused.is_none()).map(|up| up.rules).unwrap_or_default(),
+            set: self.up.as_ref().map(|up| up.set.clone()).unwrap_or_default(),
         })
     }
 
@@ -228,7 +233,7 @@ impl Flannel {
         } else {
             [None; 2]
         };
-        let wanted = flannel::annotations(backend, up.hosts, up.macs, external, &self.there);
+        let wanted = flannel::annotations(backend, up.hosts, up.data, external, &self.there);
         if k3s.flannel != wanted {
             of.change_machine(|machine| {
                 if let Some(k3s) = &mut machine.k3s {
