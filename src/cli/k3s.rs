@@ -291,12 +291,12 @@ fn end_rules() -> Result<(), String> {
     if found.is_empty() {
         return Ok(());
     }
-    let serves = || exists(Family::Ip, service_proxy::TABLE) || exists(Family::Ip6, service_proxy::TABLE);
-    if found.contains(":KUBE-SERVICES ") && !wait(TAKEOVER_RULES_TIME, serves) {
-        say(
-            "the rules of k3s' kube-proxy stay, because smolet has no Services from the server yet; smolet k3s takeover \
-             removes them when it has",
-        );
+    if !wait(TAKEOVER_RULES_TIME, || lacking(&found, exists).is_none()) {
+        let what = lacking(&found, exists).unwrap_or("rules");
+        say(&format!(
+            "the rules of k3s' kube-proxy, kube-router and flannel stay, because smolet has no {what} from the server yet; smolet \
+             k3s takeover removes them when it has"
+        ));
         return Ok(());
     }
     for program in rule_programs() {
@@ -305,8 +305,30 @@ fn end_rules() -> Result<(), String> {
             restore(&program.replace("-save", "-restore"), &script)?;
         }
     }
-    say("the rules of kube-proxy and flannel of k3s are removed; those of smolet serve");
+    say("the rules of kube-proxy, kube-router and flannel of k3s are removed; those of smolet serve");
     Ok(())
+}
+
+/// What these chains of k3s do and no table of smolet's does yet. PURE.
+fn lacking(found: &str, is_there: impl Fn(Family, &str) -> bool) -> Option<&'static str> {
+    // kube-router's of each policy, but not those that are there without one.
+    let is_policy = |line: &str| {
+        line.strip_prefix(":KUBE-NWPLCY-")
+            .is_some_and(|rest| !rest.starts_with("DEFAULT ") && !rest.starts_with("COMMON "))
+    };
+    let has = |prefix: &str| found.lines().any(|line| line.starts_with(prefix));
+    let is_not_there =
+        |tables: &[(Family, &str)]| !tables.iter().any(|(family, table)| is_there(*family, table));
+    let services = [(Family::Ip, service_proxy::TABLE), (Family::Ip6, service_proxy::TABLE)];
+    if has(":KUBE-SERVICES ") && is_not_there(&services) {
+        Some("Services")
+    } else if found.lines().any(is_policy) && is_not_there(&[(Family::Inet, network_policy::TABLE)]) {
+        Some("network policies")
+    } else if has(":FLANNEL-") && is_not_there(&flannel::TABLES) {
+        Some("network between nodes (flannel)")
+    } else {
+        None
+    }
 }
 
 /// Programs that print rules, of both families and kinds.
@@ -426,4 +448,29 @@ fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<(), String> {
     made.and_then(|()| replace(path, &path.with_extension("new"), bytes))
         .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(mode)))
         .map_err(|error| format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_stay_until_all_that_they_do_is_done_by_others() {
+        let usual = "*nat\n:KUBE-SERVICES - [0:0]\n:FLANNEL-POSTRTG - [0:0]\nCOMMIT\n*filter\n:KUBE-NWPLCY-DEFAULT - [0:0]\n\
+                     :KUBE-NWPLCY-COMMON - [0:0]\n:KUBE-POD-FW-X - [0:0]\nCOMMIT\n";
+        let with_policy = format!("{usual}:KUBE-NWPLCY-ABCDEF - [0:0]\n");
+        let (services, flannel) = ((Family::Ip6, service_proxy::TABLE), flannel::TABLES[0]);
+        let policies = (Family::Inet, network_policy::TABLE);
+        for (found, there, expected) in [
+            (usual, vec![], Some("Services")),
+            (usual, vec![services], Some("network between nodes (flannel)")),
+            (usual, vec![services, flannel], None),
+            (&with_policy, vec![services, flannel], Some("network policies")),
+            (&with_policy, vec![services, flannel, policies], None),
+            ("*nat\n:CNI-HOSTPORT-DNAT - [0:0]\n", vec![], None),
+        ] {
+            let is_there = |family: Family, table: &str| there.contains(&(family, table));
+            assert_eq!(lacking(found, is_there), expected, "{there:?}");
+        }
+    }
 }

@@ -48,7 +48,7 @@ const OTHER_LOG: &str = "smolet logs to standard error: --log-level of smolet ru
 const NOT_SUPPORTED: &str = "it is not supported";
 
 /// The flags of `k3s agent` (`cmds.NewAgentCommand`): name, short name, variable, meaning.
-const FLAGS: [(&str, &str, &str, Meaning); 46] = [
+const FLAGS: [(&str, &str, &str, Meaning); 47] = [
     ("server", "s", "K3S_URL", One("server")),
     // Before the token: a file counts more than a variable.
     ("token-file", "", "K3S_TOKEN_FILE", One("token-file")),
@@ -68,6 +68,7 @@ const FLAGS: [(&str, &str, &str, Meaning); 46] = [
     ("debug", "", "K3S_DEBUG", Switch("log-level=debug")),
     ("cluster-secret", "", "K3S_CLUSTER_SECRET", One("token")),
     ("lb-server-port", "", "K3S_LB_SERVER_PORT", One("lb-server-port")),
+    ("disable-apiserver-lb", "", "", Switch("lb-server-port=0")),
     ("flannel-iface", "", "", One("flannel-iface")),
     ("flannel-conf", "", "", Refused(OWN_FLANNEL)),
     ("flannel-cni-conf", "", "", Refused(OWN_FLANNEL)),

@@ -282,17 +282,20 @@ impl NetworkPolicies {
         self.check_bridges().await;
         let mut wait = RetryWait::new(self.seed);
         let mut said = None;
+        let mut check_at = self.clock.now().mono + NETWORK_POLICY_CHECK_PERIOD;
         loop {
+            // News put the check off for nobody.
             let is_due = async {
-                self.clock.sleep(NETWORK_POLICY_CHECK_PERIOD).await;
+                self.clock.sleep(check_at.since(self.clock.now().mono)).await;
                 News::Due
             };
             // New pods, whose senders are dropped when their rules are there.
             let mut starts = Vec::new();
-            match or(inbox.next(), is_due).await {
+            match or(is_due, inbox.next()).await {
                 News::Changed => self.clock.sleep(NETWORK_POLICY_SETTLE).await,
                 News::Start(start) => starts.push(start),
                 News::Due => {
+                    check_at = self.clock.now().mono + NETWORK_POLICY_CHECK_PERIOD;
                     let is_whole = shared.controller.borrow().is_whole();
                     if !is_whole || !self.table_is_gone().await {
                         continue;

@@ -28,7 +28,7 @@ use crate::kube::{Client, Collection, Follower, KubeError, Resource, RetryWait, 
 use crate::limits::{
     KUBE_OBJECT_BYTES_MAX, SERVICES_CHECK_PERIOD, SERVICES_CREDENTIALS_WAIT, SERVICES_WHOLE_PERIOD,
 };
-use crate::model::{Network, SortedMap};
+use crate::model::{Mono, Network, SortedMap};
 use crate::service_proxy::{Cluster, HealthCheck, HealthChecks, Kernel, ServiceName, ServicePort, Settings};
 
 /// Number of service ports and endpoints, and the bytes of all that is kept for them.
@@ -297,8 +297,13 @@ impl ServiceProxy {
         let checks = HealthChecks::new(is_healthy.clone(), Rc::downgrade(&self.executor), self.clock.clone());
         let mut health = Health { checks, executor: self.executor.clone(), of: SortedMap::new() };
         let mut whole_at = self.clock.now().mono + SERVICES_WHOLE_PERIOD;
+        let mut check_at = self.clock.now().mono + SERVICES_CHECK_PERIOD;
         loop {
-            match self.next(news, changes).await {
+            let next = self.next(news, changes, check_at).await;
+            if matches!(next, News::Due) {
+                check_at = self.clock.now().mono + SERVICES_CHECK_PERIOD;
+            }
+            match next {
                 News::Changed => {}
                 News::Wanted(next) if next.is_on == Some(true) => wanted = next,
                 News::Wanted(next) => return Some(next),
@@ -390,7 +395,8 @@ impl ServiceProxy {
         }
     }
 
-    async fn next(&self, news: &Receiver<()>, changes: &Receiver<Wanted>) -> News {
+    /// News put the check off for nobody.
+    async fn next(&self, news: &Receiver<()>, changes: &Receiver<Wanted>, check_at: Mono) -> News {
         let changed = async {
             match news.recv().await {
                 Ok(()) => News::Changed,
@@ -404,10 +410,10 @@ impl ServiceProxy {
             }
         };
         let due = async {
-            self.clock.sleep(SERVICES_CHECK_PERIOD).await;
+            self.clock.sleep(check_at.since(self.clock.now().mono)).await;
             News::Due
         };
-        or(changed, or(other, due)).await
+        or(due, or(changed, other)).await
     }
 
     async fn wait_until_off(&self, changes: &Receiver<Wanted>) -> Option<Wanted> {

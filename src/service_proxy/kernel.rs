@@ -26,7 +26,9 @@ pub struct Kernel {
     /// IPv4's, IPv6's.
     states: [State; 2],
     /// The kernel's number of its rules after the last change of ours.
-    generation: u32,
+    own: u32,
+    /// The same when they were looked at last.
+    seen: u32,
 }
 
 /// Of the table of one family.
@@ -47,7 +49,7 @@ impl Kernel {
     /// A kernel without netfilter's netlink.
     pub fn open(settings: Settings) -> io::Result<Self> {
         let netlink = Netlink::open(Protocol::Netfilter)?;
-        Ok(Self { rules: Rules::new(settings), netlink, states: [State::Unknown; 2], generation: 0 })
+        Ok(Self { rules: Rules::new(settings), netlink, states: [State::Unknown; 2], own: 0, seen: 0 })
     }
 
     /// Services with rules.
@@ -87,8 +89,9 @@ impl Kernel {
         let batches = self.rules.change(changed);
         let changes = [(false, batches.ipv4), (true, batches.ipv6)];
         // A family that fails keeps the other one from nothing: these batches are all that is said of the change.
+        let mut is_written = !batches.gone.is_empty();
         let applied = changes.map(|(is_ipv6, batch)| {
-            self.apply(is_ipv6, batch)?;
+            is_written |= self.apply(is_ipv6, batch)?;
             if batches.gone.is_empty() || self.states[usize::from(is_ipv6)] != State::Current {
                 return Ok(());
             }
@@ -101,7 +104,11 @@ impl Kernel {
         if !failures.is_empty() {
             return Err(failures.join("; "));
         }
-        self.generation = self.read_generation()?;
+        // Else somebody may have flushed the rules meanwhile: that is not to be taken for ours.
+        if is_written {
+            self.own = self.read_generation()?;
+            self.seen = self.own;
+        }
         Ok(())
     }
 
@@ -135,7 +142,7 @@ impl Kernel {
     /// As [`Kernel::change`].
     pub fn check(&mut self, is_thorough: bool) -> Result<(), String> {
         let generation = self.read_generation()?;
-        if generation != self.generation {
+        if generation != if is_thorough { self.own } else { self.seen } {
             for is_ipv6 in [false, true] {
                 let state = &mut self.states[usize::from(is_ipv6)];
                 let family = family_of(is_ipv6);
@@ -148,29 +155,30 @@ impl Kernel {
                     }
                 }
             }
-            self.generation = generation;
+            self.seen = generation;
         }
         if self.states.contains(&State::Unknown) { self.change(Vec::new()) } else { Ok(()) }
     }
 
-    fn apply(&mut self, is_ipv6: bool, batch: Batch) -> Result<(), String> {
+    /// True: the kernel was changed.
+    fn apply(&mut self, is_ipv6: bool, batch: Batch) -> Result<bool, String> {
         let index = usize::from(is_ipv6);
         if self.states[index] == State::Current {
             if batch.is_empty() {
-                return Ok(());
+                return Ok(false);
             }
             match nftables::run(&mut self.netlink, batch) {
-                Ok(()) => return Ok(()),
+                Ok(()) => return Ok(true),
                 Err(error) => {
                     log::warn!("services: {}; writing all rules again", refused(&error));
                 }
             }
         } else if self.states[index] == State::Absent && batch.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         self.states[index] = State::Unknown;
         self.states[index] = self.apply_all(is_ipv6)?;
-        Ok(())
+        Ok(true)
     }
 
     /// Writes all rules. Chains of an earlier agent are emptied in the same transaction; a table that does not allow it is replaced.

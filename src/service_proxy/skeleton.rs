@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!     prerouting, output  ─ -110 ► firewall-check            loadBalancerSourceRanges
-//!     prerouting, output  ─ -100 ► services                  service-ips, service-nodeports ─► chain of a port ─► dnat
+//!     prerouting, output  ─ -101 ► services                  service-ips, service-nodeports ─► chain of a port ─► dnat
 //!     forward ─────────────── 0 ► packets of pods that belong to no connection: drop
 //!     input, forward, output ─ 0 ► …-endpoints-check         no-endpoint-…: reject, drop
 //!     forward, output     ─── 0 ─► cluster-ips-check         ports that a cluster IP does not have: reject
@@ -38,8 +38,10 @@ const BASE_CHAINS: [(&str, &str, Hook, i32); 8] = [
     ("filter-input", "filter", Hook::Input, 0),
     ("filter-forward", "filter", Hook::Forward, 0),
     ("filter-output", "filter", Hook::Output, 0),
-    ("nat-prerouting", "nat", Hook::Prerouting, -100),
-    ("nat-output", "nat", Hook::Output, -100),
+    // Before those of iptables (-100), whose order beside others of one priority depends on which came first: the CNI plugin portmap
+    // would take connections to a Service's port on the node for a pod's, as one of servicelb (kube-proxy puts its chain first).
+    ("nat-prerouting", "nat", Hook::Prerouting, -101),
+    ("nat-output", "nat", Hook::Output, -101),
     ("nat-postrouting", "nat", Hook::Postrouting, 100),
 ];
 

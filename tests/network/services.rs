@@ -276,6 +276,26 @@ fn udp_clients_reach_another_endpoint_when_theirs_is_gone() {
     assert_eq!(ask(), other, "a connection that is served is kept");
 }
 
+/// The CNI plugin portmap, for a pod of servicelb with the port of its Service.
+#[test]
+fn a_port_that_iptables_leads_to_a_pod_is_the_services_first() {
+    let mut world = World::new();
+    let address = at("192.168.9.1:80");
+    let balanced = |pods: &[u8]| ServicePort {
+        load_balancer_ips: ["192.168.9.1".parse().unwrap()].into(),
+        ..port("web", pods)
+    };
+    world.change(vec![balanced(&[3])]);
+    world.node.run("nft", "add table ip nat");
+    world.node.run("nft", "add chain ip nat PREROUTING { type nat hook prerouting priority -100 ; }");
+    world
+        .node
+        .run("nft", "add rule ip nat PREROUTING ip daddr 192.168.9.1 tcp dport 80 dnat to 10.42.0.4:8080");
+    assert_eq!(world.client.ask_often(address), ["one"]);
+    world.gone("web");
+    assert_eq!(world.client.ask_often(address), ["two"]);
+}
+
 #[test]
 fn rules_stay_while_no_agent_runs_and_come_back_when_somebody_deletes_them() {
     let mut world = World::new();
@@ -293,7 +313,16 @@ fn rules_stay_while_no_agent_runs_and_come_back_when_somebody_deletes_them() {
 
     world.node.run("nft", "flush ruleset");
     assert!(world.client.ask(address).is_err());
+    // News that change nothing hide it from nobody.
+    world.change(Vec::new());
     world.kernel.as_mut().unwrap().check(false).unwrap();
+    assert_eq!(world.client.ask_often(address), ["two"]);
+    // A look that is not thorough does not hide from a thorough one what somebody else has changed.
+    world.node.run("nft", &format!("flush chain ip {TABLE} services"));
+    assert!(world.client.ask(address).is_err());
+    world.kernel.as_mut().unwrap().check(false).unwrap();
+    assert!(world.client.ask(address).is_err(), "the table is there");
+    world.kernel.as_mut().unwrap().check(true).unwrap();
     assert_eq!(world.client.ask_often(address), ["two"]);
     // Nobody else changed anything: nothing is written.
     let before = world.node.run("nft", "-j list ruleset").len();

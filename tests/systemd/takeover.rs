@@ -229,6 +229,8 @@ fn a_board_of_k3s_agent_is_taken_over_and_given_back() {
     board.run("systemctl", &["restart", "k3s-agent"]);
     assert_eq!(board.container("/run/kubelet.sock", "first"), first);
 
+    // What smolet makes once the server has told it of flannel.
+    board.run("nft", &["add", "table", "ip", "flannel-ipv4"]);
     let (done, said) = board.takeover(&[]);
     assert!(done && said.contains("its pods run on"), "{said}\n{}", board.log());
     assert!(
