@@ -144,15 +144,24 @@ impl ImageStore {
             Ok((disk, found, snapshotter))
         });
         let (disk, found, snapshotter) = opened.await?;
-        if let Err(why) = &snapshotter {
-            log::warn!(
-                "{}: overlayfs cannot be mounted ({why}); containers get copies of their images, which takes time and space",
-                disk.root().display()
-            );
-        }
+        let root = disk.root().display();
+        let snapshotter = match snapshotter {
+            Ok(()) => Snapshotter::Overlay,
+            Err(why) if overlay::is_refusal(&why) => {
+                log::warn!(
+                    "{root}: overlayfs cannot be mounted ({why}); containers get copies of their images, which takes time and space"
+                );
+                Snapshotter::Native
+            }
+            Err(why) => {
+                log::warn!(
+                    "{root}: whether overlayfs can be mounted cannot be tried now ({why}); it is taken for granted"
+                );
+                Snapshotter::Overlay
+            }
+        };
         let serial =
             found.images.iter().flat_map(|image| &image.tags).map(|tag| tag.serial).max().unwrap_or(0);
-        let snapshotter = if snapshotter.is_ok() { Snapshotter::Overlay } else { Snapshotter::Native };
         Ok(Self {
             inner: Rc::new(Inner {
                 disk: Arc::new(disk),
@@ -404,8 +413,13 @@ impl ImageStore {
         let digest = format!("{repository}@{}", new.target.unwrap_or(manifest));
         digests.retain(|known| *known != digest);
         digests.push(digest);
-        while tags.len() + digests.len() > STORED_IMAGE_NAMES_MAX && digests.len() > 1 {
-            digests.remove(0);
+        while tags.len() + digests.len() > STORED_IMAGE_NAMES_MAX {
+            if digests.len() > 1 {
+                digests.remove(0);
+            } else if let Some(oldest) = (0..tags.len()).min_by_key(|at| tags[*at].serial) {
+                // Builds that change nothing are tagged without end.
+                tags.remove(oldest);
+            }
         }
         let image = StoredImage {
             id,
@@ -418,11 +432,7 @@ impl ImageStore {
             pinned,
             labels,
         };
-        if image.is_within_limits() {
-            Ok(image)
-        } else {
-            Err(invalid(format!("it has more than {STORED_IMAGE_NAMES_MAX} names, or one that is too long")))
-        }
+        if image.is_within_limits() { Ok(image) } else { Err(invalid("a name of it is too long".to_owned())) }
     }
 
     /// Waits until no other writer has this layer.

@@ -104,7 +104,10 @@ pub(super) fn detach(at: &Path) -> io::Result<()> {
 }
 
 /// Tries whether a container's root file system can be an overlay in that directory, with the files that a layer has.
-pub(super) fn probe(dir: &Path) -> Result<(), String> {
+///
+/// # Errors
+/// It cannot be, or that cannot be known now: see [`is_refusal`].
+pub(super) fn probe(dir: &Path) -> io::Result<()> {
     let at = |name: &str| dir.join(name);
     let tried = (|| {
         detach(&at("merged"))?;
@@ -124,12 +127,43 @@ pub(super) fn probe(dir: &Path) -> Result<(), String> {
         // Tried again with the next probe.
         let _ = tree::remove(&at(name), || true);
     }
-    tried.map_err(|error: io::Error| error.to_string())
+    tried
+}
+
+/// The kernel or the file system has none. A disk that is full or read-only, or a process without memory, says nothing of that. PURE.
+pub(super) fn is_refusal(error: &io::Error) -> bool {
+    let is_of_now = [
+        Errno::NOSPC,
+        Errno::DQUOT,
+        Errno::ROFS,
+        Errno::IO,
+        Errno::NOMEM,
+        Errno::MFILE,
+        Errno::NFILE,
+        Errno::INTR,
+        Errno::AGAIN,
+    ];
+    !is_of_now.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_disk_that_is_full_or_read_only_says_nothing_of_overlays() {
+        for (errno, refuses) in [
+            (Errno::NODEV, true),
+            (Errno::INVAL, true),
+            (Errno::PERM, true),
+            (Errno::NOSPC, false),
+            (Errno::ROFS, false),
+            (Errno::MFILE, false),
+        ] {
+            assert_eq!(is_refusal(&errno.into()), refuses, "{errno:?}");
+        }
+        assert!(is_refusal(&io::Error::other("made for the test")));
+    }
 
     #[test]
     fn a_label_is_quoted_as_it_has_commas() {

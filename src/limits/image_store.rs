@@ -71,7 +71,7 @@ pub const LAYER_RECORD_BYTES_MAX: usize = MIB;
 
 /// Images in the store. Full: a further one is refused until one is removed.
 pub const STORED_IMAGES_MAX: usize = 1024;
-/// Names of one image, with tags and with digests. Full: the oldest one with a digest is dropped, a further tag is refused.
+/// Names of one image, with tags and with digests. Full: the oldest one with a digest is dropped, then the oldest tag.
 pub const STORED_IMAGE_NAMES_MAX: usize = 64;
 /// Labels of one image, and bytes of a label's key and value. More: refused.
 pub const STORED_IMAGE_LABELS_MAX: usize = 32;

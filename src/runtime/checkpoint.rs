@@ -94,7 +94,8 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes one, to the end: CRIU alone undoes what it does to the container and to its network.
+/// Makes one, to the end: CRIU alone undoes what it does to the container and to its network. One is made at a time: it is the caller's
+/// turn.
 ///
 /// # Errors
 /// It does not run; a program is missing; the disk has too little space; the programs'.
@@ -111,7 +112,6 @@ pub(super) async fn make(
             asked.request.location
         )));
     }
-    let _turn = containers.checkpoints().lock().await;
     if container.phase() != ContainerPhase::Running {
         return Err(not_now(format!("{named}: only a container that runs has one")));
     }

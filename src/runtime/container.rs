@@ -13,11 +13,12 @@ use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::process::Child;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::Signal;
 use smol::channel::{Receiver, Sender, bounded};
-use smol::lock::{Mutex, MutexGuard};
+use smol::lock::{Mutex, MutexGuard, MutexGuardArc};
 
 use super::cgroups;
 use super::context::{Context, failed, full, not_now};
@@ -197,13 +198,13 @@ pub(super) struct Containers {
     all: RefCell<SortedMap<ContainerId, Rc<Container>>>,
     watch: Watch,
     /// Held while a checkpoint is made: one at a time.
-    checkpoints: Mutex<()>,
+    checkpoints: Arc<Mutex<()>>,
 }
 
 impl Containers {
     pub(super) fn new(context: Rc<Context>, images: Rc<dyn Images>) -> std::io::Result<Rc<Self>> {
         let watch = Watch::new(context.blocking.clone())?;
-        Ok(Rc::new(Self { context, images, all: RefCell::default(), watch, checkpoints: Mutex::default() }))
+        Ok(Rc::new(Self { context, images, all: RefCell::default(), watch, checkpoints: Arc::default() }))
     }
 
     // ---- the table -------------------------------------------------------------------------------------
@@ -219,8 +220,8 @@ impl Containers {
     }
 
     /// Held while a checkpoint is made.
-    pub(super) fn checkpoints(&self) -> &Mutex<()> {
-        &self.checkpoints
+    pub(super) async fn turn_of_checkpoint(&self) -> MutexGuardArc<()> {
+        self.checkpoints.lock_arc().await
     }
 
     pub(super) fn watch(&self) -> &Watch {
@@ -349,25 +350,28 @@ impl Containers {
     ///
     /// # Errors
     /// The record could not be written: nothing else was done. The inner one: what followed failed.
-    async fn launch(&self, container: &Container) -> RuntimeResult<RuntimeResult<(Launched, Child)>> {
+    async fn launch(
+        self: &Rc<Self>,
+        container: &Rc<Container>,
+    ) -> RuntimeResult<RuntimeResult<(Launched, Child)>> {
         let _writing = container.writing.lock().await;
         let (dir, run_dir) = (self.dir(&container.id), self.run_dir(&container.id));
         let (record, adder) = (container.record.borrow().clone(), self.watch.adder());
         let (kept, run, program) = (dir.clone(), run_dir.clone(), self.context.settings.program.clone());
         let launch = move || {
             records::write(&kept, &record)?;
-            let watched = adder.add(&run).map_err(|error| failed(format!("inotify: {error}")));
-            let launched = watched.and_then(|watched| {
-                let launched = monitor::launch(&program, &run);
-                launched.map(|launched| (watched, launched)).map_err(|error| failed(error.to_string()))
-            });
-            std::io::Result::Ok(launched)
+            let watched = adder.add(&run);
+            let launched = monitor::launch(&program, &run).map_err(|error| failed(error.to_string()));
+            std::io::Result::Ok(launched.map(|launched| (watched, launched)))
         };
         let launched = self.context.blocking(launch).await;
         let launched =
             launched.map_err(|error| failed(format!("the record in {}: {error}", dir.display())))?;
         Ok(launched.map(|(watched, launched)| {
-            self.watch.insert(watched, &container.id, run_dir);
+            match watched {
+                Ok(watched) => self.watch.insert(watched, &container.id, run_dir),
+                Err(error) => ends::watch_later(self, container, &error.to_string()),
+            }
             launched
         }))
     }
@@ -402,7 +406,7 @@ impl Containers {
     pub(super) async fn watch_dir(&self, container: &Container) -> RuntimeResult<()> {
         let dir = self.run_dir(&container.id);
         let watched = self.watch.add(&container.id, dir).await;
-        watched.map_err(|error| failed(format!("container {}: inotify: {error}", container.id)))
+        watched.map_err(|error| failed(error.to_string()))
     }
 
     // ---- end -------------------------------------------------------------------------------------------

@@ -213,18 +213,23 @@ impl Embedded {
         let (containers, sandbox) =
             (self.containers.clone(), self.sandboxes.find(container.sandbox_id().as_str()));
         let logs = sandbox.map(|sandbox| sandbox.config().log_directory).unwrap_or_default();
+        let seconds = time.as_secs();
+        let begun = self.context.clock.now().mono;
+        let late = async |what: String| {
+            self.context.clock.sleep(time.saturating_sub(self.context.clock.now().mono.since(begun))).await;
+            RuntimeError::DeadlineExceeded(what)
+        };
+        // Who does not get a turn in time leaves nothing behind.
+        let turn = async { Ok(containers.turn_of_checkpoint().await) };
+        let busy = format!("another checkpoint took more than {seconds} s; try again");
+        let turn = or(turn, async { Err(late(busy).await) }).await?;
         let make = async move {
+            let _turn = turn;
             let asked = checkpoint::Asked { request, stats, logs };
             checkpoint::make(&containers, &container, asked).await
         };
-        let late = async {
-            self.context.clock.sleep(time).await;
-            let seconds = time.as_secs();
-            Err(RuntimeError::DeadlineExceeded(format!(
-                "the checkpoint takes more than {seconds} s; it goes on"
-            )))
-        };
-        or(self.context.to_the_end("checkpoint", make), late).await?;
+        let slow = format!("the checkpoint takes more than {seconds} s; it goes on");
+        or(self.context.to_the_end("checkpoint", make), async { Err(late(slow).await) }).await?;
         Ok(cri::CheckpointContainerResponse {})
     }
 

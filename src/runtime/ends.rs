@@ -39,10 +39,18 @@ pub(super) async fn follow(containers: Rc<Containers>, sandboxes: Rc<Sandboxes>)
                 log::error!(
                     "inotify of containers: {error}; looking at all of them every {seconds} s until it works again"
                 );
-                while let Err(error) = containers.watch().renew().await {
-                    log::debug!("inotify of containers: {error}");
+                let lost = loop {
+                    match containers.watch().renew().await {
+                        Ok(lost) => break lost,
+                        Err(error) => log::debug!("inotify of containers: {error}"),
+                    }
                     look_everywhere(&containers, &sandboxes);
                     containers.context.clock.sleep(WATCH_RETRY_PERIOD).await;
+                };
+                for (id, error) in lost {
+                    if let Some(container) = containers.find(id.as_str()) {
+                        watch_later(&containers, &container, &error.to_string());
+                    }
                 }
                 // What happened meanwhile was told to nobody.
                 look_everywhere(&containers, &sandboxes);
@@ -72,6 +80,36 @@ fn look_soon(containers: &Rc<Containers>, container: &Rc<Container>) {
         containers.clean_up(&container).await;
     };
     drop(context.to_the_end("end of a container", work));
+}
+
+/// For a container whose directory cannot be watched, as root has no watch left: it is looked at now and then, until it can be.
+pub(super) fn watch_later(containers: &Rc<Containers>, container: &Rc<Container>, why: &str) {
+    if !matches!(container.phase(), ContainerPhase::Starting | ContainerPhase::Running) {
+        return;
+    }
+    log::warn!(
+        "container {}: inotify: {why}; it is looked at every {} s until it can be watched (fs.inotify.max_user_watches)",
+        container.id(),
+        WATCH_RETRY_PERIOD.as_secs()
+    );
+    let (weak, container) = (Rc::downgrade(containers), container.clone());
+    let clock = containers.context.clock.clone();
+    let look = async move {
+        loop {
+            clock.sleep(WATCH_RETRY_PERIOD).await;
+            let Some(containers) = Weak::upgrade(&weak) else { return };
+            if !matches!(container.phase(), ContainerPhase::Starting | ContainerPhase::Running) {
+                return;
+            }
+            // Watched first: an exit between the two would be missed.
+            let is_watched = containers.watch_dir(&container).await.is_ok();
+            look_soon(&containers, &container);
+            if is_watched {
+                return;
+            }
+        }
+    };
+    drop(containers.context.to_the_end("container that is not watched", look));
 }
 
 /// What the files of a container's monitor say.

@@ -55,10 +55,17 @@ async fn kill(
     is_one: impl Fn(&[u8]) -> bool + Send + Sync + 'static,
 ) {
     let is_one = Arc::new(is_one);
+    let mut looks_without_one = 0;
     for _ in 0..MAKERS_KILLS_MAX {
         let is_one = is_one.clone();
-        if !context.blocking(move || kill_all(file, bytes, &*is_one)).await {
-            return;
+        if context.blocking(move || kill_all(file, bytes, &*is_one)).await {
+            looks_without_one = 0;
+        } else {
+            looks_without_one += 1;
+            // While a process executes another program its file is empty.
+            if looks_without_one == 2 {
+                return;
+            }
         }
         context.clock.sleep(MONITOR_END_PERIOD).await;
     }

@@ -198,6 +198,10 @@ fn spawn(
     owner: Option<Owner>,
     outlives: bool,
 ) -> io::Result<Running> {
+    if let Some(pid_file) = &command {
+        // That of a former agent's command.
+        let _ = std::fs::remove_file(pid_file);
+    }
     let child = starts.spawn()?;
     let given = owner.map_or(Ok(()), |owner| give_pipes(&child, owner));
     let running = Running { child: Some(child), command, outlives };

@@ -14,6 +14,7 @@ use std::path::Path;
 
 use minicbor::{Decode, Encode};
 use prost::Message as _;
+use rustix::io::Errno;
 
 use crate::filesystem::read_bounded;
 use crate::limits::RUNTIME_RECORD_BYTES_MAX;
@@ -218,7 +219,8 @@ impl fmt::Display for RecordError {
     }
 }
 
-/// Reads the record of that directory; `None` when there is none, or when it is damaged: that one is removed.
+/// Reads the record of that directory; `None` when there is none, or when it is damaged or the disk does not give it any more: that one is
+/// removed.
 ///
 /// # Errors
 /// It may be there, and is not known.
@@ -230,8 +232,18 @@ pub(super) fn read<T: for<'b> Decode<'b, ()>>(dir: &Path) -> Result<Option<T>, R
             }
         }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(RecordError::Io(error)),
+        Err(error) if is_of_now(&error) => Err(RecordError::Io(error)),
+        Err(error) => {
+            log::warn!("{}: the record cannot be read: {error}; what it is about is removed", dir.display());
+            Ok(None)
+        }
     }
+}
+
+/// It is this process that lacks something: the record may be read later. PURE.
+fn is_of_now(error: &io::Error) -> bool {
+    let of_now = [Errno::NOMEM, Errno::MFILE, Errno::NFILE, Errno::INTR, Errno::AGAIN];
+    of_now.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
 fn to_bytes(record: &impl Encode<()>) -> io::Result<Vec<u8>> {
@@ -330,9 +342,12 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("smolet-records-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
         assert!(read::<SandboxRecord>(&dir).unwrap().is_none());
-        // It cannot be read as a file: nothing is known of its sandbox.
+        // It cannot be read as a file, now or later.
         std::fs::create_dir_all(dir.join(NAME)).unwrap();
-        assert!(matches!(read::<SandboxRecord>(&dir), Err(RecordError::Io(_))));
+        assert!(read::<SandboxRecord>(&dir).unwrap().is_none());
+        for (errno, is_of_now) in [(Errno::MFILE, true), (Errno::NOMEM, true), (Errno::IO, false)] {
+            assert_eq!(super::is_of_now(&errno.into()), is_of_now, "{errno:?}");
+        }
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

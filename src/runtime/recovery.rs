@@ -174,7 +174,7 @@ async fn starting(containers: &Rc<Containers>, container: &Rc<Container>) {
 async fn running(containers: &Rc<Containers>, container: &Rc<Container>) {
     // Watched first: an exit between the two would be missed.
     if let Err(error) = containers.watch_dir(container).await {
-        log::warn!("{error}");
+        ends::watch_later(containers, container, &error.to_string());
     }
     ends::look(containers, container).await;
     if container.phase() == ContainerPhase::Exited {

@@ -205,6 +205,8 @@ async fn exec(streams: &ContainerStreams, request: ExecRequest, ends: Ends) -> R
     let (has_stdin, owner) = (ends.stdin.is_some(), container.root());
     let at = pid_file.clone();
     let start = move || {
+        // That of a former agent's command.
+        let _ = std::fs::remove_file(&at);
         let (child, stdio) = start(command, tty, has_stdin, owner)?;
         Ok::<_, io::Error>((Exec { child, pid_file: at, has_exited: false }, stdio))
     };

@@ -46,19 +46,21 @@ impl Watch {
         Ok(Self { inotify: RefCell::new(instance()?), watched: RefCell::default(), blocking })
     }
 
-    /// A new instance with the same watches, after an error of [`Watch::next`]. Directories that are gone are watched no more.
+    /// A new instance with the same watches, after an error of [`Watch::next`]. Returns those of which the directories are not watched any
+    /// more: they are gone, or the user has no watch left.
     ///
     /// # Errors
     /// There is no further instance.
-    pub(super) async fn renew(&self) -> io::Result<()> {
+    pub(super) async fn renew(&self) -> io::Result<Vec<(ContainerId, io::Error)>> {
         let new = instance()?;
         self.inotify.replace(new);
+        let mut lost = Vec::new();
         for (_, (id, dir)) in self.watched.take() {
             if let Err(error) = self.add(&id, dir).await {
-                log::debug!("container {id}: inotify: {error}");
+                lost.push((id, error));
             }
         }
-        Ok(())
+        Ok(lost)
     }
 
     /// Watches a container's directory.

@@ -2,11 +2,14 @@
 //! first process of a pod. The wrappers below call the real ones.
 
 use std::fs;
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
+use std::process::Command;
 use std::rc::Rc;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+use smolet::cri::RuntimeError;
 use smolet::executor::Executor;
 use smolet::monitor;
 use smolet::proto::runtime::v1 as cri;
@@ -24,7 +27,7 @@ fn with_oci_runtime(machine: &mut Machine, name: &str) {
     let path = machine.root.join(name);
     let text = format!(
         "#!/bin/sh\ncd {}\n\
-         for verb; do case $verb in run|kill|delete|state|exec|update|features) break;; esac; done\n\
+         for verb; do case $verb in run|kill|delete|state|exec|update|checkpoint|features) break;; esac; done\n\
          [ -e $verb-fails ] && {{ echo \"$verb fails\" >&2; exit 1; }}\n\
          while [ -e $verb-hangs ]; do sleep 0.02; done\n\
          [ -e $verb-hangs-after ] && {{ runc \"$@\"; touch $verb-done; while [ -e $verb-hangs-after ]; do sleep 0.02; done; exit 0; }}\n\
@@ -131,6 +134,89 @@ fn a_container_that_the_oci_runtime_does_not_end_is_ended_before_it_counts_as_ex
         for fault in ["run-fails-after", "delete-fails", "kill-fails"] {
             unset(&machine, fault);
         }
+        remove_sandbox(&runtime, &sandbox).await;
+    });
+    machine.assert_clean_soon();
+}
+
+/// A former agent's file, whose process ID may be anybody's now.
+#[test]
+fn a_process_id_that_a_former_agent_has_left_is_nobodys() {
+    let mut machine = Machine::new();
+    with_oci_runtime(&mut machine, "oci");
+    let mut bystander = Command::new("sleep").arg("1000").process_group(0).spawn().unwrap();
+    machine.run(async {
+        let runtime = machine.open().await;
+        let sandbox = run_sandbox(&runtime, machine.pod("left")).await;
+        let id = run_container(&runtime, &sandbox, script("app", "sleep 1000")).await;
+        let file = machine.settings.run_dir.join("containers").join(&id).join("exec-0.pid");
+        fs::write(&file, bystander.id().to_string()).unwrap();
+        set(&machine, "exec-hangs");
+        let request = cri::ExecSyncRequest { container_id: id.clone(), cmd: vec!["true".into()], timeout: 1 };
+        let late = runtime.exec_sync_cri(request).await.unwrap_err();
+        assert!(matches!(late, RuntimeError::DeadlineExceeded(_)), "{late}");
+        unset(&machine, "exec-hangs");
+        fs::write(file.with_file_name("exec-1.pid"), bystander.id().to_string()).unwrap();
+        let request = cri::ExecSyncRequest { container_id: id, cmd: vec!["none".into()], timeout: 20 };
+        let none = runtime.exec_sync_cri(request).await.unwrap_err().to_string();
+        assert!(none.contains("none"), "{none}");
+        remove_sandbox(&runtime, &sandbox).await;
+    });
+    assert!(bystander.try_wait().unwrap().is_none(), "it was killed");
+    bystander.kill().unwrap();
+    bystander.wait().unwrap();
+    machine.assert_clean_soon();
+}
+
+#[test]
+fn a_checkpoint_that_does_not_get_its_turn_in_time_is_not_made_later() {
+    let mut machine = Machine::new();
+    with_oci_runtime(&mut machine, "oci");
+    machine.run(async {
+        let runtime = machine.open().await;
+        let sandbox = run_sandbox(&runtime, machine.pod("queue")).await;
+        let id = run_container(&runtime, &sandbox, script("app", "sleep 1000")).await;
+        let checkpoint = async |name: &str, timeout: i64| {
+            let request = cri::CheckpointContainerRequest {
+                container_id: id.clone(),
+                location: machine.root.join(name).display().to_string(),
+                timeout,
+            };
+            runtime.checkpoint_container_cri(request).await
+        };
+        set(&machine, "checkpoint-hangs");
+        let first = checkpoint("first.tar", 1).await.unwrap_err().to_string();
+        assert!(first.contains("more than 1 s; it goes on"), "{first}");
+        let second = checkpoint("second.tar", 1).await.unwrap_err().to_string();
+        assert!(second.contains("another checkpoint took more than 1 s; try again"), "{second}");
+        unset(&machine, "checkpoint-hangs");
+        until("the first one", async || machine.root.join("first.tar").exists()).await;
+        checkpoint("third.tar", 60).await.unwrap();
+        assert!(!machine.root.join("second.tar").exists());
+        remove_sandbox(&runtime, &sandbox).await;
+    });
+    machine.assert_clean_soon();
+}
+
+/// On a disk that does not give a record any more: another pod's.
+#[test]
+fn a_record_that_cannot_be_read_is_one_containers_end() {
+    let machine = Machine::new();
+    let (sandbox, broken, healthy) = machine.run(async {
+        let runtime = machine.open().await;
+        let sandbox = run_sandbox(&runtime, machine.pod("records")).await;
+        let broken = run_container(&runtime, &sandbox, script("broken", "sleep 1000")).await;
+        let healthy = run_container(&runtime, &sandbox, script("healthy", "sleep 1000")).await;
+        (sandbox, broken, healthy)
+    });
+    let record = machine.root.join("state/containers").join(&broken).join("record");
+    fs::remove_file(&record).unwrap();
+    fs::create_dir(&record).unwrap();
+    machine.run(async {
+        let runtime = machine.open().await;
+        assert_eq!(container_of(&runtime, &healthy).await.state(), cri::ContainerState::ContainerRunning);
+        let request = cri::ContainerStatusRequest { container_id: broken, verbose: false };
+        assert!(runtime.container_status_cri(request).await.is_err());
         remove_sandbox(&runtime, &sandbox).await;
     });
     machine.assert_clean_soon();

@@ -765,6 +765,16 @@ fn names_move_between_images_and_pins_and_layers_in_use_are_kept() {
     block_on(store.tag(&first, "other.io/name:tag")).unwrap();
     assert_eq!(shown_of(&store, "other.io/name:tag"), Some(first.clone()));
     assert_eq!(shown_of(&store, "app:latest"), Some(second.clone()));
+    // Builds that change nothing are tagged without end: the oldest tags are forgotten.
+    for number in 0..200 {
+        block_on(store.tag(&first, &format!("app:build-{number}"))).unwrap();
+    }
+    drop(store);
+    let store = folder.store();
+    assert_eq!(shown_of(&store, "app:build-199"), Some(first.clone()));
+    assert_eq!(shown_of(&store, "app:build-0"), None);
+    assert_eq!(shown_of(&store, &old.digests[0]), Some(first.clone()));
+    assert_eq!(shown_of(&store, "app:latest"), Some(second.clone()));
     // A pull under way holds the layer that it found.
     let shared = Digest::of(&layer(1)[0]);
     let lease = store.lease();
