@@ -16,7 +16,7 @@ const DELETE: u16 = 1;
 const GET: u16 = 2;
 
 /// `AF_INET`, `AF_INET6` by family, and `AF_BRIDGE` of forwarding tables.
-const FAMILIES: [u8; 2] = [2, 10];
+pub(super) const FAMILIES: [u8; 2] = [2, 10];
 const BRIDGE: u8 = 7;
 /// `IFLA_…`
 const LINK_ADDRESS: u16 = 1;
@@ -249,7 +249,7 @@ fn zero_terminated(name: &str) -> Vec<u8> {
     [name.as_bytes(), &[0]].concat()
 }
 
-fn bytes(address: IpAddr) -> Vec<u8> {
+pub(super) fn bytes(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(ip) => ip.octets().into(),
         IpAddr::V6(ip) => ip.octets().into(),
@@ -262,7 +262,7 @@ fn number(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-fn address(bytes: &[u8]) -> Option<IpAddr> {
+pub(super) fn address(bytes: &[u8]) -> Option<IpAddr> {
     match bytes.len() {
         4 => Some(Ipv4Addr::from(<[u8; 4]>::try_from(bytes).ok()?).into()),
         _ => Some(Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).into()),

@@ -2,12 +2,13 @@
 //! generic netlink (`linux/wireguard.h`), and what differs of a link's peers. PURE.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 
 use super::plan::is_of_others;
+use super::rtnetlink::{FAMILIES, address, bytes};
 use super::{Key, LinkData, Way, family};
 use crate::limits::{FLANNEL_ENTRIES_MAX, FLANNEL_PEER_SPEC_BYTES};
 use crate::model::Network;
@@ -58,8 +59,6 @@ const REPLACE_ALLOWED: u32 = 2;
 const ALLOWED_FAMILY: u16 = 1;
 const ALLOWED_ADDRESS: u16 = 2;
 const ALLOWED_BITS: u16 = 3;
-/// `AF_INET`, `AF_INET6`, by family.
-const FAMILIES: [u16; 2] = [2, 10];
 
 /// A private key. It is never shown.
 #[derive(Clone, PartialEq, Eq)]
@@ -276,11 +275,8 @@ fn put(peer: &mut Message, change: &PeerChange) {
             }
             peer.attribute(PEER_KEEPALIVE, &KEEPALIVE.to_ne_bytes()).nest(PEER_ALLOWED, |all| {
                 all.nest(0, |one| {
-                    one.attribute(ALLOWED_FAMILY, &FAMILIES[family(range.address)].to_ne_bytes());
-                    match range.address {
-                        IpAddr::V4(ip) => one.attribute(ALLOWED_ADDRESS, &ip.octets()),
-                        IpAddr::V6(ip) => one.attribute(ALLOWED_ADDRESS, &ip.octets()),
-                    };
+                    one.attribute(ALLOWED_FAMILY, &kernels_family(range.address));
+                    one.attribute(ALLOWED_ADDRESS, &bytes(range.address));
                     one.attribute(ALLOWED_BITS, &[range.prefix]);
                 });
             });
@@ -288,22 +284,17 @@ fn put(peer: &mut Message, change: &PeerChange) {
     }
 }
 
+/// `AF_INET` or `AF_INET6`, in 16 bits.
+fn kernels_family(of: IpAddr) -> [u8; 2] {
+    u16::from(FAMILIES[family(of)]).to_ne_bytes()
+}
+
 /// `struct sockaddr_in`, `struct sockaddr_in6`.
 fn socket_address(of: SocketAddr) -> Vec<u8> {
-    let mut bytes = FAMILIES[family(of.ip())].to_ne_bytes().to_vec();
-    bytes.extend(of.port().to_be_bytes());
-    match of.ip() {
-        IpAddr::V4(ip) => {
-            bytes.extend(ip.octets());
-            bytes.extend([0; 8]);
-        }
-        IpAddr::V6(ip) => {
-            bytes.extend([0; 4]);
-            bytes.extend(ip.octets());
-            bytes.extend([0; 4]);
-        }
-    }
-    bytes
+    // Flow before and scope behind an address of IPv6, padding behind one of IPv4.
+    let (before, behind) = if of.is_ipv4() { (0, 8) } else { (4, 4) };
+    let head = [kernels_family(of.ip()), of.port().to_be_bytes()].concat();
+    [head, vec![0; before], bytes(of.ip()), vec![0; behind]].concat()
 }
 
 impl Device {
@@ -356,11 +347,7 @@ impl Device {
 }
 
 fn read_range(allowed: &[u8]) -> Option<Network> {
-    let bytes = attribute(allowed, ALLOWED_ADDRESS)?;
-    let address: IpAddr = match bytes.len() {
-        4 => Ipv4Addr::from(<[u8; 4]>::try_from(bytes).ok()?).into(),
-        _ => Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).into(),
-    };
+    let address = address(attribute(allowed, ALLOWED_ADDRESS)?)?;
     Network::new(address, *attribute(allowed, ALLOWED_BITS)?.first()?)
 }
 

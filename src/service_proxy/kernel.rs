@@ -25,9 +25,9 @@ pub struct Kernel {
     netlink: Netlink,
     /// IPv4's, IPv6's.
     states: [State; 2],
-    /// The kernel's number of its rules after the last change of ours.
+    /// The kernel's number of its rules up to which all changes were ours.
     own: u32,
-    /// The same when they were looked at last.
+    /// The same up to which they were ours or looked at.
     seen: u32,
 }
 
@@ -88,10 +88,11 @@ impl Kernel {
         let served: Vec<ServicePort> = changed.iter().flat_map(|(_, ports)| ports).cloned().collect();
         let batches = self.rules.change(changed);
         let changes = [(false, batches.ipv4), (true, batches.ipv6)];
+        let is_whole = !self.states.contains(&State::Current);
+        let before = self.read_generation()?;
         // A family that fails keeps the other one from nothing: these batches are all that is said of the change.
-        let mut is_written = !batches.gone.is_empty();
         let applied = changes.map(|(is_ipv6, batch)| {
-            is_written |= self.apply(is_ipv6, batch)?;
+            self.apply(is_ipv6, batch)?;
             if batches.gone.is_empty() || self.states[usize::from(is_ipv6)] != State::Current {
                 return Ok(());
             }
@@ -104,10 +105,12 @@ impl Kernel {
         if !failures.is_empty() {
             return Err(failures.join("; "));
         }
-        // Else somebody may have flushed the rules meanwhile: that is not to be taken for ours.
-        if is_written {
-            self.own = self.read_generation()?;
-            self.seen = self.own;
+        let after = self.read_generation()?;
+        // What somebody else has changed before, a flush of the other family's rules say, is still to be looked at.
+        for known in [&mut self.own, &mut self.seen] {
+            if is_whole || *known == before {
+                *known = after;
+            }
         }
         Ok(())
     }
@@ -160,25 +163,24 @@ impl Kernel {
         if self.states.contains(&State::Unknown) { self.change(Vec::new()) } else { Ok(()) }
     }
 
-    /// True: the kernel was changed.
-    fn apply(&mut self, is_ipv6: bool, batch: Batch) -> Result<bool, String> {
+    fn apply(&mut self, is_ipv6: bool, batch: Batch) -> Result<(), String> {
         let index = usize::from(is_ipv6);
         if self.states[index] == State::Current {
             if batch.is_empty() {
-                return Ok(false);
+                return Ok(());
             }
             match nftables::run(&mut self.netlink, batch) {
-                Ok(()) => return Ok(true),
+                Ok(()) => return Ok(()),
                 Err(error) => {
                     log::warn!("services: {}; writing all rules again", refused(&error));
                 }
             }
         } else if self.states[index] == State::Absent && batch.is_empty() {
-            return Ok(false);
+            return Ok(());
         }
         self.states[index] = State::Unknown;
         self.states[index] = self.apply_all(is_ipv6)?;
-        Ok(true)
+        Ok(())
     }
 
     /// Writes all rules. Chains of an earlier agent are emptied in the same transaction; a table that does not allow it is replaced.

@@ -358,10 +358,22 @@ fn services_of_ipv6_have_a_table_of_their_own_while_there_are_any() {
     let tables = || world.node.run("nft", "list tables");
     assert!(!tables().contains("ip6"), "{}", tables());
     world.change(vec![port("web", &[3]), six]);
+    let other = ServicePort {
+        cluster_ip: "fd43::11".parse().unwrap(),
+        cluster: vec![endpoint(4)],
+        ..port("other", &[4])
+    };
     let address = at("[fd43::10]:80");
     assert_eq!(world.client.ask_often(address).len(), 1, "it stays with its endpoint");
     assert_eq!(world.client.ask(at("[fd43::10]:81")), Err(ErrorKind::ConnectionRefused));
     world.node.run("nft", &format!("list table ip6 {TABLE}"));
+    // A change of one family's rules does not hide that the other one's were flushed.
+    world.node.run("nft", "flush ruleset");
+    world.change(vec![other]);
+    assert_eq!(world.client.ask_often(at("[fd43::11]:80")), ["two"]);
+    assert!(world.client.ask(at("10.43.0.10:80")).is_err());
+    world.kernel.as_mut().unwrap().check(false).unwrap();
+    assert_eq!(world.client.ask_often(at("10.43.0.10:80")), ["one"]);
     world.restart();
     world.change(vec![port("web", &[3])]);
     assert!(!world.node.run("nft", "list tables").contains("ip6"));
