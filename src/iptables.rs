@@ -1,4 +1,4 @@
-//! The kubelet's iptables chains and rules on a node (`syncIPTablesRules`). I/O, blocking.
+//! The kubelet's iptables chains and rules on a node (`syncIPTablesRules`), and flannel's for forwarded packets. I/O, blocking.
 //!
 //! - The empty chains by which other programs detect which iptables variant a node uses, legacy or `nf_tables`: images of CNI
 //!   plugins and of kube-proxy look for them (`iptables-wrapper`).
@@ -8,11 +8,15 @@
 //! Unlike in the kubelet, which checks its canary chain every minute, they are created at the agent's start and at each join: a
 //! flush of a node's tables removes the service rules as well, and the program that recreates those recreates the hint.
 //! kube-proxy creates the same rule wherever it sets `route_localnet`.
+//!
+//! flannel's let packets from and to pods through where others drop what is forwarded: the policy of the chain `FORWARD` is `DROP` with
+//! Docker and with ufw. smolet's own tables cannot: what one table accepts another one may still drop.
 
 use std::io;
 use std::sync::atomic::AtomicBool;
 
 use crate::limits::IPTABLES_TIME;
+use crate::model::Network;
 use crate::program::{self, Ended};
 
 /// The program of each address family.
@@ -57,6 +61,11 @@ const RULES: [(&str, RulePosition, &[&str]); 3] = [
     ),
 ];
 
+/// flannel's chain of the table `filter`.
+pub(crate) const FORWARD: &str = "FLANNEL-FWD";
+/// Words of its rules.
+const COMMENT: [&str; 4] = ["-m", "comment", "--comment", "flanneld forward"];
+
 #[derive(Clone, Copy)]
 enum RulePosition {
     First,
@@ -87,6 +96,22 @@ pub(crate) fn ensure_rules() {
     }
 }
 
+/// Lets through what is forwarded from and to the pods of these networks (flannel's `forwardRules`). On a machine without the program
+/// nothing is done; a failure is logged and has no other effect.
+pub(crate) fn ensure_forward(networks: impl Iterator<Item = Network>) {
+    let run = |program: &str, arguments: &[String]| {
+        program::run(program, arguments, IPTABLES_TIME, &AtomicBool::new(false))
+    };
+    for network in networks {
+        let program = PROGRAMS[usize::from(network.address.is_ipv6())];
+        if let Err(why) = (Tables { program, run: &run }).ensure_forward(&network) {
+            log::warn!(
+                "{program}: adding the rules that let packets of pods through ({FORWARD}) failed: {why}"
+            );
+        }
+    }
+}
+
 /// The tables of one address family.
 struct Tables<'a> {
     program: &'a str,
@@ -101,6 +126,17 @@ impl Tables<'_> {
     fn ensure_firewall(&self) -> Result<(), String> {
         self.ensure_chain(FIREWALL, "filter")?;
         RULES.iter().try_for_each(|(chain, place, rule)| self.ensure_rule(chain, *place, rule))
+    }
+
+    fn ensure_forward(&self, network: &Network) -> Result<(), String> {
+        self.ensure_chain(FORWARD, "filter")?;
+        let network = network.to_string();
+        self.ensure_rule("FORWARD", RulePosition::Last, &[&COMMENT[..], &["-j", FORWARD]].concat())?;
+        for end in ["-s", "-d"] {
+            let rule = [&[end, &network], &COMMENT[..], &["-j", "ACCEPT"]].concat();
+            self.ensure_rule(FORWARD, RulePosition::Last, &rule)?;
+        }
+        Ok(())
     }
 
     /// `EnsureChain`.
@@ -206,12 +242,27 @@ mod tests {
                 ]
             );
         }
+        let network = Network::parse("10.42.0.0/16").unwrap();
+        for _ in 0..2 {
+            tables.ensure_forward(&network).unwrap();
+            let forward: Vec<String> =
+                space.rules("filter").into_iter().filter(|rule| rule.contains("flanneld forward")).collect();
+            let comment = "-m comment --comment \"flanneld forward\" -j";
+            assert_eq!(
+                forward,
+                [
+                    format!("-A FORWARD {comment} FLANNEL-FWD"),
+                    format!("-A FLANNEL-FWD -s 10.42.0.0/16 {comment} ACCEPT"),
+                    format!("-A FLANNEL-FWD -d 10.42.0.0/16 {comment} ACCEPT"),
+                ]
+            );
+        }
         let wrong = tables.ensure_rule("NO-SUCH-CHAIN", RulePosition::Last, &["-j", "DROP"]).unwrap_err();
         assert!(!wrong.is_empty());
         let flushed = ["-F", FIREWALL].map(str::to_owned);
         assert!(space.run(IPV4, &flushed).unwrap().status.is_some_and(|status| status.success()));
         tables.ensure_firewall().unwrap();
-        assert_eq!(space.rules("filter").len(), 6);
+        assert_eq!(space.rules("filter").len(), 10);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use super::modules;
+use super::{forward, modules};
 use crate::clock::{Clock as _, SharedClock, SystemClock};
 use crate::cni::{self, RuntimeSettings};
 use crate::config::{Config, Flags};
@@ -64,6 +64,8 @@ pub struct Facts {
     pub cluster_network: Option<Lacking>,
     /// Kernel modules that its Services, policies and links to other nodes need and that cannot be had; `None`: nothing is known.
     pub missing_modules: Option<Vec<&'static str>>,
+    /// Address families of which iptables drops forwarded packets that no rule accepts.
+    pub forward_drops: Vec<&'static str>,
     /// The pods' name servers; `None`: they have none of the node's.
     pub name_servers: Option<PodServers>,
 }
@@ -213,6 +215,7 @@ pub fn collect(config: &Config, bad_settings: Option<String>) -> Facts {
             cluster_network::lacking(Path::new("/proc/sys"), of)
         }),
         missing_modules: modules::missing(config),
+        forward_drops: forward::dropping(),
         name_servers: config.resolver().pod_servers(),
     }
 }

@@ -19,6 +19,7 @@
 //! | kernel settings | | differ from the kubelet's |
 //! | cluster network | | the kernel lacks what k3s sets up for Services and for pods on other nodes |
 //! | kernel modules | the kernel cannot load those of Services, policies or links to other nodes | |
+//! | firewall | | iptables drops forwarded packets that no rule accepts |
 //! | name servers | | pods cannot reach those of the node |
 
 use std::fmt::Write as _;
@@ -80,6 +81,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     findings.push(tunables(&facts.tunables));
     findings.extend(facts.cluster_network.as_ref().map(cluster_network));
     findings.extend(facts.missing_modules.as_deref().map(modules));
+    findings.extend((!facts.forward_drops.is_empty()).then(|| firewall(&facts.forward_drops)));
     findings.extend(facts.name_servers.as_ref().map(name_servers));
     findings
 }
@@ -312,6 +314,20 @@ fn modules(missing: &[&str]) -> Finding {
         message,
         "install the package with the rest of its modules (Ubuntu on a Raspberry Pi: apt install linux-modules-extra-raspi), or use a \
          kernel that has them",
+    )
+}
+
+fn firewall(families: &[&str]) -> Finding {
+    let message = format!(
+        "{}: iptables drops what is forwarded unless a rule accepts it (the policy of FORWARD; Docker and ufw set it): pods may reach \
+         nothing beyond this node",
+        families.join(" and ")
+    );
+    Finding::warning(
+        "firewall",
+        message,
+        "accept what comes from the pods' range and goes to it: iptables -A FORWARD -s RANGE -j ACCEPT && iptables -A FORWARD -d RANGE \
+         -j ACCEPT, at each boot; with ufw: ufw route allow from RANGE && ufw route allow to RANGE",
     )
 }
 

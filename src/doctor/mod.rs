@@ -7,6 +7,7 @@
 //! Works with a running agent and without one: it reads the machine and the runtime, never the agent, and changes nothing.
 
 pub mod facts;
+mod forward;
 pub mod judge;
 mod modules;
 

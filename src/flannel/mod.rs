@@ -22,7 +22,7 @@ mod wireguard;
 
 pub(crate) use files::{BANDWIDTH, CONFLIST, conflist, subnet_env};
 pub(crate) use net_conf::{Backend, NetConf};
-pub(crate) use network::{BroughtUp, Wanted, bring_up};
+pub(crate) use network::{BroughtUp, Wanted, bring_up, look_at_rules};
 pub(crate) use node::{Annotations, Key, LinkData, Mac, Peer, Way, annotations, macs};
 pub(crate) use peers::{PeerFollower, Peers};
 pub(crate) use rules::{RuleSpec, TABLES};

@@ -151,6 +151,15 @@ pub(crate) fn bring_up(wanted: &Wanted) -> Result<BroughtUp, String> {
     Ok(up)
 }
 
+/// Makes the rules of a network that is up again where somebody has removed them.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn look_at_rules(mut up: BroughtUp) -> Result<BroughtUp, String> {
+    up.changes = ensure_rules(&up.rules, &up.rules)?;
+    Ok(up)
+}
+
 /// The time since 1970, as the kernel has it.
 fn now() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()

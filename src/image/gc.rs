@@ -27,6 +27,17 @@ use crate::limits::{
 };
 use crate::model::SortedSet;
 
+/// In the error of a pull: the embedded runtime's store has as many images as it can have.
+pub const STORE_IS_FULL: &str = "the image store is full";
+
+/// True when an error says that there is no space for an image: the text of `ENOSPC`, which runtimes pass through, in Go's words or
+/// the C library's, or [`STORE_IS_FULL`]. PURE.
+pub fn is_no_space(message: &str) -> bool {
+    let texts = ["no space left on device", "No space left on device", STORE_IS_FULL];
+    // Root's watches are used up, which the kernel has the same error for: the disk has nothing to do with it.
+    !message.contains("inotify") && texts.iter().any(|text| message.contains(text))
+}
+
 /// `ImageGCPolicy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageGcPolicy {
@@ -115,7 +126,7 @@ pub enum Goal {
     OldOnes,
     /// The disk is over the high threshold.
     Room,
-    /// A pull failed because the disk was full: all unused images, whatever the usage is now.
+    /// A pull failed because the disk or the store was full: all unused images, whatever the usage is now.
     Everything,
 }
 

@@ -117,31 +117,23 @@ impl Disk {
             is_told: AtomicBool::new(false),
         };
         let mut found = Found::default();
+        disk.read_rootfs(&mut found).map_err(failed)?;
         for name in disk.names("layers").map_err(failed)? {
-            match Digest::from_hex(&name).map_or(Read::Absent, |diff_id| disk.read_layer(diff_id)) {
+            let diff_id = Digest::from_hex(&name);
+            match diff_id.map_or(Read::Absent, |diff_id| disk.read_layer(diff_id)) {
                 Read::Whole(layer) => drop(found.layers.insert(layer.diff_id, layer)),
-                Read::Absent => disk.drop_layer(&disk.path("layers", &name)),
+                Read::Absent => {
+                    let users = diff_id.map(|layer| disk.mounted_with(layer, &found)).unwrap_or_default();
+                    if users.is_empty() {
+                        disk.drop_layer(&disk.path("layers", &name));
+                    } else {
+                        log::warn!("layer {name}: damaged; no layer is removed while a container runs on it");
+                        found.unknown_rootfs.extend(users);
+                    }
+                }
                 Read::Unread(why) => {
                     log::warn!("{why}; images with this layer are absent until they are pulled");
                     found.has_unread = true;
-                }
-            }
-        }
-        for name in disk.names("rootfs").map_err(failed)? {
-            let path = disk.path("rootfs", &name).join("record");
-            match Read::of(&path, ROOTFS_RECORD_BYTES_MAX) {
-                Read::Whole(record) if found.rootfs.len() < ROOTFS_MAX => {
-                    found.rootfs.insert(name, record);
-                }
-                // Where nothing is mounted no container runs on layers. It is removed with those that no container has.
-                Read::Whole(_) | Read::Absent | Read::Unread(_) => {
-                    if crate::mounts::is_mounted(&disk.path("rootfs", &name).join("merged")).unwrap_or(true) {
-                        log::warn!(
-                            "{}: cannot be read; no layer is removed while it is mounted",
-                            path.display()
-                        );
-                        found.unknown_rootfs.insert(name);
-                    }
                 }
             }
         }
@@ -206,6 +198,38 @@ impl Disk {
     /// Root file systems, also those without a record.
     pub(super) fn rootfs_names(&self) -> ImageStoreResult<Vec<String>> {
         self.names("rootfs").map_err(|error| ImageStoreError::io("reading the root file systems", error))
+    }
+
+    fn read_rootfs(&self, found: &mut Found) -> io::Result<()> {
+        for name in self.names("rootfs")? {
+            let path = self.path("rootfs", &name).join("record");
+            match Read::of(&path, ROOTFS_RECORD_BYTES_MAX) {
+                Read::Whole(record) if found.rootfs.len() < ROOTFS_MAX => {
+                    found.rootfs.insert(name, record);
+                }
+                // Where nothing is mounted no container runs on layers. It is removed with those that no container has.
+                Read::Whole(_) | Read::Absent | Read::Unread(_) => {
+                    if self.is_mounted(&name) {
+                        log::warn!(
+                            "{}: cannot be read; no layer is removed while it is mounted",
+                            path.display()
+                        );
+                        found.unknown_rootfs.insert(name);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn is_mounted(&self, rootfs: &str) -> bool {
+        crate::mounts::is_mounted(&self.path("rootfs", rootfs).join("merged")).unwrap_or(true)
+    }
+
+    /// The root file systems that are mounted on a layer.
+    fn mounted_with(&self, layer: Digest, found: &Found) -> Vec<String> {
+        let on_it = found.rootfs.iter().filter(|(_, rootfs)| rootfs.layers.contains(&layer));
+        on_it.map(|(name, _)| name.clone()).filter(|name| self.is_mounted(name)).collect()
     }
 
     fn read_layer(&self, diff_id: Digest) -> Read<Layer> {

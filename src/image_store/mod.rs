@@ -47,6 +47,7 @@ pub use rootfs::{IdMapping, Rootfs, RootfsOptions, Usage};
 pub use writer::LayerWriter;
 
 use crate::blocking::Blocking;
+use crate::image::gc::STORE_IS_FULL;
 use crate::image::name::{ImageName, full_name};
 use crate::limits::{
     IMAGE_JOBS_MAX, IMAGE_JSON_BYTES_MAX, LAYERS_ARRIVING_MAX, LAYERS_PER_IMAGE_MAX, STORED_IMAGE_LABELS_MAX,
@@ -393,7 +394,7 @@ impl ImageStore {
         let known = state.found.images.iter().find(|image| image.id == id).cloned();
         if known.is_none() && state.found.images.len() >= STORED_IMAGES_MAX {
             let why =
-                format!("the image store has {STORED_IMAGES_MAX} images; remove some (smolet image rm)");
+                format!("{STORE_IS_FULL}: it has {STORED_IMAGES_MAX} images; remove some (smolet image rm)");
             return Err(ImageStoreError::Full(why));
         }
         // A pull says nothing about them: they stay.

@@ -115,7 +115,8 @@ impl ImageStore {
     }
 
     async fn empty_removed(&self) {
-        while self.inner.disk.has_removed() {
+        // Of what was set aside, too, a container may use something whose record was damaged.
+        while self.inner.disk.has_removed() && self.inner.state.borrow().found.unknown_rootfs.is_empty() {
             let only = self.inner.removal.lock_arc().await;
             let disk = self.inner.disk.clone();
             // In pieces: others wait for a turn.

@@ -8,6 +8,7 @@
 
 use std::fmt::Write as _;
 
+use crate::iptables;
 use crate::paths::K3S_CONTAINERD;
 
 /// The unit that k3s' installer writes.
@@ -147,16 +148,16 @@ pub(crate) fn has_systemd_cgroups(config: &str) -> bool {
     config.lines().any(|line| line.split_ascii_whitespace().collect::<String>() == "SystemdCgroup=true")
 }
 
-/// Chains of kube-proxy, of kube-router's network policies and of flannel. The kubelet's own stay: smolet has the same.
+/// Chains of kube-proxy, of kube-router's network policies and of flannel. Those stay of which smolet has the same.
 fn is_of_k3s(chain: &str) -> bool {
-    const KUBELET: [&str; 3] = ["KUBE-FIREWALL", "KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
-    (chain.starts_with("KUBE-") || chain.starts_with("FLANNEL-")) && !KUBELET.contains(&chain)
+    const SHARED: [&str; 4] =
+        ["KUBE-FIREWALL", "KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY", iptables::FORWARD];
+    (chain.starts_with("KUBE-") || chain.starts_with("FLANNEL-")) && !SHARED.contains(&chain)
 }
 
 /// Comments of their rules in the kernel's own chains.
-const COMMENTS: [&str; 4] = [
+const COMMENTS: [&str; 3] = [
     "\"flanneld masq\"",
-    "\"flanneld forward\"",
     "\"rule to explicitly ACCEPT traffic that comply to network policies\"",
     "\"KUBE-ROUTER rule to explicitly ACCEPT traffic that comply to network policies\"",
 ];
@@ -269,7 +270,9 @@ mod tests {
             -A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\n\
             -A PREROUTING -j CNI-HOSTPORT-DNAT\n-A POSTROUTING -s 10.42.0.0/16 -m comment --comment \"flanneld masq\" -j MASQUERADE\n\
             -A KUBE-SERVICES -d 10.43.0.1/32 -j KUBE-SVC-X\n-A CNI-1 -j ACCEPT\nCOMMIT\n# Completed\n\
-            *filter\n:INPUT ACCEPT [0:0]\n:KUBE-FIREWALL - [0:0]\n-A INPUT -j KUBE-FIREWALL\nCOMMIT\n";
+            *filter\n:INPUT ACCEPT [0:0]\n:KUBE-FIREWALL - [0:0]\n:FLANNEL-FWD - [0:0]\n-A INPUT -j KUBE-FIREWALL\n\
+            -A FORWARD -m comment --comment \"flanneld forward\" -j FLANNEL-FWD\n\
+            -A FLANNEL-FWD -s 10.42.0.0/16 -m comment --comment \"flanneld forward\" -j ACCEPT\nCOMMIT\n";
         let wanted = "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-SVC-X - [0:0]\n\
             -D PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\n\
             -D POSTROUTING -s 10.42.0.0/16 -m comment --comment \"flanneld masq\" -j MASQUERADE\n\

@@ -20,6 +20,9 @@ pub const FLANNEL_KEY_FILE_BYTES_MAX: usize = 256;
 pub const FLANNEL_PEER_SPEC_BYTES: usize = 88;
 /// How often what the kernel has is compared when nothing seems to change.
 pub const FLANNEL_RESYNC_PERIOD: Duration = Duration::from_mins(10);
+/// How often the rules are, which a flush of all tables removes.
+pub const FLANNEL_RULES_PERIOD: Duration = Duration::from_mins(1);
+const _: () = assert!(FLANNEL_RULES_PERIOD.as_millis() < FLANNEL_RESYNC_PERIOD.as_millis());
 /// Wait after a change before it is acted on: changes come in groups.
 pub const FLANNEL_SETTLE: Duration = Duration::from_millis(200);
 /// Longest wait after a failure.

@@ -77,8 +77,13 @@ pub const ADOPT_RETRY_MIN: Duration = Duration::from_secs(1);
 pub const ADOPT_RETRY_MAX: Duration = Duration::from_mins(1);
 /// How often all containers are looked at while inotify fails.
 pub const WATCH_RETRY_PERIOD: Duration = Duration::from_secs(10);
+/// How long what the OCI runtime has of an ended container stays, where the kernel has ended all its processes: a container that is started
+/// in its place comes first. Of an agent that is killed meanwhile the next start removes it.
+pub const CLEAN_UP_PAUSE: Duration = Duration::from_secs(1);
 /// How long a first process is waited for that was killed without the OCI runtime. Later: it counts as running, and is tried again.
 pub const FORCED_END_TIME: Duration = Duration::from_secs(1);
+/// Bytes of a container's runtime-spec that can be updated before it is started. More: the update is refused.
+pub const BUNDLE_SPEC_BYTES_MAX: usize = 16 * MIB;
 /// Bytes of the runtime-spec of a pod's first process. More: its cgroup is not known.
 pub const PAUSE_SPEC_BYTES_MAX: usize = MIB;
 /// How long the monitor of a pod's first process is waited for before its directory is removed. Later: the stop fails, and is retried.

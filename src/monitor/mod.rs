@@ -61,7 +61,8 @@ pub use control::reopen_log;
 pub use create::receive_terminal;
 pub use process::main;
 pub use record::{
-    Arguments, EXIT_CODE_UNKNOWN, Exit, Init, exit_of, init_of, is_alive, monitor_of, write_arguments,
+    Arguments, EXIT_CODE_UNKNOWN, Exit, Init, exit_of, init_of, is_alive, monitor_of, stat_field, stat_state,
+    write_arguments,
 };
 
 /// What [`spawn`] and [`adopt`] found.

@@ -124,16 +124,21 @@ pub(super) const STAT_START_TIME: usize = 22;
 pub(super) const STAT_EXIT_CODE: usize = 52;
 
 /// A number in the text of `/proc/PID/stat`. The second field is a name, which may have spaces and brackets. PURE.
-pub(super) fn stat_field(stat: &[u8], number: usize) -> Option<u64> {
+pub fn stat_field(stat: &[u8], number: usize) -> Option<u64> {
     let end = stat.iter().rposition(|byte| *byte == b')')?;
     let rest = std::str::from_utf8(stat.get(end + 2..)?).ok()?;
     rest.split_ascii_whitespace().nth(number.checked_sub(3)?)?.parse().ok()
 }
 
+/// The state in the text of `/proc/PID/stat`: `R`, `S`, `D`, `Z` and others. PURE.
+pub fn stat_state(stat: &[u8]) -> Option<u8> {
+    let end = stat.iter().rposition(|byte| *byte == b')')?;
+    stat.get(end + 2).copied()
+}
+
 /// Whether the text of `/proc/PID/stat` is that of a process that has exited and waits for its parent. PURE.
 pub(super) fn is_exited(stat: &[u8]) -> bool {
-    let end = stat.iter().rposition(|byte| *byte == b')');
-    end.and_then(|end| stat.get(end + 2)).is_some_and(|state| matches!(state, b'Z' | b'X'))
+    matches!(stat_state(stat), Some(b'Z' | b'X'))
 }
 
 /// Writes `monitor.json`. The directory exists.

@@ -22,6 +22,7 @@ use smol::lock::{Mutex, MutexGuard, MutexGuardArc};
 
 use super::cgroups;
 use super::context::{Context, failed, full, not_now};
+use super::create;
 use super::ends;
 use super::force;
 use super::images::Images;
@@ -166,6 +167,13 @@ impl Container {
     /// The UID of its pod.
     pub(super) fn pod(&self) -> &str {
         &self.of.pod
+    }
+
+    /// Whether the kernel ends all its processes with the first one.
+    pub(super) fn has_own_pids(&self) -> bool {
+        let linux = self.record.borrow().config().linux;
+        let options = linux.and_then(|linux| linux.security_context?.namespace_options);
+        options.is_some_and(|options| options.pid == i32::from(cri::NamespaceMode::Container))
     }
 
     /// Says that somebody will look for its end. `true`: somebody else has said so.
@@ -618,7 +626,13 @@ impl Containers {
             ContainerPhase::Running => {
                 self.oci_runtime(container)?.update(container.id.as_str(), resources).await?;
             }
-            ContainerPhase::Created => {}
+            ContainerPhase::Created => {
+                let run_dir = self.run_dir(&container.id);
+                let update = move || create::update_bundle(&run_dir, &resources);
+                let updated = self.context.blocking(update).await;
+                updated
+                    .map_err(|error| failed(format!("container {}: its bundle: {error}", container.id)))?;
+            }
             _ => return Err(not_now(format!("container {} does not run", container.id))),
         }
         {

@@ -362,7 +362,13 @@ impl Embedded {
         let read = move || {
             let usage =
                 if cgroup.is_empty() { stats::Usage::default() } else { stats::usage(&mounts, &cgroup) };
-            (usage, namespaces::pinned_net(&run_dir).and_then(|net| stats::network(&net, timestamp)))
+            (
+                usage,
+                namespaces::pinned_net(&run_dir)
+                    .ok()
+                    .flatten()
+                    .and_then(|net| stats::network(&net, timestamp)),
+            )
         };
         let (usage, network) = self.context.blocking(read).await;
         let mut containers = Vec::new();
@@ -422,7 +428,8 @@ impl Embedded {
         let of_pod = whose(String::new(), &cgroup, String::new(), sandbox.id().as_str());
         let run_dir = self.sandboxes.run_dir(sandbox.id());
         let read = move || {
-            let text = namespaces::pinned_net(&run_dir).and_then(|net| stats::network_counters(&net));
+            let text =
+                namespaces::pinned_net(&run_dir).ok().flatten().and_then(|net| stats::network_counters(&net));
             metrics::of_pod(&of_pod, &text.unwrap_or_default())
         };
         let of_network = self.context.blocking(read).await;

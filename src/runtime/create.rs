@@ -19,8 +19,9 @@ use super::spec;
 use super::users::{self, Users};
 use super::volumes;
 use crate::cri::{RuntimeError, RuntimeEventKind, RuntimeResult};
+use crate::filesystem::{read_bounded, replace_unsynced};
 use crate::image_store::RootfsOptions;
-use crate::limits::CONTAINER_MOUNTS_MAX as MOUNTS_MAX;
+use crate::limits::{BUNDLE_SPEC_BYTES_MAX, CONTAINER_MOUNTS_MAX as MOUNTS_MAX};
 use crate::model::{ContainerId, PodUid, SortedMap};
 use crate::monitor;
 use crate::proto::runtime::v1 as cri;
@@ -202,7 +203,7 @@ fn write_bundle(
         made.map_err(|error| failed(format!("the directory of its log {}: {error}", dir.display())))?;
     }
     let beside = run_dir.join("config.json.new");
-    let written = crate::filesystem::replace_unsynced(&run_dir.join("config.json"), &beside, &made.json);
+    let written = replace_unsynced(&run_dir.join("config.json"), &beside, &made.json);
     written.map_err(|error| failed(format!("its bundle: {error}")))?;
     monitor::write_arguments(run_dir, &arguments).map_err(|error| failed(error.to_string()))?;
     record.phase = ContainerPhase::Created;
@@ -210,6 +211,17 @@ fn write_bundle(
     record.cgroup = made.cgroup.as_str().into();
     (record.uid, record.gid, record.groups) = (made.uid, made.gid, made.groups.clone());
     Ok(())
+}
+
+/// Gives a container that was not started yet other resources. Blocking.
+///
+/// # Errors
+/// Its bundle cannot be read or written.
+pub(super) fn update_bundle(run_dir: &Path, resources: &[u8]) -> io::Result<()> {
+    let path = run_dir.join("config.json");
+    let spec = read_bounded(&path, BUNDLE_SPEC_BYTES_MAX)?;
+    let spec = spec::with_resources(&spec, resources).map_err(io::Error::other)?;
+    replace_unsynced(&path, &run_dir.join("config.json.new"), &spec)
 }
 
 fn rootfs_options(read_only: bool, users: Option<&Users>, label: &str) -> RootfsOptions {

@@ -13,10 +13,13 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use super::container::{Container, Containers};
+use super::pause::PAUSE;
 use super::records::ContainerPhase;
+use super::sandbox::Sandbox;
 use super::sandboxes::Sandboxes;
 use super::watch::Change;
-use crate::limits::{ADOPT_RETRY_MAX, ADOPT_RETRY_MIN, WATCH_RETRY_PERIOD};
+use crate::limits::{ADOPT_RETRY_MAX, ADOPT_RETRY_MIN, CLEAN_UP_PAUSE, WATCH_RETRY_PERIOD};
+use crate::model::ContainerId;
 use crate::monitor::{self, EXIT_CODE_UNKNOWN, MonitorError};
 
 /// Follows them.
@@ -50,6 +53,8 @@ pub(super) async fn follow(containers: Rc<Containers>, sandboxes: Rc<Sandboxes>)
                 for (id, error) in lost {
                     if let Some(container) = containers.find(id.as_str()) {
                         watch_later(&containers, &container, &error.to_string());
+                    } else if let Some(sandbox) = sandboxes.find(id.as_str()) {
+                        watch_first_process_later(&containers, &sandboxes, &sandbox, &error);
                     }
                 }
                 // What happened meanwhile was told to nobody.
@@ -68,15 +73,19 @@ fn look_everywhere(containers: &Rc<Containers>, sandboxes: &Rc<Sandboxes>) {
 }
 
 /// Looks at a container in a task of its own: a slow one does not keep the others' ends from being seen. At most one look waits for
-/// another one of the same container.
+/// another one of the same container. What the OCI runtime has of one that has ended goes after what is started in its place.
 fn look_soon(containers: &Rc<Containers>, container: &Rc<Container>) {
     if container.phase() != ContainerPhase::Running || container.expect_look() {
         return;
     }
     let (containers, container) = (containers.clone(), container.clone());
     let context = containers.context.clone();
+    let clock = context.clock.clone();
     let work = async move {
         look(&containers, &container).await;
+        if container.phase() == ContainerPhase::Exited && container.has_own_pids() {
+            clock.sleep(CLEAN_UP_PAUSE).await;
+        }
         containers.clean_up(&container).await;
     };
     drop(context.to_the_end("end of a container", work));
@@ -110,6 +119,63 @@ pub(super) fn watch_later(containers: &Rc<Containers>, container: &Rc<Container>
         }
     };
     drop(containers.context.to_the_end("container that is not watched", look));
+}
+
+/// Watches the first process of a ready sandbox, if it has one.
+pub(super) async fn watch_first_process(
+    containers: &Rc<Containers>,
+    sandboxes: &Rc<Sandboxes>,
+    sandbox: &Rc<Sandbox>,
+) {
+    if let Err(error) = try_watch_first_process(containers, sandboxes, sandbox).await {
+        watch_first_process_later(containers, sandboxes, sandbox, &error);
+    }
+}
+
+async fn try_watch_first_process(
+    containers: &Containers,
+    sandboxes: &Sandboxes,
+    sandbox: &Sandbox,
+) -> std::io::Result<()> {
+    if !sandbox.shares_pids() || sandbox.is_stopped() {
+        return Ok(());
+    }
+    let dir = sandboxes.run_dir(sandbox.id()).join(PAUSE);
+    containers.watch().add(&ContainerId::from(sandbox.id().as_str()), dir).await
+}
+
+/// As [`watch_later`].
+fn watch_first_process_later(
+    containers: &Rc<Containers>,
+    sandboxes: &Rc<Sandboxes>,
+    sandbox: &Rc<Sandbox>,
+    why: &std::io::Error,
+) {
+    if sandbox.is_stopped() {
+        return;
+    }
+    log::warn!(
+        "sandbox {}: inotify: {why}; its first process is looked at every {} s until it can be watched \
+         (fs.inotify.max_user_watches)",
+        sandbox.id(),
+        WATCH_RETRY_PERIOD.as_secs()
+    );
+    let (weak, sandboxes, sandbox) = (Rc::downgrade(containers), sandboxes.clone(), sandbox.clone());
+    let context = containers.context.clone();
+    let clock = context.clock.clone();
+    let look = async move {
+        loop {
+            clock.sleep(WATCH_RETRY_PERIOD).await;
+            let Some(containers) = Weak::upgrade(&weak) else { return };
+            // Watched first: an end between the two would be missed.
+            let is_watched = try_watch_first_process(&containers, &sandboxes, &sandbox).await.is_ok();
+            sandboxes.look_soon(sandbox.id().as_str());
+            if is_watched {
+                return;
+            }
+        }
+    };
+    drop(context.to_the_end("first process that is not watched", look));
 }
 
 /// What the files of a container's monitor say.

@@ -16,6 +16,12 @@ use crate::limits::{
 };
 use crate::monitor;
 
+/// Number of a field of `/proc/PID/stat`, from 1.
+const STAT_FLAGS: usize = 9;
+/// A thread of the kernel (`include/linux/sched.h`).
+const PF_KTHREAD: u64 = 0x0020_0000;
+const STAT_BYTES_MAX: usize = 4 * KIB;
+
 /// Waits until a monitor that is still making a container has done so or given up. `dir` has the monitor's files.
 pub(super) async fn wait(context: &Rc<Context>, dir: &Path) {
     let tries = CONTAINER_CREATE_TIME.as_millis() / MONITOR_END_PERIOD.as_millis();
@@ -58,32 +64,73 @@ async fn kill(
     let mut looks_without_one = 0;
     for _ in 0..MAKERS_KILLS_MAX {
         let is_one = is_one.clone();
-        if context.blocking(move || kill_all(file, bytes, &*is_one)).await {
-            looks_without_one = 0;
-        } else {
-            looks_without_one += 1;
-            // While a process executes another program its file is empty.
-            if looks_without_one == 2 {
-                return;
+        match context.blocking(move || kill_all(file, bytes, &*is_one)).await {
+            Seen::Killed => looks_without_one = 0,
+            Seen::Unclear => {}
+            Seen::Nobody => {
+                looks_without_one += 1;
+                // While a process executes another program its file is empty.
+                if looks_without_one == 2 {
+                    return;
+                }
             }
         }
         context.clock.sleep(MONITOR_END_PERIOD).await;
     }
 }
 
-/// True if there was one. Blocking.
-fn kill_all(file: &str, bytes: usize, is_one: &dyn Fn(&[u8]) -> bool) -> bool {
-    let mut killed = false;
+/// What a look at all processes found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seen {
+    Killed,
+    Nobody,
+    /// A process may be one.
+    Unclear,
+}
+
+/// Blocking.
+fn kill_all(file: &str, bytes: usize, is_one: &dyn Fn(&[u8]) -> bool) -> Seen {
+    let mut seen = Seen::Nobody;
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let pid = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
         let Some(pid) = pid.filter(|pid| *pid != getpid()) else { continue };
         // It may have ended: then there is nothing to read.
+        let Ok(stat) = read_start(&entry.path().join("stat"), STAT_BYTES_MAX) else { continue };
+        match memory_of(&stat) {
+            Memory::Readable => {}
+            Memory::Absent => continue,
+            Memory::Held => {
+                seen = if seen == Seen::Killed { seen } else { Seen::Unclear };
+                continue;
+            }
+        }
         let Ok(text) = read_start(&entry.path().join(file), bytes) else { continue };
-        if is_one(&text) {
-            killed |= kill_process(pid, Signal::KILL).is_ok();
+        if is_one(&text) && kill_process(pid, Signal::KILL).is_ok() {
+            seen = Seen::Killed;
         }
     }
-    killed
+    seen
+}
+
+/// Whether the memory of a process can be read, where its command line and its environment are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Memory {
+    Readable,
+    /// It is the kernel's, or has exited.
+    Absent,
+    /// The process waits for a disk or a server: so may who reads.
+    Held,
+}
+
+/// By its `/proc/PID/stat`. PURE.
+fn memory_of(stat: &[u8]) -> Memory {
+    let of_kernel = monitor::stat_field(stat, STAT_FLAGS).is_some_and(|flags| flags & PF_KTHREAD != 0);
+    match monitor::stat_state(stat) {
+        _ if of_kernel => Memory::Absent,
+        Some(b'Z' | b'X') => Memory::Absent,
+        Some(b'D') => Memory::Held,
+        Some(_) | None => Memory::Readable,
+    }
 }
 
 /// File names of the programs that may work for a container. `exe` is that of `/proc/self/exe`. PURE.
@@ -124,6 +171,19 @@ mod tests {
             ("", false),
         ] {
             assert_eq!(is_plugin(environment.as_bytes(), "abc"), is_one, "{environment:?}");
+        }
+    }
+
+    #[test]
+    fn what_waits_for_a_disk_is_not_read() {
+        for (stat, memory) in [
+            ("7 (a) b) S 1 7 7 0 -1 4194560 0", Memory::Readable),
+            ("7 (runc) D 1 7 7 0 -1 4194560 0", Memory::Held),
+            ("7 (runc) Z 1 7 7 0 -1 4194560 0", Memory::Absent),
+            ("7 (jbd2) D 2 0 0 0 -1 2129984 0", Memory::Absent),
+            ("", Memory::Readable),
+        ] {
+            assert_eq!(memory_of(stat.as_bytes()), memory, "{stat}");
         }
     }
 

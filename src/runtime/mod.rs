@@ -137,7 +137,7 @@ impl Embedded {
         let run = async move {
             let Some(config) = request.config else { return Err(invalid("config is missing")) };
             let sandbox = runtime.sandboxes.run(config, &request.runtime_handler).await?;
-            recovery::watch_first_process(&runtime.containers, &runtime.sandboxes, &sandbox).await;
+            ends::watch_first_process(&runtime.containers, &runtime.sandboxes, &sandbox).await;
             runtime.sandboxes.set_ready(&sandbox).await?;
             runtime.sandboxes.look_soon(sandbox.id().as_str());
             Ok(cri::RunPodSandboxResponse { pod_sandbox_id: sandbox.id().to_string() })

@@ -183,7 +183,9 @@ pub(super) fn remove_dir(dir: &Path) -> io::Result<()> {
     match mounts::has_mounts(dir) {
         Ok(true) => return Err(io::Error::other("something is still mounted there")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Ok(false) | Err(_) => {}
+        // What is mounted there is not the runtime's to remove.
+        Err(error) => return Err(error),
+        Ok(false) => {}
     }
     match std::fs::remove_dir_all(dir) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -201,9 +203,16 @@ pub(super) fn write_mounted(path: &Path, text: &str) -> io::Result<()> {
 }
 
 /// The network namespace's file, if the sandbox has one that is still pinned.
-pub(super) fn pinned_net(dir: &Path) -> Option<PathBuf> {
+///
+/// # Errors
+/// The mount table cannot be read: it may be.
+pub(super) fn pinned_net(dir: &Path) -> io::Result<Option<PathBuf>> {
     let file = dir.join(NET);
-    mounts::is_mounted(&file).unwrap_or_default().then_some(file)
+    match mounts::is_mounted(&file) {
+        Ok(is_pinned) => Ok(is_pinned.then_some(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 #[cfg(test)]
@@ -241,7 +250,7 @@ mod tests {
         assert!(shown.starts_with("pod-a\n0\n1\n"), "{shown} {inside:?}");
         assert!(shown.contains("127.0.0.1/8"), "{shown}");
         assert_eq!(std::fs::read("/proc/sys/kernel/shm_rmid_forced").unwrap(), node, "the node's own stays");
-        assert!(pinned_net(&dir).is_some());
+        assert!(pinned_net(&dir).unwrap().is_some());
         let shm = rustix::fs::statfs(dir.join(SHM)).unwrap();
         assert_eq!(u64::try_from(shm.f_bsize).unwrap() * shm.f_blocks, POD_SHM_BYTES as u64);
         release(&dir).unwrap();

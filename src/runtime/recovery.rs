@@ -21,29 +21,15 @@ use super::container::{Container, Containers, OfSandbox};
 use super::context::{failed, is_id, make_dir};
 use super::ends;
 use super::makers;
-use super::pause::PAUSE;
 use super::records::{self, ContainerPhase, ContainerRecord};
-use super::sandbox::Sandbox;
 use super::sandboxes::Sandboxes;
 use crate::cri::RuntimeResult;
-use crate::limits::{RECOVERIES_AT_ONCE_MAX, REMOVAL_RETRY_MAX, REMOVAL_RETRY_MIN, RUNTIME_ENTRIES_READ_MAX};
+use crate::limits::{
+    CONTAINER_MOUNTS_MAX, RECOVERIES_AT_ONCE_MAX, REMOVAL_RETRY_MAX, REMOVAL_RETRY_MIN,
+    RUNTIME_ENTRIES_READ_MAX,
+};
 use crate::model::{ContainerId, SortedSet};
 use crate::monitor::{self, EXIT_CODE_UNKNOWN};
-
-/// Watches the first process of a ready sandbox, if it has one.
-pub(super) async fn watch_first_process(
-    containers: &Rc<Containers>,
-    sandboxes: &Sandboxes,
-    sandbox: &Sandbox,
-) {
-    if sandbox.shares_pids() && !sandbox.is_stopped() {
-        let (id, dir) =
-            (ContainerId::from(sandbox.id().as_str()), sandboxes.run_dir(sandbox.id()).join(PAUSE));
-        if let Err(error) = containers.watch().add(&id, dir).await {
-            log::warn!("sandbox {id}: inotify: {error}; the end of its first process is not seen");
-        }
-    }
-}
 
 /// Reads all containers, and puts each into a state that its record says from now on.
 ///
@@ -55,14 +41,15 @@ pub(super) async fn recover(containers: &Rc<Containers>, sandboxes: &Rc<Sandboxe
     let found = containers.context.blocking(move || found(&dir, &run_dir, &oci)).await;
     let mut found = found.map_err(|error| failed(format!("the containers' directories: {error}")))?;
     // A root file system that no container has: its creation ended before the directory was there, or after it was gone.
-    for name in containers.images.rootfs_names().await? {
+    let rootfs = containers.images.rootfs_names().await?;
+    for name in &rootfs {
         let id = name.split('-').next().unwrap_or_default();
         if is_id(id) && !found.iter().any(|(known, _)| known == id) {
             found.push((id.to_owned(), None));
         }
     }
     for sandbox in sandboxes.all() {
-        watch_first_process(containers, sandboxes, &sandbox).await;
+        ends::watch_first_process(containers, sandboxes, &sandbox).await;
         sandboxes.look_soon(sandbox.id().as_str());
     }
     let mut tasks = VecDeque::new();
@@ -71,7 +58,9 @@ pub(super) async fn recover(containers: &Rc<Containers>, sandboxes: &Rc<Sandboxe
         if sandboxes.find(&id).is_some() {
             continue;
         }
-        let record = record.unwrap_or_default();
+        // Of one without a record: what it may have mounted.
+        let torn = || ContainerRecord { image_mounts: image_mounts_of(&id, &rootfs), ..Default::default() };
+        let record = record.unwrap_or_else(torn);
         let sandbox = sandboxes.find(&record.sandbox);
         let of = sandbox.as_deref().map(OfSandbox::of).unwrap_or_default();
         let container = Container::new(ContainerId::from(&*id), record, of);
@@ -91,6 +80,15 @@ pub(super) async fn recover(containers: &Rc<Containers>, sandboxes: &Rc<Sandboxe
         task.await;
     }
     Ok(())
+}
+
+/// How many images a container has mounted at most, by the names of all root file systems. PURE.
+fn image_mounts_of(id: &str, rootfs: &[String]) -> u32 {
+    let index = |name: &String| name.strip_prefix(id)?.strip_prefix('-')?.parse().ok();
+    let highest: Option<u32> = rootfs.iter().filter_map(index).max();
+    highest
+        .map_or(0, |highest| highest.saturating_add(1))
+        .min(u32::try_from(CONTAINER_MOUNTS_MAX).unwrap_or(u32::MAX))
 }
 
 async fn one(containers: &Rc<Containers>, container: &Rc<Container>, has_sandbox: bool) {

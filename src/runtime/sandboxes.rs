@@ -201,10 +201,13 @@ impl Sandboxes {
         let of = pod_config::namespaces(&sandbox.config());
         let dir = self.run_dir(sandbox.id());
         let is_intact = move || {
-            (of.host_network || namespaces::pinned_net(&dir).is_some())
-                && (!of.shares_pids || pause::runs(&dir))
+            let has_network = of.host_network || namespaces::pinned_net(&dir)?.is_some();
+            std::io::Result::Ok(has_network && (!of.shares_pids || pause::runs(&dir)))
         };
-        self.context.blocking(is_intact).await
+        self.context.blocking(is_intact).await.unwrap_or_else(|error| {
+            log::warn!("sandbox {}: its network namespace: {error}; it counts as ready", sandbox.id());
+            true
+        })
     }
 
     fn dir(&self, id: &SandboxId) -> PathBuf {
@@ -419,7 +422,7 @@ impl Sandboxes {
             return Ok(());
         }
         let network = cni::kept(&text).map_err(|error| failed(error.to_string()))?;
-        let attachment = self.attachment(sandbox, config).await;
+        let attachment = self.attachment(sandbox, config).await?;
         let added = self.context.plugins.add(&network, &attachment).await;
         let result = added.map_err(|error| failed(error.to_string()))?;
         let addresses = cni::addresses(&result);
@@ -432,16 +435,23 @@ impl Sandboxes {
         Ok(())
     }
 
-    async fn attachment(&self, sandbox: &Sandbox, config: &cri::PodSandboxConfig) -> Attachment {
+    async fn attachment(
+        &self,
+        sandbox: &Sandbox,
+        config: &cri::PodSandboxConfig,
+    ) -> RuntimeResult<Attachment> {
         let run_dir = self.run_dir(sandbox.id());
         let metadata = config.metadata.clone().unwrap_or_default();
-        Attachment {
+        let pinned = self.context.blocking(move || namespaces::pinned_net(&run_dir)).await;
+        let namespace = pinned
+            .map_err(|error| failed(format!("sandbox {}: its network namespace: {error}", sandbox.id())))?;
+        Ok(Attachment {
             container: sandbox.id().as_str().into(),
-            namespace: self.context.blocking(move || namespaces::pinned_net(&run_dir)).await,
+            namespace,
             arguments: cni::arguments(sandbox.id().as_str(), &metadata),
             // They were checked before it was made.
             capabilities: cni::capabilities(config).unwrap_or_default(),
-        }
+        })
     }
 
     /// CNI CHECK of its network.
@@ -458,7 +468,7 @@ impl Sandboxes {
         }
         let network = cni::kept(&text).map_err(|error| failed(error.to_string()))?;
         let result: Value = serde_json::from_str(&result).unwrap_or_default();
-        let attachment = self.attachment(sandbox, &sandbox.config()).await;
+        let attachment = self.attachment(sandbox, &sandbox.config()).await?;
         let checked = self.context.plugins.check(&network, &attachment, &result).await;
         checked.map_err(|error| failed(format!("sandbox {}: {error}", sandbox.id())))
     }
@@ -508,7 +518,7 @@ impl Sandboxes {
         }
         let blame = |error: cni::CniError| failed(format!("sandbox {}: {error}", sandbox.id()));
         let network = cni::kept(&text).map_err(blame)?;
-        let attachment = self.attachment(sandbox, &sandbox.config()).await;
+        let attachment = self.attachment(sandbox, &sandbox.config()).await?;
         let result: Option<Value> = serde_json::from_str(&result).ok();
         self.context.plugins.delete(&network, &attachment, result.as_ref()).await.map_err(blame)?;
         {

@@ -4,6 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use serde_json::Value;
+
 use super::checkpoint;
 use super::context::{failed, invalid};
 use super::host;
@@ -213,6 +215,28 @@ fn oom_events(mounts: &Path, cgroups_path: &str) -> PathBuf {
 pub(super) fn update(asked: &cri::LinuxContainerResources, node: &NodeFacts) -> RuntimeResult<Vec<u8>> {
     let resources = oci::update(asked, node).map_err(refused)?;
     serde_json::to_vec(&resources).map_err(|error| failed(error.to_string()))
+}
+
+/// A runtime-spec with what [`update`] gives in its resources. PURE.
+///
+/// # Errors
+/// One of the two is no JSON.
+pub(super) fn with_resources(spec: &[u8], resources: &[u8]) -> serde_json::Result<Vec<u8>> {
+    let mut spec: Value = serde_json::from_slice(spec)?;
+    merge(&mut spec["linux"]["resources"], serde_json::from_slice(resources)?);
+    serde_json::to_vec(&spec)
+}
+
+/// Puts the members of objects in each other's place, everything else as a whole.
+fn merge(into: &mut Value, from: Value) {
+    match (into, from) {
+        (Value::Object(into), Value::Object(from)) => {
+            for (name, value) in from {
+                merge(into.entry(name).or_insert(Value::Null), value);
+            }
+        }
+        (into, from) => *into = from,
+    }
 }
 
 /// The bundle's `config.json` of the process that holds a pod's PID namespace.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::rc::Rc;
 
 use super::plan::Crash;
+use crate::image::gc::is_no_space;
 use crate::image::pull::ImageProblem;
 use crate::limits::SYNC_RESULTS_MAX;
 use crate::model::{ContainerId, Mono, SandboxId, Sizes};
@@ -183,15 +184,10 @@ impl Outcome {
         Some(result.failure.as_ref())
     }
 
-    /// An action, most likely a pull, failed because the disk is full: the text of `ENOSPC`, which runtimes pass through, in Go's
-    /// words or the C library's.
+    /// An action, most likely a pull, failed because there is no space ([`is_no_space`]).
     pub fn found_no_space(&self) -> bool {
         let mut failures = self.results.iter().filter_map(|result| result.failure.as_ref());
-        let texts = ["no space left on device", "No space left on device"];
-        // Root's watches are used up, which the kernel has the same error for: the disk has nothing to do with it.
-        let is_of_disk =
-            |message: &str| !message.contains("inotify") && texts.iter().any(|text| message.contains(text));
-        failures.any(|failure| is_of_disk(&failure.message))
+        failures.any(|failure| is_no_space(&failure.message))
     }
 
     /// A container or sandbox that had to end did not.
@@ -232,6 +228,7 @@ impl Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::image::gc::STORE_IS_FULL;
 
     #[test]
     fn a_full_disk_is_found_in_the_texts_of_containerd_and_of_the_embedded_runtime() {
@@ -240,6 +237,7 @@ mod tests {
             ("failed to extract layer: write /x: no space left on device: unknown".to_owned(), true),
             ("inotify: No space left on device (os error 28)".to_owned(), false),
             (format!("unpacking layer sha256:0 in /x: {full}"), true),
+            (format!("{STORE_IS_FULL}: it has 7 images"), true),
             ("manifest unknown".to_owned(), false),
         ] {
             let mut outcome = Outcome::default();

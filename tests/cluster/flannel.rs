@@ -102,7 +102,14 @@ fn a_node_reaches_the_others_pods_and_they_its() {
     assert_eq!(list["plugins"][0]["ipam"]["ranges"], json!([[{"subnet": "10.42.1.0/24"}]]));
     let subnet = std::fs::read_to_string(world.path("run/subnet.env")).unwrap();
     assert!(subnet.contains("FLANNEL_SUBNET=10.42.1.1/24\nFLANNEL_MTU=1450\n"), "{subnet}");
-    assert!(shown("nft list table ip flannel-ipv4").contains("masquerade fully-random"));
+    let masquerades = || shown("nft list table ip flannel-ipv4").contains("masquerade fully-random");
+    assert!(masquerades());
+    let accepted = shown("iptables -S FLANNEL-FWD");
+    for end in ["-s", "-d"] {
+        let rule =
+            format!("-A FLANNEL-FWD {end} 10.42.0.0/16 -m comment --comment \"flanneld forward\" -j ACCEPT");
+        assert!(accepted.contains(&rule), "{accepted}");
+    }
     world.until("the node is ready", is_ready);
 
     // Others come and go, and somebody changes what is the node's own.
@@ -137,6 +144,11 @@ fn a_node_reaches_the_others_pods_and_they_its() {
     world.until("others learn of it", |world| annotation(world, "public-ip") == "192.168.7.11");
     assert!(shown("ip -d link show flannel.1").contains("local 192.168.7.11"));
     assert_eq!(mac(), own);
+
+    // Nothing tells of it.
+    shown("nft flush ruleset");
+    assert!(!masquerades());
+    world.until("the rules are there again", |_| masquerades());
 }
 
 /// The kernel has it or not: `make kernel` has one that has it.

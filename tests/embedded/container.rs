@@ -280,6 +280,30 @@ fn resources_usage_and_lists() {
         assert_eq!(limit().trim(), (128 << 20).to_string());
         let resources = container_of(&runtime, &id).await.resources.unwrap().linux.unwrap();
         assert_eq!((resources.memory_limit_in_bytes, resources.cpu_shares), (128 << 20, 512));
+        // Before its start.
+        let mut config = script("later", "sleep 1000");
+        config.linux.as_mut().unwrap().resources = Some(cri::LinuxContainerResources {
+            memory_limit_in_bytes: 64 << 20,
+            cpu_shares: 512,
+            ..Default::default()
+        });
+        let later = create(&runtime, &sandbox, config).await.unwrap();
+        let request = cri::UpdateContainerResourcesRequest {
+            container_id: later.clone(),
+            linux: Some(cri::LinuxContainerResources {
+                memory_limit_in_bytes: 96 << 20,
+                ..Default::default()
+            }),
+        };
+        runtime.update_container_resources_cri(request).await.unwrap();
+        start(&runtime, &later).await.unwrap();
+        let of_cgroup = |controller: &str, name: &str| {
+            let path = format!("/sys/fs/cgroup/{controller}/{}/poduse/{later}/{name}", machine.cgroup());
+            std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
+        };
+        assert_eq!(of_cgroup("memory", "memory.limit_in_bytes").trim(), (96 << 20).to_string());
+        assert_eq!(of_cgroup("cpu", "cpu.shares").trim(), "512", "what was not asked for stays");
+        runtime.remove_container_cri(cri::RemoveContainerRequest { container_id: later }).await.unwrap();
 
         let stats = runtime.list_container_stats_cri(Default::default()).await.unwrap().stats;
         assert_eq!((stats.len(), &*stats[0].attributes.as_ref().unwrap().id), (1, &*id));

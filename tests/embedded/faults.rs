@@ -205,7 +205,15 @@ fn a_record_that_cannot_be_read_is_one_containers_end() {
     let (sandbox, broken, healthy) = machine.run(async {
         let runtime = machine.open().await;
         let sandbox = run_sandbox(&runtime, machine.pod("records")).await;
-        let broken = run_container(&runtime, &sandbox, script("broken", "sleep 1000")).await;
+        let mut config = script("broken", "sleep 1000");
+        config.mounts = vec![cri::Mount {
+            container_path: "/volume".into(),
+            readonly: true,
+            image: Some(cri::ImageSpec { image: "busybox".into(), ..Default::default() }),
+            ..Default::default()
+        }];
+        let broken = run_container(&runtime, &sandbox, config).await;
+        assert!(machine.root.join("rootfs").join(format!("{broken}-0")).exists());
         let healthy = run_container(&runtime, &sandbox, script("healthy", "sleep 1000")).await;
         (sandbox, broken, healthy)
     });

@@ -444,6 +444,32 @@ fn records_that_cannot_be_read_now_are_left_alone() {
 }
 
 #[test]
+fn a_container_runs_on_when_the_record_of_a_layer_is_damaged() {
+    let folder = Folder::new("layer-record");
+    let root = folder.0.join("images");
+    let layers = vec![tar(&[file("own", b"1")])];
+    let archive = docker_archive("app:1", "", &layers);
+    let store = folder.store();
+    let id = import(&folder, &store, &archive).unwrap();
+    let image = store.resolve(&id).unwrap();
+    let made = block_on(store.rootfs("c1", &image, &RootfsOptions::default())).unwrap();
+    drop(store);
+    let record = root.join("layers").join(sha256(&layers[0])).join("layer");
+    let good = fs::read(&record).unwrap();
+    fs::write(&record, &good[..good.len() - 1]).unwrap();
+    let store = folder.store();
+    assert!(store.resolve(&id).is_none());
+    let own = || fs::read_to_string(made.path.join("own")).unwrap();
+    assert_eq!(own(), "1");
+    // Pulled again, it is there beside the one that is in use.
+    let again = import(&folder, &store, &archive).unwrap();
+    block_on(store.remove(&again)).unwrap();
+    assert_eq!(own(), "1");
+    block_on(store.remove_rootfs("c1")).unwrap();
+    assert_eq!((names(&root.join("layers")), names(&root.join("removed"))), (vec![], vec![]));
+}
+
+#[test]
 fn a_container_of_an_image_that_was_removed_meanwhile_is_refused() {
     let folder = Folder::new("meanwhile");
     let store = folder.store();

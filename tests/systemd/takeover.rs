@@ -109,12 +109,12 @@ impl Board<'_> {
         command.replace('\0', " ")
     }
 
-    /// Besides those of a kubelet.
+    /// Besides those that smolet has, too.
     fn chains(&self) -> Vec<String> {
         let saved = self.run("iptables-save", &[]);
         let names = saved.lines().filter_map(|line| line.strip_prefix(':')?.split(' ').next());
-        let kubelets = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY", "KUBE-FIREWALL"];
-        names.filter(|name| name.contains('-') && !kubelets.contains(name)).map(str::to_owned).collect()
+        let shared = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY", "KUBE-FIREWALL", "FLANNEL-FWD"];
+        names.filter(|name| name.contains('-') && !shared.contains(name)).map(str::to_owned).collect()
     }
 }
 
@@ -192,6 +192,8 @@ fn a_board_of_k3s_agent_is_taken_over_and_given_back() {
     for rule in [
         "-N FLANNEL-FWD",
         "-A FORWARD -j FLANNEL-FWD",
+        "-t nat -N FLANNEL-POSTRTG",
+        "-t nat -A POSTROUTING -j FLANNEL-POSTRTG",
         "-t nat -N KUBE-POD-FW-X",
         "-t nat -N CNI-HOSTPORT-DNAT",
         "-t nat -A PREROUTING -j CNI-HOSTPORT-DNAT",

@@ -67,6 +67,7 @@ fn good() -> Facts {
         tunables: Vec::new(),
         cluster_network: None,
         missing_modules: None,
+        forward_drops: Vec::new(),
         name_servers: Some(name_servers(&["10.0.0.1"], &["10.0.0.1"])),
         cgroup_driver: CgroupDriver::Cgroupfs,
         kernel_lacks: Vec::new(),
@@ -419,6 +420,14 @@ fn what_the_network_of_a_k3s_cluster_lacks_is_named() {
         "{}",
         finding.mend
     );
+}
+
+#[test]
+fn a_firewall_that_drops_packets_of_pods_is_a_warning() {
+    let findings = judge(&Facts { forward_drops: vec!["IPv4"], ..good() });
+    let finding = findings.into_iter().find(|finding| finding.check == "firewall").unwrap();
+    assert!(finding.level == Level::Warning && finding.message.starts_with("IPv4: "), "{finding:?}");
+    assert!(judge(&good()).iter().all(|finding| finding.check != "firewall"));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! flannel on this node: brings the pods' network up when the servers' settings, the Node, its addresses or other nodes change, and when
-//! the machine's links or routes do; and compares it every ten minutes. Then the Node gets its annotations, and the runtime its CNI
-//! configuration.
+//! the machine's links or routes do; and compares it every ten minutes, its rules every minute. Then the Node gets its annotations, and the
+//! runtime its CNI configuration.
 
 use std::fs;
 use std::io;
@@ -16,8 +16,9 @@ use crate::filesystem::replace_unsynced;
 use crate::flannel::{
     self, Annotations, BANDWIDTH, BroughtUp, CONFLIST, Mac, NetConf, Peers, RuleSpec, Wanted, family,
 };
+use crate::iptables;
 use crate::kube::seed;
-use crate::limits::{FLANNEL_RESYNC_PERIOD, FLANNEL_RETRY_MAX, FLANNEL_SETTLE};
+use crate::limits::{FLANNEL_RESYNC_PERIOD, FLANNEL_RETRY_MAX, FLANNEL_RULES_PERIOD, FLANNEL_SETTLE};
 use crate::model::{Mono, Network, Now};
 use crate::node::effects::Effects;
 use crate::node::pods::Pods;
@@ -55,6 +56,10 @@ pub(super) struct Flannel {
     task: Task,
     /// Something changed while it was being brought up.
     again: bool,
+    /// When all of it is compared next; until then the rules are.
+    whole_at: Mono,
+    /// When the rules of iptables are looked at next.
+    forward_at: Mono,
     /// As it is; `None`: not since the agent started.
     up: Option<BroughtUp>,
     /// The failure that was logged last; empty: none.
@@ -71,6 +76,8 @@ impl Flannel {
             there: Annotations::new(),
             task: Task::new(now, seed),
             again: false,
+            whole_at: now,
+            forward_at: now,
             up: None,
             said: String::new(),
         };
@@ -122,6 +129,7 @@ impl Flannel {
 
     /// Something else of it changed.
     pub(super) fn changed(&mut self, now: Mono) {
+        self.whole_at = now;
         match self.task.due() {
             Some(at) => self.task.at = at.min(now + FLANNEL_SETTLE),
             None => self.again = true,
@@ -171,11 +179,27 @@ impl Flannel {
         let Some(wanted) = self.wanted(of) else { return };
         self.task.begin();
         let blocking = pods.manager().blocking.clone();
+        if let Some(up) = self.up.as_ref().filter(|_| self.whole_at > now.mono) {
+            let up = up.clone();
+            out.start("flannel", async move {
+                let looked = blocking.run(move || flannel::look_at_rules(up));
+                ClusterEventKind::FlannelUp(looked.await).event()
+            });
+            return;
+        }
+        let forwards = self.forward_at <= now.mono;
+        self.whole_at = now.mono + FLANNEL_RESYNC_PERIOD;
+        if forwards {
+            self.forward_at = self.whole_at;
+        }
         let FlannelInputs { conf_dir, bin_dirs, subnet_file, .. } = &self.inputs;
         let (conf_dir, bin_dirs, subnet_file) = (conf_dir.clone(), bin_dirs.clone(), subnet_file.clone());
         out.start("flannel", async move {
             let up = blocking.run(move || {
                 let up = flannel::bring_up(&wanted)?;
+                if forwards {
+                    iptables::ensure_forward(up.rules.iter().flatten().map(|spec| spec.network));
+                }
                 // Once pods can be reached.
                 write_files(&up, &conf_dir, &bin_dirs, &subnet_file)?;
                 Ok(up)
@@ -190,8 +214,11 @@ impl Flannel {
             Ok(up) => up.refused.clone(),
             Err(why) => Some(why.clone()),
         };
-        let period = if why.is_none() { FLANNEL_RESYNC_PERIOD } else { FLANNEL_RETRY_MAX };
+        let period = if why.is_none() { FLANNEL_RULES_PERIOD } else { FLANNEL_RETRY_MAX };
         self.task.ended(why.is_none(), now, period);
+        if why.is_some() {
+            (self.whole_at, self.forward_at) = (now, now);
+        }
         if std::mem::take(&mut self.again) {
             self.changed(now);
         }
