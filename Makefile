@@ -94,6 +94,7 @@ clippy: setup-rust
 	$(call step,clippy)
 	@$(CARGO) clippy --locked --all-targets --quiet -- -D warnings
 	@$(CARGO) clippy --locked --test real --test systemd --test board --test attack --test sim --test embedded --test network --quiet -- -D warnings
+	@RUSTFLAGS="-D warnings" $(CARGO) check --locked --no-default-features --lib --profile test --target-dir target/plain --quiet
 
 deny: setup-rust  ## licences, sources and banned crates of the dependencies
 	$(call step,cargo-deny)

@@ -8,7 +8,7 @@
 #
 #   arm.sh check TARGET...        all of the following for each target, and a table of sizes and test counts
 #   arm.sh build TARGET...        its first half: the release binary and the tests
-#   arm.sh tests TARGET           the tests alone
+#   arm.sh tests TARGET [NAME]    the tests alone, or those of one program: lib, agent, parts, program
 #   arm.sh release TARGET...      the release binary alone
 #   arm.sh setup [TARGET...]      tools, and std for each target (a minute for the first, half of one for each other)
 #   arm.sh cargo TARGET ARG...    cargo ARG... for that target: build, test, run
@@ -19,15 +19,15 @@
 #          arm-unknown-linux-musleabi (armv6 without a FPU) x86_64-unknown-linux-musl aarch64-unknown-linux-gnu
 #          armv7-unknown-linux-gnueabihf
 # ARM_HOME: where everything goes (default: .cache/arm of the repository). STD_OPT: opt-level of std (default "z").
-# ARM_TESTS: integration tests. ARM_BRIEF: targets that leave out the agent's, the longest. ARM_SKIP: modules of the agent's
-# that the others leave out. TEST_SECONDS: how long the tests of a target may take.
+# ARM_TESTS: integration tests. ARM_BRIEF: targets that leave out the unit tests and the agent's, the longest. ARM_SKIP: modules of the
+# agent's that the others leave out. TEST_SECONDS: how long one program's tests may take.
 # ARM_PLAIN: targets that `build` and `check` take without TLS. SIZE_MAX, SIZE_MAX_PLAIN: bytes a release binary may have, for check.
 # Tests that start ARM programs put the words of SMOLET_TEST_RUNNER before them; the machine's binfmt is not touched.
 set -euo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 ARM_HOME=$(realpath -m "${ARM_HOME:-$repo/.cache/arm}")
 STD_OPT=${STD_OPT:-z}
-TEST_SECONDS=${TEST_SECONDS:-700}
+TEST_SECONDS=${TEST_SECONDS:-420}
 ZIG_VERSION=0.15.2
 TARGETS=(aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf arm-unknown-linux-musleabihf arm-unknown-linux-musleabi
     x86_64-unknown-linux-musl aarch64-unknown-linux-gnu armv7-unknown-linux-gnueabihf)
@@ -39,7 +39,7 @@ read -ra TESTS <<<"${ARM_TESTS:-agent parts program}"
 # minutes.
 NOT_HERE=(--skip probe:: --skip streaming:: --skip crash::
     --skip allocations:: --skip grpc_memory:: --skip plan_space:: --skip pod_memory::)
-# Targets whose integration tests leave out the agent's, which take minutes under an emulator.
+# Targets that leave out the unit tests and the agent's, which take minutes under an emulator.
 BRIEF=${ARM_BRIEF:-}
 PLAIN=${ARM_PLAIN:-aarch64-unknown-linux-musl}
 # Two tests that fill every structure: of the agent's tests they take three fifths of the time. ARM_LONG=1 runs them.
@@ -295,28 +295,35 @@ setup() {
 # Crates that cost much to optimise and are not where the tests' time goes.
 UNOPTIMISED=(annotate-snippets clap_builder divan encoding_rs jiff k8s-openapi rustix serde-saphyr)
 
-# run_tests TARGET [--no-run]: the unit tests and TESTS. Some optimisation, since the emulator pays for each instruction, but
+# names_of TARGET: the programs with tests that run for it.
+names_of() {
+    local name
+    for name in lib "${TESTS[@]}"; do
+        case " $BRIEF " in *" $1 "*) case $name in lib | agent) continue ;; esac ;; esac
+        echo "$name"
+    done
+}
+
+# run_tests TARGET NAME [--no-run]: the tests of that program. Some optimisation, since the emulator pays for each instruction, but
 # not across codegen units, which costs more than it brings, and of smolet itself only where its tests take longer than that:
 # of the agent's tests. Nothing for a debugger or a second build.
 run_tests() {
-    local t=$1 name level=1 names=() common=()
-    shift
-    for name in "${TESTS[@]}"; do
-        case " $BRIEF " in *" $t "*) [ "$name" != agent ] || continue ;; esac
-        names+=(--test "$name")
-    done
-    case " ${names[*]} " in *" agent "*) ;; *) level=0 ;; esac
+    local t=$1 test=$2 name level=0 which=() common=()
+    shift 2
+    # With the agent's tests the others are built in the same way, or smolet would be built twice.
+    if [ "$test" != lib ] && names_of "$t" | grep -qx agent; then level=1; fi
+    if [ "$test" = lib ]; then which=(--lib); else which=(--test "$test"); fi
     if is_plain "$t"; then common+=(--no-default-features); fi
     for name in "${UNOPTIMISED[@]}"; do common+=(--config "profile.dev.package.$name.opt-level=0"); done
     export CARGO_PROFILE_DEV_OPT_LEVEL=1 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_LTO=off CARGO_INCREMENTAL=0
     # Of the tests that take seeds, two each.
     export SMOLET_TEST_SEEDS=${SMOLET_TEST_SEEDS:-0..2}
-    cargo test --locked --quiet "${common[@]}" --config profile.dev.package.smolet.opt-level=0 --lib "$@" ||
-        return 1
-    # Without a name cargo would take all there are.
-    [ ${#names[@]} -gt 0 ] || return 0
-    cargo test --locked --quiet "${common[@]}" --config "profile.dev.package.smolet.opt-level=$level" \
-        "${names[@]}" "$@" -- "${LONG[@]}" "${NOT_HERE[@]}"
+    common+=(--config "profile.dev.package.smolet.opt-level=$level")
+    if [ "$test" = lib ]; then
+        cargo test --locked --quiet "${common[@]}" "${which[@]}" "$@"
+    else
+        cargo test --locked --quiet "${common[@]}" "${which[@]}" "$@" -- "${LONG[@]}" "${NOT_HERE[@]}"
+    fi
 }
 
 # release ARG... -- TARGET...: all in one go: host crates are compiled once. ARG: cargo's.
@@ -348,20 +355,22 @@ releases() {
 
 # build TARGET...: the release binaries and the tests, beside each other: much of both is one core's work.
 build() {
-    local t release good=0
+    local t name release good=0
     setup "$@"
     cd "$repo"
     (releases "$@") &
     release=$!
     # In shells of their own: one target's exports are not the next one's.
-    for t in "$@"; do (eval "$(exports "$t")" && run_tests "$t" --no-run) || good=1; done
+    for t in "$@"; do
+        (eval "$(exports "$t")" && for name in $(names_of "$t"); do run_tests "$t" "$name" --no-run || exit 1; done) || good=1
+    done
     wait "$release" && return "$good"
 }
 
 # check_one TARGET, which is built: its binary within SIZE_MAX, then the tests on it; a line of the table into
 # $ARM_HOME/row-TARGET. In a shell of its own: one target's exports are not the next one's.
 check_one() {
-    local t=$1 start=$SECONDS max=${SIZE_MAX:-} binary size log tests try status
+    local t=$1 start=$SECONDS max=${SIZE_MAX:-} binary size log tests name try status
     if is_plain "$t"; then max=${SIZE_MAX_PLAIN:-}; fi
     eval "$(exports "$t")"
     cd "$repo"
@@ -372,15 +381,21 @@ check_one() {
         return 1
     fi
     log=$ARM_HOME/test-$t.log
-    # An emulator of programs with threads can stop for good: such a run counts as none, is shown, and is done once more.
-    for try in 1 2; do
-        status=0
-        SMOLET_BIN=$binary timeout --kill-after=10 "$TEST_SECONDS" "$repo/cross/arm.sh" tests "$t" >"$log" 2>&1 || status=$?
-        [ "$status" != 0 ] || break
-        cat "$log" >&2
-        [ "$status" = 124 ] && [ "$try" = 1 ] || return 1
-        echo "arm.sh: $t: the tests were not done within $TEST_SECONDS s; they run once more" >&2
+    : >"$log"
+    for name in $(names_of "$t"); do
+        # An emulator of programs with threads can stop for good: such a run counts as none, is shown, and is done once more.
+        for try in 1 2; do
+            status=0
+            SMOLET_BIN=$binary timeout --kill-after=10 "$TEST_SECONDS" "$repo/cross/arm.sh" tests "$t" "$name" >"$log.last" 2>&1 ||
+                status=$?
+            [ "$status" != 0 ] || break
+            cat "$log.last" >&2
+            [ "$status" = 124 ] && [ "$try" = 1 ] || return 1
+            echo "arm.sh: $t: the tests of $name were not done within $TEST_SECONDS s; they run once more" >&2
+        done
+        cat "$log.last" >>"$log"
     done
+    rm -f "$log.last"
     tests=$(awk '/^test result: ok/ { n += $4 } END { print n }' "$log")
     # shellcheck disable=SC2059
     printf "$ROW" "$t" "$size" "$tests" $((SECONDS - start)) >"$ARM_HOME/row-$t"
@@ -402,7 +417,12 @@ cmd=${1:-}; shift || true
 case $cmd in
 build) [ $# -gt 0 ] || set -- "${TARGETS[@]}"; build "$@" ;;
 check) [ $# -gt 0 ] || set -- "${TARGETS[@]}"; check "$@" ;;
-tests) eval "$(exports "$1")"; cd "$repo"; run_tests "$1" ;;
+tests)
+    t=$1
+    eval "$(exports "$t")"
+    cd "$repo"
+    for name in ${2:-$(names_of "$t")}; do run_tests "$t" "$name"; done
+    ;;
 release) [ $# -gt 0 ] || set -- "${TARGETS[@]}"; setup "$@"; release -- "$@" ;;
 setup) [ $# -gt 0 ] || set -- "${TARGETS[@]}"; setup "$@" ;;
 env) exports "$1" ;;

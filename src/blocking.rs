@@ -1,4 +1,5 @@
-//! Blocking work (directories, mounts, fsync) on its own thread, which ends with the work.
+//! Blocking work (directories, mounts, fsync) on its own thread, which ends with the work, or with the operation that it is a part of
+//! ([`Blocking::keep_thread`]).
 //!
 //! ```text
 //!     run, run_for            smolet's own paths    few permits, no deadline
@@ -14,6 +15,8 @@
 //!
 //! Not the thread pool of the `blocking` crate (1.7): its threads stay once started, and wake up twice a second each for the
 //! agent's lifetime.
+
+mod threads;
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
@@ -38,6 +41,9 @@ use crate::model::{Mono, PodUid};
 use crate::mounts;
 use crate::poison::{self, Working};
 
+pub use threads::KeptThread;
+use threads::Threads;
+
 type Job = Box<dyn FnOnce() + Send>;
 
 /// Limits and locks of blocking work.
@@ -56,6 +62,7 @@ pub struct Blocking {
     paths: RefCell<SortedMap<Region, Arc<RegionState>>>,
     /// The agent's directory.
     root: PathBuf,
+    threads: Threads,
     place: RunOn,
 }
 
@@ -233,8 +240,14 @@ impl Blocking {
             pods: RefCell::default(),
             paths: RefCell::default(),
             root: root.to_owned(),
+            threads: Threads::default(),
             place,
         }
+    }
+
+    /// While it is held a thread without work waits for the next job: for operations that have many of them in a row.
+    pub fn keep_thread(&self) -> KeptThread {
+        self.threads.keep()
     }
 
     /// Waits for a permit and for the work. When it is dropped after the work began, the work continues to its end and keeps
@@ -401,7 +414,8 @@ impl Blocking {
         let for_permit = Cell::new(false);
         let entered = self.enter(path, (Some(lies), Some(pod)), clock, &for_permit);
         let stay = or_late(clock, OUTSIDE_PATIENCE, entered).await;
-        let ended = begin(path, stay.unwrap_or_else(|| Err(self.late(path, &for_permit)))?, job)?;
+        let stay = stay.unwrap_or_else(|| Err(self.late(path, &for_permit)))?;
+        let ended = self.begin(path, stay, job)?;
         or_late(clock, time, over(&ended)).await.ok_or_else(|| Stuck::Hangs(path.to_owned()))
     }
 
@@ -430,7 +444,7 @@ impl Blocking {
     async fn own(&self, job: Job) {
         let turn = self.own_paths.acquire_arc().await;
         match &self.place {
-            RunOn::OwnThread(_) => start(marked(watched(job), turn)).await,
+            RunOn::OwnThread(_) => start(&self.threads, marked(watched(job), turn)).await,
             RunOn::Here => here(job).await,
         }
     }
@@ -448,7 +462,7 @@ impl Blocking {
         let for_permit = Cell::new(false);
         let done = or_late(clock, OUTSIDE_PATIENCE, async {
             let stay = self.enter(path, known, clock, &for_permit).await?;
-            over(&begin(path, stay, job)?).await;
+            over(&self.begin(path, stay, job)?).await;
             Ok(())
         });
         let done = done.await.unwrap_or_else(|| Err(self.late(path, &for_permit)));
@@ -523,6 +537,12 @@ impl Blocking {
         self.run(move || Region::of(&path, &root)).await
     }
 
+    /// Starts the work at a path; the returned channel closes when it ends. Always on a thread, because it may hang.
+    fn begin(&self, path: &Path, stay: ThreadGuard, job: Job) -> Result<Receiver<Infallible>, Stuck> {
+        let begun = self.threads.run(marked(job, stay));
+        begun.map_err(|(error, _)| Stuck::NoThread(path.to_owned(), error.to_string()))
+    }
+
     /// True when all threads are at paths that do not answer.
     fn all_hang(&self, now: Mono) -> bool {
         self.paths.borrow().values().all(|at| lock(&at.began).is_none() || at.hangs(now))
@@ -560,12 +580,6 @@ async fn or_late<T>(clock: &SharedClock, time: Duration, awaited: impl Future<Ou
         None
     };
     smol::future::or(async { Some(awaited.await) }, late).await
-}
-
-/// Starts the work at a path; the returned channel closes when it ends. Always on a thread, because it may hang.
-fn begin(path: &Path, stay: ThreadGuard, job: Job) -> Result<Receiver<Infallible>, Stuck> {
-    spawn(&Arc::new(Mutex::new(Some(marked(job, stay)))))
-        .map_err(|error| Stuck::NoThread(path.to_owned(), error.to_string()))
 }
 
 /// The work as a job, and its future result.
@@ -616,7 +630,7 @@ async fn here(job: Job) {
 /// future does not end the work. When no thread can be started, the work runs on the caller's thread.
 pub(crate) async fn unblock<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (job, done) = kept(work);
-    start(job).await;
+    start(&Threads::default(), job).await;
     done.take()
 }
 
@@ -628,43 +642,23 @@ pub(crate) async fn unblock_apart<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<T> {
     let (job, done) = kept(work);
-    let ended = spawn(&Arc::new(Mutex::new(Some(job))));
-    let why = |error: io::Error| {
-        io::Error::other(format!("no thread can be started: {error}; end other processes"))
-    };
+    let ended = Threads::default().run(job);
+    let why =
+        |(error, _)| io::Error::other(format!("no thread can be started: {error}; end other processes"));
     over(&ended.map_err(why)?).await;
     Ok(done.take())
 }
 
 /// Waits until the job has ended or panicked.
-async fn start(job: Job) {
-    let job = Arc::new(Mutex::new(Some(job)));
-    match spawn(&job) {
+async fn start(threads: &Threads, job: Job) {
+    match threads.run(job) {
         Ok(ended) => over(&ended).await,
-        Err(error) => {
+        Err((error, job)) => {
             log::warn!(
                 "cannot start a thread: {error}; file operations block the loop until threads can be started again"
             );
-            run(&job);
+            job();
         }
-    }
-}
-
-/// Starts a thread for the job; the returned channel closes when it ends.
-fn spawn(job: &Arc<Mutex<Option<Job>>>) -> io::Result<Receiver<Infallible>> {
-    let (ends, ended) = smol::channel::bounded::<Infallible>(1);
-    let theirs = job.clone();
-    let there = move || {
-        let _ends = ends;
-        run(&theirs);
-    };
-    std::thread::Builder::new().name("blocking".to_owned()).spawn(there).map(|_| ended)
-}
-
-fn run(job: &Mutex<Option<Job>>) {
-    let job = lock(job).take();
-    if let Some(job) = job {
-        job();
     }
 }
 

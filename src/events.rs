@@ -434,7 +434,7 @@ mod tests {
         let event = |number: usize| {
             (format!("web-{number}"), format!("uid-{number}"), format!("did it {number:0>100}"))
         };
-        for number in 0..10 * EVENTS_MAX {
+        for number in 0..4 * EVENTS_MAX {
             let (name, uid, message) = event(number);
             let pod = PodKey::new("default", &name, &uid);
             let about = About::container(&pod, ContainerKind::App, "app");
@@ -444,11 +444,11 @@ mod tests {
         }
         let shown: Vec<_> =
             ring.iter().map(|e| (e.name.to_owned(), e.uid.to_owned(), e.message.to_owned())).collect();
-        assert_eq!(shown, (9 * EVENTS_MAX..10 * EVENTS_MAX).map(event).collect::<Vec<_>>());
+        assert_eq!(shown, (3 * EVENTS_MAX..4 * EVENTS_MAX).map(event).collect::<Vec<_>>());
         assert!(ring.iter().all(|e| e.field_path == Some("spec.containers{app}") && e.count == 2));
         assert_eq!(
             ring.iter().next().map(|e| e.to_owned().event().message.to_owned()),
-            Some(event(9 * EVENTS_MAX).2)
+            Some(event(3 * EVENTS_MAX).2)
         );
         let text: usize = ring.entries.iter().map(Entry::text_bytes).sum();
         assert!(

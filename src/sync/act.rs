@@ -341,6 +341,7 @@ async fn make<R: Runtime>(
     mut permit: StartPermit<'_>,
     outcome: &mut Outcome,
 ) {
+    let _thread = ctx.manager.blocking.keep_thread();
     let starts = plan.starts();
     if let Some(refusal) = refused(ctx, pod).await {
         ctx.note(&pod.key, EventKind::Warning, refusal.reason, &refusal.message);

@@ -315,8 +315,10 @@ fn step(world: &mut World, cluster: &mut Cluster, random: &mut Random, uid: &mut
 #[test]
 fn random_changes_lead_to_what_the_policies_say() {
     let (mut allowed, mut denied) = (0_u32, 0_u32);
-    for seed in 1..=24_u64 {
-        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    // An emulator takes a minute for all of them.
+    let seeds = if std::env::var_os("SMOLET_TEST_RUNNER").is_some() { 2_u32 } else { 24 };
+    for seed in 1..=seeds {
+        let mut random = Random(u64::wrapping_mul(seed.into(), 0x9e37_79b9_7f4a_7c15));
         let mut world = World {
             namespaces: ["x", "y", "z"].map(|name| (name, labels(&mut random))).into(),
             pods: pods(false),
@@ -357,5 +359,5 @@ fn random_changes_lead_to_what_the_policies_say() {
             }
         }
     }
-    assert!(allowed > 40_000 && denied > 40_000, "{allowed} allowed, {denied} denied");
+    assert!(allowed.min(denied) > 1_600 * seeds, "{allowed} allowed, {denied} denied");
 }
