@@ -94,7 +94,7 @@ clippy: setup-rust
 	$(call step,clippy)
 	@$(CARGO) clippy --locked --all-targets --quiet -- -D warnings
 	@$(CARGO) clippy --locked --test real --test systemd --test board --test attack --test sim --test embedded --test network --quiet -- -D warnings
-	@RUSTFLAGS="-D warnings" $(CARGO) check --locked --no-default-features --lib --profile test --target-dir target/plain --quiet
+	@$(CARGO) clippy --locked --no-default-features --lib --profile test --quiet -- -D warnings -A clippy::all -A clippy::pedantic
 
 deny: setup-rust  ## licences, sources and banned crates of the dependencies
 	$(call step,cargo-deny)
@@ -263,7 +263,7 @@ arm-build: setup-rust  ## the builds of `make arm` alone
 	@cross/arm.sh build $(ARM_TARGETS)
 
 arm-all:  ## the same for armv6 and x86-64 with musl too, with the long tests
-	@ARM_LONG=1 ARM_TESTS='agent parts program vectors memory' \
+	@ARM_LONG=1 TEST_SECONDS=1800 ARM_TESTS='agent parts program vectors memory' \
 	$(MAKE) --no-print-directory arm ARM_TARGETS='$(ARM_TARGETS_ALL)'
 
 # `cargo bench` puts a binary of its own profile into the release binary's place, so that is set aside first.

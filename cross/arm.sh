@@ -311,7 +311,7 @@ run_tests() {
     local t=$1 test=$2 name level=0 which=() common=()
     shift 2
     # With the agent's tests the others are built in the same way, or smolet would be built twice.
-    if [ "$test" != lib ] && names_of "$t" | grep -qx agent; then level=1; fi
+    case "$test $(names_of "$t" | tr '\n' ' ')" in lib\ *) ;; *" agent "*) level=1 ;; esac
     if [ "$test" = lib ]; then which=(--lib); else which=(--test "$test"); fi
     if is_plain "$t"; then common+=(--no-default-features); fi
     for name in "${UNOPTIMISED[@]}"; do common+=(--config "profile.dev.package.$name.opt-level=0"); done
@@ -380,23 +380,20 @@ check_one() {
         echo "arm.sh: $binary: $size bytes, more than $max" >&2
         return 1
     fi
-    log=$ARM_HOME/test-$t.log
-    : >"$log"
+    rm -f "$ARM_HOME/test-$t"-*.log
     for name in $(names_of "$t"); do
+        log=$ARM_HOME/test-$t-$name.log
         # An emulator of programs with threads can stop for good: such a run counts as none, is shown, and is done once more.
         for try in 1 2; do
             status=0
-            SMOLET_BIN=$binary timeout --kill-after=10 "$TEST_SECONDS" "$repo/cross/arm.sh" tests "$t" "$name" >"$log.last" 2>&1 ||
-                status=$?
+            SMOLET_BIN=$binary timeout --kill-after=10 "$TEST_SECONDS" "$repo/cross/arm.sh" tests "$t" "$name" >"$log" 2>&1 || status=$?
             [ "$status" != 0 ] || break
-            cat "$log.last" >&2
+            cat "$log" >&2
             [ "$status" = 124 ] && [ "$try" = 1 ] || return 1
             echo "arm.sh: $t: the tests of $name were not done within $TEST_SECONDS s; they run once more" >&2
         done
-        cat "$log.last" >>"$log"
     done
-    rm -f "$log.last"
-    tests=$(awk '/^test result: ok/ { n += $4 } END { print n }' "$log")
+    tests=$(awk '/^test result: ok/ { n += $4 } END { print n }' "$ARM_HOME/test-$t"-*.log)
     # shellcheck disable=SC2059
     printf "$ROW" "$t" "$size" "$tests" $((SECONDS - start)) >"$ARM_HOME/row-$t"
 }

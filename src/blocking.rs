@@ -663,7 +663,7 @@ async fn start(threads: &Threads, job: Job) {
 }
 
 async fn over(ended: &Receiver<Infallible>) {
-    // No message is ever sent; the sender is dropped with the thread.
+    // No message is ever sent; the sender is dropped with the job.
     let _ = ended.recv().await;
 }
 

@@ -97,19 +97,24 @@ pub(crate) fn ensure_rules() {
 }
 
 /// Lets through what is forwarded from and to the pods of these networks (flannel's `forwardRules`). On a machine without the program
-/// nothing is done; a failure is logged and has no other effect.
-pub(crate) fn ensure_forward(networks: impl Iterator<Item = Network>) {
+/// nothing is done.
+///
+/// # Errors
+/// That of a family, after both were tried.
+pub(crate) fn ensure_forward(networks: impl Iterator<Item = Network>) -> Result<(), String> {
+    let mut done = Ok(());
     let run = |program: &str, arguments: &[String]| {
         program::run(program, arguments, IPTABLES_TIME, &AtomicBool::new(false))
     };
     for network in networks {
         let program = PROGRAMS[usize::from(network.address.is_ipv6())];
-        if let Err(why) = (Tables { program, run: &run }).ensure_forward(&network) {
-            log::warn!(
-                "{program}: adding the rules that let packets of pods through ({FORWARD}) failed: {why}"
-            );
-        }
+        let made = (Tables { program, run: &run }).ensure_forward(&network);
+        let failed = |why| {
+            format!("{program}: adding the rules that let packets of pods through ({FORWARD}) failed: {why}")
+        };
+        done = done.and(made.map_err(failed));
     }
+    done
 }
 
 /// The tables of one address family.

@@ -9,17 +9,20 @@ use crate::program;
 const PROGRAMS: [(&str, &str); 2] = [("iptables", "IPv4"), ("ip6tables", "IPv6")];
 /// Chains of flannel, of the CNI plugin firewall, of Calico and of Cilium, which accept packets of pods.
 const ACCEPTING: [&str; 4] = ["FLANNEL-FWD", "CNI-FORWARD", "cali-FORWARD", "CILIUM_FORWARD"];
-/// Docker's chain for the owner's rules, which come before its own.
-const DOCKER_USER: &str = "DOCKER-USER";
+/// Chains of the owner's rules, with that which leads there: Docker's, and those of `ufw route`.
+const OWNERS: [(&str, &str); 3] = [
+    ("DOCKER-USER", "DOCKER-USER"),
+    ("ufw-before-forward", "ufw-user-forward"),
+    ("ufw6-before-forward", "ufw6-user-forward"),
+];
 
 /// The families of which packets are dropped that no rule accepts, as far as that can be told.
 pub(super) fn dropping() -> Vec<&'static str> {
     let families = PROGRAMS.iter().filter(|(program, _)| {
-        let mut rules = rules(program, "FORWARD");
-        if leads_to(&rules, DOCKER_USER) {
-            rules.push_str(&self::rules(program, DOCKER_USER));
-        }
-        drops(&rules)
+        let forward = rules(program, "FORWARD");
+        let owners = OWNERS.iter().filter(|(by, _)| leads_to(&forward, by));
+        let owners: String = owners.map(|(_, chain)| rules(program, chain)).collect();
+        drops(&format!("{forward}{owners}"))
     });
     families.map(|(_, family)| *family).collect()
 }
@@ -72,9 +75,10 @@ mod tests {
             (&*format!("{docker}-A FORWARD -m comment --comment \"CNI\" -j CNI-FORWARD\n"), false),
             (&*format!("{docker}-N DOCKER-USER\n-A DOCKER-USER -s 10.88.0.0/16 -j ACCEPT\n"), false),
             (&*format!("{docker}-A DOCKER-USER -s 10.88.0.0/16 -j DROP\n"), true),
+            (&*format!("{docker}-A ufw-user-forward -d 10.88.0.0/16 -j ACCEPT\n"), false),
         ] {
             assert_eq!(drops(rules), expected, "{rules}");
         }
-        assert!(leads_to(docker, DOCKER_USER) && !leads_to(docker, "DOCKER"));
+        assert!(leads_to(docker, "DOCKER-USER") && !leads_to(docker, "DOCKER"));
     }
 }

@@ -326,7 +326,7 @@ fn firewall(families: &[&str]) -> Finding {
     Finding::warning(
         "firewall",
         message,
-        "accept what comes from the pods' range and goes to it: iptables -A FORWARD -s RANGE -j ACCEPT && iptables -A FORWARD -d RANGE \
+        "accept what comes from the pods' range and goes to it: iptables (ip6tables) -A FORWARD -s RANGE -j ACCEPT && iptables -A FORWARD -d RANGE \
          -j ACCEPT, at each boot; with ufw: ufw route allow from RANGE && ufw route allow to RANGE",
     )
 }

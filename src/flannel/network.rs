@@ -71,6 +71,8 @@ pub(crate) struct BroughtUp {
     pub(crate) changes: usize,
     /// Why it is not whole: an entry of a node, or the rules. What is there works.
     pub(crate) refused: Option<String>,
+    /// Why iptables may drop what is forwarded.
+    pub(crate) forward_refused: Option<String>,
 }
 
 /// Brings the network up.
@@ -156,6 +158,7 @@ pub(crate) fn bring_up(wanted: &Wanted) -> Result<BroughtUp, String> {
 /// # Errors
 /// The kernel's.
 pub(crate) fn look_at_rules(mut up: BroughtUp) -> Result<BroughtUp, String> {
+    up.forward_refused = None;
     up.changes = ensure_rules(&up.rules, &up.rules)?;
     Ok(up)
 }

@@ -7,7 +7,7 @@
 //! |         ▼
 //! |     not used for longer than the maximum age  ──► removed
 //! |     the disk is over the high threshold       ──► removed, until it is below the low one
-//! |     a pull failed because the disk is full    ──► removed (`DeleteUnusedImages`)
+//! |     a pull failed: disk or store are full     ──► removed (`DeleteUnusedImages`)
 //! ```
 //!
 //! Ages are measured on the monotonic clock since the image was first seen ([`super::seen`]): a clock step makes no image

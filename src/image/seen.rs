@@ -30,6 +30,8 @@ pub struct ImagesSeen {
     changes: u64,
     /// Reads of the containers.
     reads: u64,
+    /// All images were listed since the start.
+    is_listed: bool,
 }
 
 impl ImagesSeen {
@@ -55,33 +57,39 @@ impl ImagesSeen {
     }
 
     /// Records that exactly these images exist at `now`, in use or not (`detectImages`). Times recorded under another name
-    /// of an image move to its id.
+    /// of an image move to its id, which is no change. Nor are the images that the first list finds: nothing happened, and their times
+    /// are written with the next change.
     pub fn observe(&mut self, listed: &[ListedImage], in_use: impl Fn(&ListedImage) -> bool, now: Mono) {
         let (mut known, mut fresh): (Vec<SeenImage>, Vec<SeenImage>) = Default::default();
+        let is_first = !std::mem::replace(&mut self.is_listed, true);
+        let (mut found, mut is_change) = (vec![false; self.images.len()], false);
         for image in listed.iter().filter(|image| fits(&image.id)) {
             let (id, in_use) = (image.id.clone(), in_use(image));
             let names = std::iter::once(&image.id).chain(&image.names);
-            let seen = names.filter_map(|name| self.images.get(self.index(name).ok()?));
-            let seen = seen.map(|seen| (seen.first, seen.last, seen.in_use, seen.read));
+            let seen = names.filter_map(|name| {
+                let at = self.index(name).ok()?;
+                if let Some(found) = found.get_mut(at) {
+                    *found = true;
+                }
+                let seen = self.images.get(at)?;
+                Some((seen.first, seen.last, seen.in_use, seen.read))
+            });
             match seen.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1), a.2 || b.2, a.3.max(b.3))) {
                 Some((first, last, was_in_use, read)) => {
+                    is_change |= in_use != was_in_use;
                     let last = if in_use || was_in_use { now } else { last };
                     known.push(SeenImage { image: id, first, last, in_use, read });
                 }
                 None => fresh.push(SeenImage { image: id, first: now, last: now, in_use, read: 0 }),
             }
         }
+        is_change |=
+            found.contains(&false) || !is_first && !fresh.is_empty() && known.len() < IMAGES_SEEN_MAX;
         known.extend(fresh);
         known.truncate(IMAGES_SEEN_MAX);
         known.sort_by(|a, b| a.image.cmp(&b.image));
         known.dedup_by(|a, b| a.image == b.image);
-        let same = |(old, new): (&SeenImage, &SeenImage)| {
-            let as_idle = old.last == new.last || old.in_use;
-            old.image == new.image && old.first == new.first && old.in_use == new.in_use && as_idle
-        };
-        if known.len() != self.images.len() || !self.images.iter().zip(&known).all(same) {
-            self.changes += 1;
-        }
+        self.changes += u64::from(is_change);
         self.images = known;
     }
 
@@ -236,6 +244,24 @@ mod tests {
         assert_eq!(age("a"), Some((30, 30, false)));
         assert_eq!(age("b"), Some((30, 20, true)));
         assert_eq!(age("c"), None);
+    }
+
+    #[test]
+    fn what_was_there_all_the_time_is_no_change() {
+        let mut seen = ImagesSeen::default();
+        seen.used(["x@sha256:7"].into_iter(), at(10));
+        let changes = seen.changes();
+        let used = image("id", &["x:1", "x@sha256:7"]);
+        let listed = [used.clone(), image("other", &[])];
+        for now in [20, 30] {
+            seen.observe(&listed, |image| &*image.id == "id", at(now));
+        }
+        assert_eq!(ages(&seen, 30), owned(&[("id", 20, 0), ("other", 10, 10)]));
+        assert_eq!(seen.changes(), changes);
+        seen.observe(&[used], |_| true, at(40));
+        assert_eq!(seen.changes(), changes + 1, "one is gone");
+        seen.observe(&listed, |image| &*image.id == "id", at(50));
+        assert_eq!(seen.changes(), changes + 2, "one is new");
     }
 
     #[test]

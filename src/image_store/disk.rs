@@ -33,6 +33,8 @@ use crate::tree;
 
 const DIRECTORIES: [&str; 7] = ["blobs/sha256", "layers", "records", "ingest", "empty", "probe", REMOVED];
 const REMOVED: &str = "removed";
+/// Names there of parts of layers begin with this.
+const PART: &str = "part-";
 
 /// Paths of the store.
 #[derive(Debug)]
@@ -56,7 +58,7 @@ pub(super) struct Found {
     pub(super) fresh: SortedSet<Digest>,
     /// Parts of layers, with what they take.
     pub(super) parts: SortedMap<Digest, Usage>,
-    /// Root file systems whose layers are not known: none is removed while there is one.
+    /// Root file systems of which a layer is not known, or may have been set aside: no layer is removed while there is one.
     pub(super) unknown_rootfs: SortedSet<String>,
     /// Some record cannot be read: what it names is kept.
     pub(super) has_unread: bool,
@@ -156,6 +158,12 @@ impl Disk {
                     found.has_unread = true;
                 }
             }
+        }
+        // Set aside while a container ran on it, for one that is whole.
+        for name in disk.names(REMOVED).map_err(failed)? {
+            let layer = name.rsplit_once('-').and_then(|(layer, _)| Digest::from_hex(layer));
+            let users = layer.map(|layer| disk.mounted_with(layer, &found)).unwrap_or_default();
+            found.unknown_rootfs.extend(users);
         }
         settle_names(&mut found.images);
         disk.sweep(&mut found).map_err(failed)?;
@@ -314,16 +322,17 @@ impl Disk {
         Ok(())
     }
 
-    /// Takes a layer, or a part of one, from where it counts, on the disk when this returns; [`Disk::empty_removed`] removes it. One that
-    /// is not there is no error.
+    /// Takes a layer, or a part of one, from where it counts, on the disk when this returns; [`Disk::empty_removed`] removes it, and knows
+    /// parts by their name. One that is not there is no error.
     ///
     /// # Errors
     /// The file system's: it is where it was.
     pub(super) fn set_aside(&self, path: &Path) -> io::Result<()> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let prefix = if path.starts_with(self.root.join("ingest")) { PART } else { "" };
         loop {
             let serial = self.serial.fetch_add(1, Ordering::Relaxed);
-            let to = self.path(REMOVED, &format!("{name}-{serial}"));
+            let to = self.path(REMOVED, &format!("{prefix}{name}-{serial}"));
             match std::fs::rename(path, &to) {
                 Ok(()) => break,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -348,13 +357,17 @@ impl Disk {
         self.has_removed.load(Ordering::Relaxed)
     }
 
-    /// Removes what was set aside, while `goes_on` returns true. True when nothing is left to do. What cannot be removed is logged once,
-    /// and tried again.
-    pub(super) fn empty_removed(&self, mut goes_on: impl FnMut() -> bool) -> bool {
+    /// Removes what was set aside, while `goes_on` returns true; of whole layers only where no container may use them. True when nothing is
+    /// left to do. What cannot be removed is logged once, and tried again.
+    pub(super) fn empty_removed(&self, may_be_used: bool, mut goes_on: impl FnMut() -> bool) -> bool {
         self.has_removed.store(false, Ordering::Relaxed);
         let names = self.names(REMOVED).unwrap_or_default();
         for name in names {
             let path = self.path(REMOVED, &name);
+            if may_be_used && !name.starts_with(PART) {
+                self.has_removed.store(true, Ordering::Relaxed);
+                continue;
+            }
             match tree::remove(&path, &mut goes_on) {
                 Ok(true) => {}
                 Ok(false) => {

@@ -115,14 +115,14 @@ impl ImageStore {
     }
 
     async fn empty_removed(&self) {
-        // Of what was set aside, too, a container may use something whose record was damaged.
-        while self.inner.disk.has_removed() && self.inner.state.borrow().found.unknown_rootfs.is_empty() {
+        while self.inner.disk.has_removed() {
             let only = self.inner.removal.lock_arc().await;
             let disk = self.inner.disk.clone();
+            let may_be_used = !self.inner.state.borrow().found.unknown_rootfs.is_empty();
             // In pieces: others wait for a turn.
             let removed = self.long_work(move || {
                 let _only = only;
-                disk.empty_removed(super::rootfs::piece(REMOVAL_PIECE))
+                disk.empty_removed(may_be_used, super::rootfs::piece(REMOVAL_PIECE))
             });
             if removed.await {
                 break;

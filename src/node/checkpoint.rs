@@ -246,7 +246,8 @@ impl Checkpointing {
     /// [`CHECKPOINT_END_PATIENCE`].
     pub(super) async fn save_at_end<R: Runtime + 'static>(&mut self, pods: &Pods<R>, images: &ImageGc) {
         let kept = self.content(pods, images);
-        if kept.pods.is_empty() && self.saved == Some(self.mark(pods, images)) {
+        let has_ages = !kept.pods.is_empty() || !kept.images.is_empty();
+        if !has_ages && self.saved == Some(self.mark(pods, images)) {
             return;
         }
         let (number, bytes, file) = (self.writes + 1, to_bytes(&kept), self.file.clone());

@@ -32,6 +32,7 @@ use super::namespaces;
 use super::oci_runtime::OciRuntime;
 use super::records::{self, ContainerPhase, ContainerRecord};
 use super::sandbox::Sandbox;
+use super::spec;
 use super::stats::{self, Rate};
 use super::users::{Owner, Users};
 use super::volumes;
@@ -169,11 +170,15 @@ impl Container {
         &self.of.pod
     }
 
-    /// Whether the kernel ends all its processes with the first one.
-    pub(super) fn has_own_pids(&self) -> bool {
-        let linux = self.record.borrow().config().linux;
-        let options = linux.and_then(|linux| linux.security_context?.namespace_options);
-        options.is_some_and(|options| options.pid == i32::from(cri::NamespaceMode::Container))
+    /// Whether the kernel has ended all of it with its first process, and nothing else is to be done: a handler may have more than that, and
+    /// CDI devices hooks that run at the end.
+    pub(super) fn ends_by_itself(&self) -> bool {
+        let config = self.record.borrow().config();
+        let has_devices = spec::has_cdi_devices(&config);
+        let options = config.linux.and_then(|linux| linux.security_context?.namespace_options);
+        let has_own_pids =
+            options.is_some_and(|options| options.pid == i32::from(cri::NamespaceMode::Container));
+        has_own_pids && !has_devices && self.of.handler.is_empty()
     }
 
     /// Says that somebody will look for its end. `true`: somebody else has said so.
@@ -445,7 +450,7 @@ impl Containers {
         }
     }
 
-    /// Lets the OCI runtime forget an ended container, at once: processes that outlived the first one are killed, and its cgroup, whose
+    /// Lets the OCI runtime forget an ended container: processes that outlived the first one are killed, and its cgroup, whose
     /// quota bounds its pod's, is removed.
     pub(super) async fn clean_up(&self, container: &Rc<Container>) {
         let _turn = container.turn.lock().await;

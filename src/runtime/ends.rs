@@ -83,7 +83,7 @@ fn look_soon(containers: &Rc<Containers>, container: &Rc<Container>) {
     let clock = context.clock.clone();
     let work = async move {
         look(&containers, &container).await;
-        if container.phase() == ContainerPhase::Exited && container.has_own_pids() {
+        if container.phase() == ContainerPhase::Exited && container.ends_by_itself() {
             clock.sleep(CLEAN_UP_PAUSE).await;
         }
         containers.clean_up(&container).await;
@@ -167,6 +167,9 @@ fn watch_first_process_later(
         loop {
             clock.sleep(WATCH_RETRY_PERIOD).await;
             let Some(containers) = Weak::upgrade(&weak) else { return };
+            if sandboxes.find(sandbox.id().as_str()).is_none() {
+                return;
+            }
             // Watched first: an end between the two would be missed.
             let is_watched = try_watch_first_process(&containers, &sandboxes, &sandbox).await.is_ok();
             sandboxes.look_soon(sandbox.id().as_str());

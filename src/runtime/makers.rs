@@ -41,96 +41,94 @@ pub(super) async fn wait(context: &Rc<Context>, dir: &Path) {
 pub(super) async fn end(context: &Rc<Context>, id: &str, dir: &Path) {
     wait(context, dir).await;
     let (id, names) = (id.to_owned(), names(&context.settings));
-    kill(context, "cmdline", 4 * KIB, move |line| is_maker(line, &names, &id)).await;
+    let known = names.clone();
+    let may_be = move |name: &str| may_be_maker(name, &known);
+    kill(context, ("cmdline", 4 * KIB), may_be, move |line| is_maker(line, &names, &id)).await;
 }
 
 /// Kills the CNI plugins that still work for a sandbox, with what they run: one that adds it to its network after it was released would
 /// leave its address and its rules.
 pub(super) async fn end_plugins(context: &Rc<Context>, id: &str) {
     let id = id.to_owned();
-    kill(context, "environ", PLUGIN_ENVIRONMENT_BYTES_MAX, move |environment| is_plugin(environment, &id))
-        .await;
+    // A plugin may have any name.
+    let file = ("environ", PLUGIN_ENVIRONMENT_BYTES_MAX);
+    kill(context, file, |_| true, move |environment| is_plugin(environment, &id)).await;
 }
 
 /// Kills the processes whose file in `/proc/PID` is one of theirs, but not this one, until there is none: a process may start another
 /// one behind the look, and one that is killed takes a moment to exit, on a busy machine a long one.
 async fn kill(
     context: &Rc<Context>,
-    file: &'static str,
-    bytes: usize,
+    (file, bytes): (&'static str, usize),
+    may_be: impl Fn(&str) -> bool + Send + Sync + 'static,
     is_one: impl Fn(&[u8]) -> bool + Send + Sync + 'static,
 ) {
-    let is_one = Arc::new(is_one);
+    let tests = Arc::new((may_be, is_one));
     let mut looks_without_one = 0;
     for _ in 0..MAKERS_KILLS_MAX {
-        let is_one = is_one.clone();
-        match context.blocking(move || kill_all(file, bytes, &*is_one)).await {
-            Seen::Killed => looks_without_one = 0,
-            Seen::Unclear => {}
-            Seen::Nobody => {
-                looks_without_one += 1;
-                // While a process executes another program its file is empty.
-                if looks_without_one == 2 {
-                    return;
-                }
+        let tests = tests.clone();
+        if context.blocking(move || kill_all((file, bytes), &tests.0, &tests.1)).await {
+            looks_without_one = 0;
+        } else {
+            looks_without_one += 1;
+            // While a process executes another program its file is empty.
+            if looks_without_one == 2 {
+                return;
             }
         }
         context.clock.sleep(MONITOR_END_PERIOD).await;
     }
 }
 
-/// What a look at all processes found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Seen {
-    Killed,
-    Nobody,
-    /// A process may be one.
-    Unclear,
-}
-
-/// Blocking.
-fn kill_all(file: &str, bytes: usize, is_one: &dyn Fn(&[u8]) -> bool) -> Seen {
-    let mut seen = Seen::Nobody;
+/// True if there was one. Blocking.
+fn kill_all(
+    (file, bytes): (&str, usize),
+    may_be: &dyn Fn(&str) -> bool,
+    is_one: &dyn Fn(&[u8]) -> bool,
+) -> bool {
+    let mut killed = false;
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let pid = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
         let Some(pid) = pid.filter(|pid| *pid != getpid()) else { continue };
         // It may have ended: then there is nothing to read.
         let Ok(stat) = read_start(&entry.path().join("stat"), STAT_BYTES_MAX) else { continue };
-        match memory_of(&stat) {
-            Memory::Readable => {}
-            Memory::Absent => continue,
-            Memory::Held => {
-                seen = if seen == Seen::Killed { seen } else { Seen::Unclear };
-                continue;
-            }
+        if !is_read(&stat, may_be) {
+            continue;
         }
         let Ok(text) = read_start(&entry.path().join(file), bytes) else { continue };
-        if is_one(&text) && kill_process(pid, Signal::KILL).is_ok() {
-            seen = Seen::Killed;
+        if is_one(&text) {
+            killed |= kill_process(pid, Signal::KILL).is_ok();
         }
     }
-    seen
+    killed
 }
 
-/// Whether the memory of a process can be read, where its command line and its environment are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Memory {
-    Readable,
-    /// It is the kernel's, or has exited.
-    Absent,
-    /// The process waits for a disk or a server: so may who reads.
-    Held,
-}
-
-/// By its `/proc/PID/stat`. PURE.
-fn memory_of(stat: &[u8]) -> Memory {
-    let of_kernel = monitor::stat_field(stat, STAT_FLAGS).is_some_and(|flags| flags & PF_KTHREAD != 0);
-    match monitor::stat_state(stat) {
-        _ if of_kernel => Memory::Absent,
-        Some(b'Z' | b'X') => Memory::Absent,
-        Some(b'D') => Memory::Held,
-        Some(_) | None => Memory::Readable,
+/// Whether the command line or the environment of a process is read, by its `/proc/PID/stat`: not of one of the kernel's, of one that
+/// has exited, and of one that waits for a disk or a server only where its name says that it may be one of these: who reads its memory may
+/// wait with it. PURE.
+fn is_read(stat: &[u8], may_be: &dyn Fn(&str) -> bool) -> bool {
+    if monitor::stat_field(stat, STAT_FLAGS).is_some_and(|flags| flags & PF_KTHREAD != 0) {
+        return false;
     }
+    match monitor::stat_state(stat) {
+        Some(b'Z' | b'X') => false,
+        Some(b'D') => {
+            let text = String::from_utf8_lossy(stat);
+            let name = text.split_once('(').and_then(|(_, rest)| rest.rsplit_once(')'));
+            name.is_none_or(|(name, _)| may_be(name))
+        }
+        Some(_) | None => true,
+    }
+}
+
+/// Whether a process with that name may work for a container: the kernel keeps 15 bytes, runc's own ones have other words behind it, and
+/// what is executed from a descriptor has its number. PURE.
+fn may_be_maker(name: &str, names: &[OsString]) -> bool {
+    let begins = |of: &OsString| {
+        let of = of.to_string_lossy();
+        name.starts_with(of.get(..of.len().min(15)).unwrap_or_default())
+    };
+    names.iter().any(begins) || name.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// File names of the programs that may work for a container. `exe` is that of `/proc/self/exe`. PURE.
@@ -175,15 +173,19 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_a_disk_is_not_read() {
-        for (stat, memory) in [
-            ("7 (a) b) S 1 7 7 0 -1 4194560 0", Memory::Readable),
-            ("7 (runc) D 1 7 7 0 -1 4194560 0", Memory::Held),
-            ("7 (runc) Z 1 7 7 0 -1 4194560 0", Memory::Absent),
-            ("7 (jbd2) D 2 0 0 0 -1 2129984 0", Memory::Absent),
-            ("", Memory::Readable),
+    fn a_stranger_that_waits_for_a_disk_is_not_read() {
+        let names = ["runc", "a-runtime-with-a-long-name", "exe"].map(OsString::from);
+        for (stat, expected) in [
+            ("7 (a) b) S 1 7 7 0 -1 4194560 0", true),
+            ("7 (postgres) D 1 7 7 0 -1 4194560 0", false),
+            ("7 (runc:[2:INIT]) D 1 7 7 0 -1 4194560 0", true),
+            ("7 (a-runtime-with-) D 1 7 7 0 -1 4194560 0", true),
+            ("7 (6) D 1 7 7 0 -1 4194560 0", true),
+            ("7 (runc) Z 1 7 7 0 -1 4194560 0", false),
+            ("7 (runc) D 2 0 0 0 -1 2129984 0", false),
+            ("", true),
         ] {
-            assert_eq!(memory_of(stat.as_bytes()), memory, "{stat}");
+            assert_eq!(is_read(stat.as_bytes(), &|name| may_be_maker(name, &names)), expected, "{stat}");
         }
     }
 

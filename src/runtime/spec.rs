@@ -92,9 +92,7 @@ pub(super) fn make(asked: &Asked) -> RuntimeResult<Made> {
     let seccomp_profile =
         context.and_then(|context| context.seccomp.as_ref()).map_or(Ok(None), seccomp_of)?;
     let devices = oci::find_devices(&mut config).map_err(refused)?;
-    let wants_cdi =
-        !config.cdi_devices.is_empty() || config.annotations.keys().any(|key| key.starts_with("cdi.k8s.io/"));
-    let cdi = if wants_cdi { host::cdi_files() } else { Vec::new() };
+    let cdi = if has_cdi_devices(&config) { host::cdi_files() } else { Vec::new() };
     let cdi: Vec<CdiFile<'_>> = cdi.iter().map(|(path, text)| CdiFile { path, text }).collect();
     let database = |name: &str| {
         let read = host::file_of_rootfs(&asked.rootfs, name);
@@ -215,6 +213,11 @@ fn oom_events(mounts: &Path, cgroups_path: &str) -> PathBuf {
 pub(super) fn update(asked: &cri::LinuxContainerResources, node: &NodeFacts) -> RuntimeResult<Vec<u8>> {
     let resources = oci::update(asked, node).map_err(refused)?;
     serde_json::to_vec(&resources).map_err(|error| failed(error.to_string()))
+}
+
+/// Whether a container asks for devices of CDI. PURE.
+pub(super) fn has_cdi_devices(config: &cri::ContainerConfig) -> bool {
+    !config.cdi_devices.is_empty() || config.annotations.keys().any(|key| key.starts_with("cdi.k8s.io/"))
 }
 
 /// A runtime-spec with what [`update`] gives in its resources. PURE.

@@ -109,7 +109,7 @@ async fn carry_out<R: Runtime>(
 }
 
 /// Lowers a part of the pod's cgroup behind its containers. The kernel counts the CPU quota of a container's cgroup of version 1 until
-/// a grace period of RCU after its removal: one that was refused is tried again, for half a second.
+/// a grace period of RCU after its removal: one that was refused is tried again, for two seconds.
 async fn shrink_cgroup<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use smolet::config::Config;
+use smolet::image::gc::ImageGcPolicy;
 use smolet::status::restarts::next_restart_counts;
 use smolet::store::checkpoint::{Checkpoint, from_bytes, restored_status, to_bytes};
 
@@ -363,7 +365,11 @@ fn changes_are_gathered_for_ten_seconds_and_nothing_is_written_while_nothing_cha
     for name in ["a", "b", "c", "d"] {
         world.put(name, APP);
     }
-    world.start();
+    // Images are looked at, and there are more than those of the pods.
+    world.fake.state().image_mountpoint = Some("/".to_owned());
+    let policy =
+        ImageGcPolicy { high_percent: 100, max_age: Some(Duration::from_hours(9000)), ..Default::default() };
+    world.start_with(Config { image_gc: Some(policy), ..world.config() });
     let (mut writes, begun) = (Vec::new(), Instant::now());
     // In sixty seconds, unless the disk is slow.
     while writes.len() < 4 {
@@ -380,6 +386,7 @@ fn changes_are_gathered_for_ten_seconds_and_nothing_is_written_while_nothing_cha
     let last = written(&world);
     world.pass(20);
     world.leap(3600);
+    world.wait("a look at the images", |world| world.fake.count("ListImages") > 0);
     world.pass(20);
     assert_eq!(written(&world), last);
 }

@@ -8,7 +8,8 @@ use std::process::Command;
 use std::rc::Rc;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use smolet::cri::RuntimeError;
 use smolet::executor::Executor;
 use smolet::monitor;
@@ -56,9 +57,12 @@ fn kill_agent(machine: &mut Machine) {
     machine.executor = Rc::new(Executor::new());
 }
 
+/// It is gone afterwards.
 fn kill_monitor(dir: &Path) {
     let pid: i32 = fs::read_to_string(dir.join("lock")).unwrap().trim().parse().unwrap();
-    kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+    let handle = pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap();
+    pidfd_send_signal(&handle, Signal::KILL).unwrap();
+    poll(&mut [PollFd::new(&handle, PollFlags::IN)], None).unwrap();
 }
 
 async fn remove(runtime: &Embedded, sandbox: &str) -> bool {

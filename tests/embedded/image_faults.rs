@@ -463,6 +463,8 @@ fn a_container_runs_on_when_the_record_of_a_layer_is_damaged() {
     assert_eq!(own(), "1");
     // Pulled again, it is there beside the one that is in use.
     let again = import(&folder, &store, &archive).unwrap();
+    drop(store);
+    let store = folder.store();
     block_on(store.remove(&again)).unwrap();
     assert_eq!(own(), "1");
     block_on(store.remove_rootfs("c1")).unwrap();

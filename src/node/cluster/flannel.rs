@@ -58,8 +58,10 @@ pub(super) struct Flannel {
     again: bool,
     /// When all of it is compared next; until then the rules are.
     whole_at: Mono,
-    /// When the rules of iptables are looked at next.
-    forward_at: Mono,
+    /// When the rules of iptables are looked at next, and for which networks they were made; `None`: for none.
+    forwarded: Option<(Mono, [Option<Network>; 2])>,
+    /// The failure of that which was logged last; empty: none.
+    forward_said: String,
     /// As it is; `None`: not since the agent started.
     up: Option<BroughtUp>,
     /// The failure that was logged last; empty: none.
@@ -77,7 +79,8 @@ impl Flannel {
             task: Task::new(now, seed),
             again: false,
             whole_at: now,
-            forward_at: now,
+            forwarded: None,
+            forward_said: String::new(),
             up: None,
             said: String::new(),
         };
@@ -187,18 +190,20 @@ impl Flannel {
             });
             return;
         }
-        let forwards = self.forward_at <= now.mono;
         self.whole_at = now.mono + FLANNEL_RESYNC_PERIOD;
+        let networks = wanted.networks;
+        let forwards = self.forwarded.is_none_or(|(at, made)| at <= now.mono || made != networks);
         if forwards {
-            self.forward_at = self.whole_at;
+            self.forwarded = Some((self.whole_at, networks));
         }
         let FlannelInputs { conf_dir, bin_dirs, subnet_file, .. } = &self.inputs;
         let (conf_dir, bin_dirs, subnet_file) = (conf_dir.clone(), bin_dirs.clone(), subnet_file.clone());
         out.start("flannel", async move {
             let up = blocking.run(move || {
-                let up = flannel::bring_up(&wanted)?;
+                let mut up = flannel::bring_up(&wanted)?;
                 if forwards {
-                    iptables::ensure_forward(up.rules.iter().flatten().map(|spec| spec.network));
+                    let networks = up.rules.iter().flatten().map(|spec| spec.network);
+                    up.forward_refused = iptables::ensure_forward(networks).err();
                 }
                 // Once pods can be reached.
                 write_files(&up, &conf_dir, &bin_dirs, &subnet_file)?;
@@ -217,12 +222,13 @@ impl Flannel {
         let period = if why.is_none() { FLANNEL_RULES_PERIOD } else { FLANNEL_RETRY_MAX };
         self.task.ended(why.is_none(), now, period);
         if why.is_some() {
-            (self.whole_at, self.forward_at) = (now, now);
+            self.whole_at = now;
         }
         if std::mem::take(&mut self.again) {
             self.changed(now);
         }
         if let Ok(up) = result {
+            self.take_forward(up.forward_refused.as_deref(), now);
             let before = self.up.as_ref();
             let is_news =
                 before.is_none_or(|before| before.interface != up.interface || before.mtu != up.mtu);
@@ -246,6 +252,17 @@ impl Flannel {
                 log::warn!("flannel: {why}; retrying");
             }
             self.said = why;
+        }
+    }
+
+    /// What became of the rules of iptables.
+    fn take_forward(&mut self, refused: Option<&str>, now: Mono) {
+        let Some(why) = refused else { return };
+        // With the next look.
+        (self.whole_at, self.forwarded) = (now, None);
+        if self.forward_said != why {
+            log::warn!("flannel: {why}; retrying");
+            why.clone_into(&mut self.forward_said);
         }
     }
 
