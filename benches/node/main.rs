@@ -32,7 +32,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use smolet::limits::CRASH_BACKOFF_MAX;
+use smolet::limits::{CLEAN_UP_PAUSE, CRASH_BACKOFF_MAX};
 use smolet::model::backoff::Backoff;
 use smolet::model::{ContainerId, ContainerState, Wall};
 use smolet::sync::Probes;
@@ -257,6 +257,8 @@ fn restarts(subject: &Subject<'_>, floor: Option<&Floor<'_>>, effort: &Effort) -
     // What follows the starts is over.
     std::thread::sleep(effort.settle);
     for name in &names {
+        // What is done of the last one's end behind the caller's back is over.
+        std::thread::sleep(CLEAN_UP_PAUSE + Duration::from_millis(500));
         if let Some(floor) = floor {
             let out = floor.out().display().to_string();
             make_fifo(&out, name);
