@@ -10,7 +10,7 @@ use smol::channel::{Receiver, Sender};
 use super::{Job, lock};
 
 /// All threads.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(super) struct Threads(Arc<Shared>);
 
 #[derive(Default)]

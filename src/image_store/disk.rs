@@ -129,7 +129,10 @@ impl Disk {
                     if users.is_empty() {
                         disk.drop_layer(&disk.path("layers", &name));
                     } else {
-                        log::warn!("layer {name}: damaged; no layer is removed while a container runs on it");
+                        log::warn!(
+                            "layer {name}: its record is damaged; images with it are absent until they are pulled, and no layer \
+                             is removed while a container runs on it"
+                        );
                         found.unknown_rootfs.extend(users);
                     }
                 }

@@ -43,7 +43,6 @@ mod settings;
 mod shutdown;
 mod volumes;
 mod why;
-mod yardstick;
 
 use std::os::unix::process::CommandExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -7,10 +7,11 @@ use smolet::limits::RELIST_PERIOD_MAX;
 use crate::agent::{Agent, WATCHED, is_ready, is_release};
 use crate::finding::{Finding, Idle, settle};
 use crate::runtime::{Runtime, wait_for};
-use crate::yardstick::slowness;
 
 /// How long the idle agent is watched: one relist is in it.
 const WATCH: Duration = RELIST_PERIOD_MAX;
+/// How often, while it costs more CPU than promised: what others compute beside makes that dearer, and never cheaper.
+const WATCHES_MAX: usize = 3;
 /// What the start leaves to be done is done when nothing was written for that long: the checkpoint's last write waits for ten seconds after
 /// the one before.
 const SETTLE: Duration = Duration::from_secs(15);
@@ -62,7 +63,14 @@ pub fn an_idle_agent_costs_no_more_than_promised(runtime: &Runtime) {
         assert_eq!((runtime.sandboxes().len(), runtime.containers().len()), (limits.pods, limits.pods));
 
         settle(agent.pid(), SETTLE);
-        let idle = Idle::watch(agent.pid(), WATCH);
+        let mut idle = Idle::watch(agent.pid(), WATCH);
+        for _ in 1..WATCHES_MAX {
+            if idle.cpu_ms_per_minute <= limits.cpu_ms_per_minute {
+                break;
+            }
+            println!("  {:.1} ms of CPU: watched again", idle.cpu_ms_per_minute);
+            idle = Idle::watch(agent.pid(), WATCH);
+        }
         println!(
             "  idle with {} pods: {} KiB resident, {} of them anonymous, {} threads, {:.1} ms of CPU and {:.0} wake-ups \
              a minute, {} bytes written",
@@ -81,11 +89,7 @@ pub fn an_idle_agent_costs_no_more_than_promised(runtime: &Runtime) {
         // A debug build is another program.
         if is_release() {
             assert!(idle.end.resident_kib <= limits.resident_kib, "{idle:?}");
-            let slowness = slowness();
-            assert!(
-                idle.cpu_ms_per_minute <= limits.cpu_ms_per_minute * slowness,
-                "{idle:?}, on a machine {slowness} times slower than promised"
-            );
+            assert!(idle.cpu_ms_per_minute <= limits.cpu_ms_per_minute, "{idle:?}");
         }
     }
     let at = Instant::now();

@@ -179,17 +179,17 @@ impl Flannel {
         if self.due().is_none_or(|at| at > now.mono) {
             return;
         }
-        let Some(wanted) = self.wanted(of) else { return };
-        self.task.begin();
         let blocking = pods.manager().blocking.clone();
-        if let Some(up) = self.up.as_ref().filter(|_| self.whole_at > now.mono) {
-            let up = up.clone();
+        if let Some(up) = self.up.clone().filter(|_| self.whole_at > now.mono) {
+            self.task.begin();
             out.start("flannel", async move {
                 let looked = blocking.run(move || flannel::look_at_rules(up));
                 ClusterEventKind::FlannelUp(looked.await).event()
             });
             return;
         }
+        let Some(wanted) = self.wanted(of) else { return };
+        self.task.begin();
         self.whole_at = now.mono + FLANNEL_RESYNC_PERIOD;
         let networks = wanted.networks;
         let forwards = self.forwarded.is_none_or(|(at, made)| at <= now.mono || made != networks);
