@@ -63,10 +63,8 @@ step = @printf '\n== %s  %(%H:%M:%S)T\n' '$(1)' -1
 
 # How long `make fuzz` runs each target.
 FUZZ_SECONDS ?= 600
-# How often `make test` runs each.
-FUZZ_TIMES := 5000
 
-.PHONY: help demo demo-installed test lint fmt clippy deny deny-here unit unit-beside-release sim proto vectors attack embedded kernel network real real-embedded systemd board board-short real-beside-others size leftovers sweep package packages dist pages arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
+.PHONY: help demo demo-installed test lint fmt clippy deny deny-here unit unit-beside-release sim proto vectors attack embedded kernel network real real-embedded systemd board board-short real-beside-others size leftovers sweep package packages dist pages arm arm-build arm-all bench fuzz fuzz-build clean setup \
 	setup-rust release
 
 help:  ## this list
@@ -209,7 +207,7 @@ board-short:  ## the same in short, in twelve minutes: the most valuable steps, 
 # The one waits most of the time, on either runtime, the others compute. Their tests are built first: clippy keeps the folder to itself.
 real-beside-others: setup release
 	@mkdir -p target/tmp; $(TEST) --quiet --test real --test sim --no-run; \
-	nice -n 10 $(MAKE) --no-print-directory --keep-going sim deny-here fuzz-times clippy >target/tmp/others.log 2>&1 & others=$$!; \
+	nice -n 10 $(MAKE) --no-print-directory --keep-going sim deny-here clippy >target/tmp/others.log 2>&1 & others=$$!; \
 	$(MAKE) --no-print-directory real-embedded >target/tmp/real-embedded.log 2>&1 & embedded=$$!; \
 	trap 'kill $$others $$embedded 2>/dev/null || true' EXIT; \
 	real=0; $(MAKE) --no-print-directory real || real=$$?; \
@@ -278,11 +276,6 @@ bench: setup release  ## benchmarks, and the promises on a real containerd. KUBE
 fuzz: fuzz-build  ## fuzzing, FUZZ_SECONDS (600) for each target; a finding fails it and is kept in target/fuzz/artifacts
 	$(call step,fuzzing)
 	@fuzz/run.sh for $(FUZZ_SECONDS)
-
-fuzz-times: export PROFILE := short
-fuzz-times: fuzz-build  ## fuzzing in short, from the committed inputs
-	$(call step,fuzzing in short)
-	@fuzz/run.sh times $(FUZZ_TIMES)
 
 fuzz-build: setup-rust
 	@tests/env/setup.sh fuzz

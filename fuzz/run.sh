@@ -3,9 +3,7 @@
 # which needs a nightly one (the code has no `unsafe` of its own).
 #   run.sh build            builds the targets
 #   run.sh for SECONDS      runs each target for so long
-#   run.sh times COUNT      runs each target so many times, from fuzz/corpus and one seed
 #   run.sh smaller BYTES    replaces fuzz/corpus by the fewest inputs of at most so many bytes that reach as much
-# PROFILE=short takes a build that is not optimised, which is made in a third of the time.
 # TARGETS="http grpc" takes these only. New inputs go to target/fuzz/corpus; a finding ends the run, is said with its
 # file, and stays in target/fuzz/artifacts.
 set -euo pipefail
@@ -14,7 +12,6 @@ cd "$(dirname "$0")/.."
 read -ra targets <<<"${TARGETS:-manifests grpc log_lines http checkpoint kept archive spdy websocket x509 heads api_json tls}"
 host=$(rustc -vV | sed -n 's/^host: //p')
 build=target/fuzz
-profile=${PROFILE:-release}
 
 # fuzz TARGET OPTION... CORPUS...
 fuzz() {
@@ -22,24 +19,11 @@ fuzz() {
     shift
     [ ! -f "fuzz/dictionaries/$target" ] || options=(-dict="fuzz/dictionaries/$target")
     mkdir -p "$build/artifacts/$target"
-    "$build/$host/$profile/$target" "${options[@]}" -timeout=20 -rss_limit_mb=1024 -max_len=8192 \
+    "$build/$host/release/$target" "${options[@]}" -timeout=20 -rss_limit_mb=1024 -max_len=8192 \
         -artifact_prefix="$build/artifacts/$target/" "$@" >"$build/$target.log" 2>&1 || {
         tail -n 40 "$build/$target.log"
         return 1
     }
-}
-
-# each SAID CORPUS OPTION...
-each() {
-    local said=$1 corpus=$2 target
-    shift 2
-    for target in "${targets[@]}"; do
-        mkdir -p "$corpus/$target"
-        # New inputs go to the first directory.
-        fuzz "$target" -print_final_stats=1 "$@" "$corpus/$target" "fuzz/corpus/$target"
-        printf '%-10s %9s executions%s, no finding\n' "$target" \
-            "$(sed -n 's/^stat::number_of_executed_units: *//p' "$build/$target.log")" "$said"
-    done
 }
 
 case ${1:-} in
@@ -48,14 +32,17 @@ build)
     RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=4" \
-        cargo build --manifest-path fuzz/Cargo.toml --locked --profile "$profile" --quiet \
+        cargo build --manifest-path fuzz/Cargo.toml --locked --release --quiet \
         --target "$host" --target-dir "$build"
     ;;
-for) each " in $2 s" "$build/corpus" -max_total_time="$2" ;;
-times)
-    # From the committed inputs alone.
-    rm -rf "$build/times"
-    each "" "$build/times" -seed=1 -runs="$2"
+for)
+    for target in "${targets[@]}"; do
+        mkdir -p "$build/corpus/$target"
+        # New inputs go to the first directory.
+        fuzz "$target" -print_final_stats=1 -max_total_time="$2" "$build/corpus/$target" "fuzz/corpus/$target"
+        printf '%-10s %9s executions in %s s, no finding\n' "$target" \
+            "$(sed -n 's/^stat::number_of_executed_units: *//p' "$build/$target.log")" "$2"
+    done
     ;;
 smaller)
     for target in "${targets[@]}"; do
@@ -72,7 +59,7 @@ smaller)
     done
     ;;
 *)
-    sed -n '2,10s/^# \?//p' "$0"
+    sed -n '2,8s/^# \?//p' "$0"
     exit 2
     ;;
 esac

@@ -8,6 +8,11 @@ pub fn is_emulated() -> bool {
     std::env::var_os("SMOLET_TEST_RUNNER").is_some()
 }
 
+/// True of a `smolet` of `SMOLET_BIN` that was built without TLS (cross/arm.sh).
+pub fn is_plain() -> bool {
+    std::env::var_os("SMOLET_TEST_PLAIN").is_some()
+}
+
 /// A command that runs `program`. On a machine of another architecture `SMOLET_TEST_RUNNER` has the emulator's command
 /// (`qemu-arm-static -cpu cortex-a7`), as cargo's own `runner` for the tests themselves.
 pub fn command(program: impl AsRef<OsStr>) -> Command {

@@ -88,6 +88,29 @@ fn no_code_of_ours_names_it() {
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
+/// `make test` does not build the fuzz targets, whose own code the tests of parts have: a dependency that came or went here is
+/// in their lock file too.
+#[test]
+fn the_fuzz_targets_have_our_dependencies() {
+    let metadata = metadata();
+    let ours = metadata["packages"].as_array().unwrap().iter().find(|package| package["name"] == "smolet");
+    let all = ours.expect("this package")["dependencies"].as_array().unwrap().iter();
+    let names: BTreeSet<_> =
+        all.filter(|one| one["kind"] != "dev").map(|one| one["name"].as_str().unwrap().to_owned()).collect();
+    let lock = include_str!("../../fuzz/Cargo.lock");
+    let entry = lock.split_once("name = \"smolet\"").expect("smolet").1;
+    let list = entry.split_once("dependencies = [").expect("its dependencies").1.split_once(']').unwrap().0;
+    // A name, or a name and a version.
+    let locked: BTreeSet<_> = list
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix('"')?.split([' ', '"']).next().map(str::to_owned))
+        .collect();
+    assert_eq!(
+        names, locked,
+        "fuzz/Cargo.lock: run `cargo update --workspace --manifest-path fuzz/Cargo.toml`"
+    );
+}
+
 /// The texts of the list that begins behind `head` in `deny.toml`.
 fn denied(head: &str) -> BTreeSet<String> {
     let text = include_str!("../../deny.toml");
