@@ -2,12 +2,18 @@
 //! a start has a dozen in a row.
 
 use std::convert::Infallible;
+use std::ffi::CStr;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
+use rustix::thread::set_name;
 use smol::channel::{Receiver, Sender};
 
 use super::{Job, lock};
+
+/// The name of a thread, and its name while it waits for a job.
+const BUSY: &CStr = c"blocking";
+const IDLE: &CStr = c"idle";
 
 /// All threads.
 #[derive(Default)]
@@ -88,7 +94,7 @@ impl Threads {
                 next = shared.next(ends);
             }
         };
-        let spawned = std::thread::Builder::new().name("blocking".to_owned()).spawn(there);
+        let spawned = std::thread::Builder::new().name(BUSY.to_string_lossy().into_owned()).spawn(there);
         match spawned {
             Ok(_) => Ok(ended),
             Err(error) => {
@@ -112,9 +118,12 @@ impl Shared {
         if !is_kept {
             return None;
         }
+        // Whoever looks at the process sees that this one is not at the disk.
+        let _ = set_name(IDLE);
         while matches!(state.waiting, Waiting::Thread) && state.keepers > 0 {
             state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        let _ = set_name(BUSY);
         match std::mem::take(&mut state.waiting) {
             Waiting::Given(work) => Some(work),
             Waiting::Nobody | Waiting::Thread => None,
@@ -128,6 +137,14 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+
+    /// Whether a thread of this process has that name.
+    fn is_there(name: &str) -> bool {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let mut names =
+            tasks.map(|task| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default());
+        names.any(|of| of.trim() == name)
+    }
 
     /// The thread of a job.
     fn thread_of(threads: &Threads) -> ThreadId {
@@ -146,6 +163,11 @@ mod tests {
         let first = thread_of(&threads);
         for _ in 0..100 {
             assert_eq!(thread_of(&threads), first);
+        }
+        // Nothing takes it for one that works, or waits for a disk.
+        let patience = Instant::now() + Duration::from_mins(1);
+        while !is_there("idle") {
+            assert!(Instant::now() < patience, "its name is another one");
         }
         // While it works there are others, of which one may wait after it.
         let (go, wait) = std::sync::mpsc::channel::<()>();
