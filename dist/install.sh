@@ -125,7 +125,7 @@ service() {
         enable | disable) systemctl daemon-reload ;;
         start) systemctl start smolet.service ;;
         restart) systemctl daemon-reload && systemctl try-restart smolet.service ;;
-        stop) systemctl stop smolet.service ;;
+        stop) [ ! -e "$(unit_directory)/smolet.service" ] || systemctl stop smolet.service ;;
         esac
         ;;
     openrc)
@@ -176,9 +176,10 @@ verify() {
     fi
     wrong=$(cd "$from" && sha256sum -c SHA256SUMS 2>/dev/null | grep -v ': OK$') || true
     [ -z "$wrong" ] || die "damaged: $(echo "$wrong" | tr '\n' ' '); nothing is installed"
-    (cd "$from" && find . -type f ! -name 'SHA256SUMS*' | sort) >"$scratch/there"
+    (cd "$from" && find . ! -type d ! -path ./SHA256SUMS ! -path ./SHA256SUMS.minisig | sort) >"$scratch/there"
     sed 's/^[0-9a-f]*  //' "$from/SHA256SUMS" | sort >"$scratch/listed"
     cmp -s "$scratch/there" "$scratch/listed" || die "the archive has other files than SHA256SUMS lists; nothing is installed"
+    [ -z "$(cd "$from" && find . ! -type d ! -type f)" ] || die "the archive has links or devices, and its sums say nothing of them; nothing is installed"
 }
 
 # A static program needs no C library of the machine, but the right processor.
@@ -384,14 +385,22 @@ uninstall() {
     init=$(recorded init) state=$root$(recorded state)
     cp "$root$record" "$scratch/old"
     service stop || die "the service does not stop; nothing is removed"
-    for path in $(recorded file); do rm -f "$root$path"; done
+    # The record and this file at the end: an uninstallation that was cut off goes on when it is run again.
+    for path in $(recorded file); do
+        case $path in
+        "$record" | "$prefix/lib/smolet/install.sh") ;;
+        *) rm -f "$root$path" ;;
+        esac
+    done
     service disable
+    rm -f "$root$record" "$root$prefix/lib/smolet/install.sh"
     if [ -n "$purge" ]; then
         sed -n 's|^config [0-9a-f]* ||p' "$scratch/old" >"$scratch/configs"
         while read -r path; do rm -f "$root$path" "$root$path.new"; done <"$scratch/configs"
         case $init in openrc) rm -f "$root"/var/log/smolet.log "$root"/var/log/smolet.log.* ;; esac
         rmdir "$root/etc/smolet/manifests" "$root/etc/smolet" 2>/dev/null || true
         purge_state
+        [ -n "$root" ] || purge_runtime_directory
     fi
     # The deepest first. What is not empty is used by others.
     sed -n 's|^directory ||p' "$scratch/old" | sort -r >"$scratch/directories"

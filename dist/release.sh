@@ -40,7 +40,10 @@ for one; do
     for format in deb archive apk ipk; do
         # Of the architectures Alpine lacks one.
         [ "$format" != apk ] || [ "$arch" != armel ] || continue
-        "$dist/build.sh" "$arch" "$binary" "$pages" "$out" "$format" >/dev/null
+        # The names of a published release have no directories: Alpine's are packed.
+        to=$out
+        [ "$format" != apk ] || to=$work
+        "$dist/build.sh" "$arch" "$binary" "$pages" "$to" "$format" >/dev/null
     done
     (cd "$repo" && "$dist/sbom.py" "$target" "$(rustc --version | cut -d' ' -f2)") >"$out/smolet_${version}_$arch.cdx.json"
     sum=$(sha256sum <"$out/smolet_${version}_linux_$arch.tar.gz" | cut -d' ' -f1)
@@ -70,8 +73,9 @@ fill "$recipe/smolet-bin.bb.in" "$recipe/smolet-bin_$version.bb"
 rm "$recipe/smolet-bin.bb.in"
 cp "$repo/LICENSE" "$work/meta-smolet/"
 packed "$work" meta-smolet "$out/smolet_${version}_yocto.tar.gz"
-fill "$dist/alpine/APKBUILD.in" "$out/alpine/APKBUILD"
-for hook in post-install post-upgrade pre-deinstall; do install -m 755 "$dist/alpine/$hook" "$out/alpine/smolet.$hook"; done
+fill "$dist/alpine/APKBUILD.in" "$work/alpine/APKBUILD"
+for hook in post-install post-upgrade pre-deinstall; do install -m 755 "$dist/alpine/$hook" "$work/alpine/smolet.$hook"; done
+packed "$work" alpine "$out/smolet_${version}_alpine.tar.gz"
 
 # Of the changelog this version's part, and what is not released yet.
 awk -v version="$version" '/^## / { inside = $2 == version || $2 == "Unreleased" } inside' "$repo/CHANGELOG.md" >"$out/CHANGES.md"

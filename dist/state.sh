@@ -30,3 +30,8 @@ purge_state() {
         echo "smolet: $state keeps your image archives, seccomp profiles and logins; remove it if nobody needs them." >&2
     fi
 }
+
+# Sockets without a program behind them.
+purge_runtime_directory() {
+    has_pods || grep -qs " /run/smolet/" /proc/self/mountinfo || rm -rf /run/smolet
+}

@@ -324,6 +324,8 @@ pub const SHIM_STARTS_WITHIN: Duration = Duration::from_mins(5);
 pub const SHIM_LEAVES_WITHIN: Duration = Duration::from_secs(2);
 /// Time from the first use of an image, or its import, until its disk is written out: pods come in bursts.
 pub const IMAGE_SYNC_DELAY: Duration = Duration::from_secs(2);
+/// Time until the disk is written out again after that failed, or took too long.
+pub const IMAGE_SYNC_RETRY: Duration = Duration::from_mins(10);
 /// Images whose first detection and last use are remembered. Full: a further one is not, and is not collected, until another is
 /// gone.
 pub const IMAGES_SEEN_MAX: usize = 512;
@@ -668,14 +670,18 @@ impl Bound {
 pub const NETLINK_ANSWER_BYTES: usize = 32 * KIB;
 /// Bytes of a dump of the kernel's. Exceeded: the dump fails.
 pub const NETLINK_DUMP_BYTES_MAX: usize = 64 * MIB;
+/// How often a dump is begun during which what it reads changed. Then it fails, and its reader tries again later.
+pub const NETLINK_DUMP_TRIES_MAX: usize = 5;
 /// Bytes of messages that are sent to the kernel together. Exceeded: nothing is sent.
 pub const NETLINK_SEND_BYTES_MAX: usize = 16 * MIB;
 
 /// Chains of a table of smolet's own that are read. Exceeded: the read fails.
 pub const NFTABLES_CHAINS_READ_MAX: usize = 65_536;
 
-/// Tracked connections that are forgotten at a time. More: they end by themselves.
+/// Tracked connections that are forgotten at a time. More: the others are looked for at once.
 pub const CONNTRACK_DELETED_MAX: usize = 4096;
+/// How often they are looked for at once: 262,144 connections. More: the others are forgotten after a wait.
+pub const CONNTRACK_ROUNDS_MAX: usize = 64;
 
 /// All kept structures; `node::show` measures them in this order.
 pub static BOUNDS: [Bound; BOUNDED] = BOUNDS_TABLE;

@@ -14,7 +14,9 @@ use rustix::fd::OwnedFd;
 use rustix::net::netlink::{GENERIC, NETFILTER, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 
-use crate::limits::{NETLINK_ANSWER_BYTES, NETLINK_DUMP_BYTES_MAX, NETLINK_SEND_BYTES_MAX};
+use crate::limits::{
+    NETLINK_ANSWER_BYTES, NETLINK_DUMP_BYTES_MAX, NETLINK_DUMP_TRIES_MAX, NETLINK_SEND_BYTES_MAX,
+};
 
 /// `NLM_F_REQUEST`.
 pub const REQUEST: u16 = 1;
@@ -37,6 +39,8 @@ const HEADER: usize = 16;
 const ERROR: u16 = 2;
 /// `NLMSG_DONE`.
 const DONE: u16 = 3;
+/// `NLM_F_DUMP_INTR`, of an answer: what is read changed meanwhile.
+const INTERRUPTED: u16 = 0x10;
 /// `NLA_F_NESTED`, of an attribute that has attributes.
 pub const NESTED: u16 = 0x8000;
 /// `NLA_TYPE_MASK`.
@@ -177,15 +181,45 @@ impl Netlink {
         self.dump(&acknowledged(message), &mut |_, answer| each(answer))
     }
 
+    /// What is found by a request with [`DUMP`]: `each` has type and content of each message of the answer, as with [`Netlink::dump`].
+    /// It is read anew when it changed meanwhile: an entry may have been missed.
+    ///
+    /// # Errors
+    /// As [`Netlink::dump`], after `limits::NETLINK_DUMP_TRIES_MAX` dumps of the kind `Interrupted`.
+    pub fn collect<T: Default>(
+        &mut self,
+        message: &Message,
+        each: &mut dyn FnMut(&mut T, u16, &[u8]),
+    ) -> io::Result<T> {
+        let mut tries = 1;
+        loop {
+            let mut found = T::default();
+            let read = self.dump(message, &mut |kind, content| each(&mut found, kind, content));
+            match read {
+                Err(error)
+                    if error.kind() == io::ErrorKind::Interrupted && tries < NETLINK_DUMP_TRIES_MAX =>
+                {
+                    tries += 1;
+                }
+                read => return read.map(|()| found),
+            }
+        }
+    }
+
     /// Sends a request with [`DUMP`], and gives type and content of each message of the answer, without `struct nlmsghdr`.
     ///
     /// # Errors
-    /// The kernel's; an answer of more than `limits::NETLINK_DUMP_BYTES_MAX`.
+    /// The kernel's; `Interrupted` at the end of an answer that may lack something; an answer of more than
+    /// `limits::NETLINK_DUMP_BYTES_MAX`.
     pub fn dump(&mut self, message: &Message, each: &mut dyn FnMut(u16, &[u8])) -> io::Result<()> {
         self.send(message.clone())?;
-        let mut read = 0;
+        let (mut read, mut changed) = (0, false);
         loop {
-            let Received { bytes, is_done } = self.receive(each)?;
+            let Received { bytes, is_done, is_interrupted } = self.receive(each)?;
+            changed |= is_interrupted;
+            if is_done && changed {
+                return Err(io::Error::new(io::ErrorKind::Interrupted, "it changed while it was read"));
+            }
             if is_done {
                 return Ok(());
             }
@@ -208,7 +242,7 @@ impl Netlink {
             match rustix::net::recv(&self.socket, &mut self.answer[..], RecvFlags::empty()) {
                 Ok((read, _)) => {
                     let mut rest = &self.answer[..read];
-                    while let Some((kind, sequence, content)) = next(&mut rest) {
+                    while let Some((kind, _, sequence, content)) = next(&mut rest) {
                         if let (ERROR, Some(error), None) = (kind, code(content), &failed) {
                             failed = Some(BatchError { message: sequence.checked_sub(first), error });
                         }
@@ -254,11 +288,12 @@ impl Netlink {
         let mut rest = self.answer.get(..read).ok_or_else(|| {
             io::Error::other(format!("a message of the kernel's with {read} bytes, more than fit"))
         })?;
-        let mut is_done = false;
-        while let Some((kind, sequence, content)) = next(&mut rest) {
+        let (mut is_done, mut is_interrupted) = (false, false);
+        while let Some((kind, flags, sequence, content)) = next(&mut rest) {
             if sequence != self.sequence {
                 continue;
             }
+            is_interrupted |= flags & INTERRUPTED != 0;
             match kind {
                 ERROR | DONE => {
                     if let Some(error) = code(content) {
@@ -269,7 +304,7 @@ impl Netlink {
                 _ => each(kind, content),
             }
         }
-        Ok(Received { bytes: read, is_done })
+        Ok(Received { bytes: read, is_done, is_interrupted })
     }
 }
 
@@ -284,6 +319,7 @@ fn acknowledged(message: &Message) -> Message {
 struct Received {
     bytes: usize,
     is_done: bool,
+    is_interrupted: bool,
 }
 
 /// What the kernel refused of a batch.
@@ -301,15 +337,16 @@ impl BatchError {
     }
 }
 
-/// The next message: type, sequence number, content.
-fn next<'a>(rest: &mut &'a [u8]) -> Option<(u16, u32, &'a [u8])> {
+/// The next message: type, flags, sequence number, content.
+fn next<'a>(rest: &mut &'a [u8]) -> Option<(u16, u16, u32, &'a [u8])> {
     let bytes = *rest;
     let length = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
     let kind = u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?);
+    let flags = u16::from_ne_bytes(bytes.get(6..8)?.try_into().ok()?);
     let sequence = u32::from_ne_bytes(bytes.get(8..12)?.try_into().ok()?);
     let content = bytes.get(HEADER..length)?;
     *rest = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
-    Some((kind, sequence, content))
+    Some((kind, flags, sequence, content))
 }
 
 /// The error of an `NLMSG_ERROR` or `NLMSG_DONE`.
@@ -336,7 +373,53 @@ pub fn attribute(bytes: &[u8], kind: u16) -> Option<&[u8]> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixDatagram;
+
     use super::*;
+
+    /// As the kernel sends it; without content it is an answer's end.
+    fn answer(flags: u16, sequence: u32, content: &[u8]) -> Vec<u8> {
+        let kind = if content.is_empty() { DONE } else { 20 };
+        let content = if content.is_empty() { &[0; 4][..] } else { content };
+        let mut bytes = u32::try_from(HEADER + content.len()).unwrap().to_ne_bytes().to_vec();
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(flags.to_ne_bytes());
+        bytes.extend(sequence.to_ne_bytes());
+        bytes.extend([0; 4]);
+        bytes.extend(content);
+        bytes
+    }
+
+    /// What is found where these are the kernel's answers, a datagram each.
+    fn collected(answers: &[Vec<u8>]) -> io::Result<Vec<Vec<u8>>> {
+        let (ours, kernels) = UnixDatagram::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        for answer in answers {
+            kernels.send(answer).unwrap();
+        }
+        let socket = ours.into();
+        let mut netlink = Netlink { socket, sequence: 0, answer: vec![0; NETLINK_ANSWER_BYTES] };
+        let question = Message::new(16, DUMP, &[0; 4]);
+        netlink.collect(&question, &mut |found: &mut Vec<Vec<u8>>, _, content| found.push(content.to_vec()))
+    }
+
+    #[test]
+    fn a_dump_during_which_something_changed_is_read_again() {
+        let found = |answers: &[Vec<u8>]| collected(answers).unwrap();
+        let whole = [answer(2, 1, b"kept"), answer(2, 1, b"")].concat();
+        assert_eq!(found(&[whole]), [b"kept"]);
+        let first = [answer(2, 1, b"gone"), answer(0x12, 1, b"kept"), answer(2, 1, b"")].concat();
+        // It may be said at the end alone, where the last entries were missed.
+        let second = [answer(2, 2, b"kept"), answer(0x12, 2, b"")].concat();
+        let third = [answer(2, 3, b"kept"), answer(2, 3, b"more"), answer(2, 3, b"")].concat();
+        assert_eq!(found(&[first, second, third]), [b"kept", b"more"]);
+        let tries = u32::try_from(NETLINK_DUMP_TRIES_MAX).unwrap();
+        let never: Vec<Vec<u8>> =
+            (1..=tries).map(|of| [answer(0x12, of, b"gone"), answer(2, of, b"")].concat()).collect();
+        let why = collected(&never).unwrap_err();
+        assert_eq!(why.kind(), io::ErrorKind::Interrupted);
+        assert_eq!(why.to_string(), "it changed while it was read");
+    }
 
     #[test]
     fn attributes_are_padded_and_nested_and_read_again() {
@@ -346,8 +429,8 @@ mod tests {
         });
         message.end(0);
         let mut rest = &message.0[..];
-        let (kind, sequence, content) = next(&mut rest).unwrap();
-        assert_eq!((kind, sequence, rest.len()), (16, 0, 0));
+        let (kind, flags, sequence, content) = next(&mut rest).unwrap();
+        assert_eq!((kind, flags, sequence, rest.len()), (16, CREATE | REQUEST, 0, 0));
         assert_eq!(content.len(), 8 + 8 + 12);
         let found: Vec<(u16, Vec<u8>)> =
             attributes(&content[8..]).map(|(kind, value)| (kind, value.to_vec())).collect();

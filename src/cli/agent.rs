@@ -47,7 +47,9 @@ pub(super) fn translate(
     variable: impl Fn(&str) -> Option<String>,
 ) -> Result<Translated, String> {
     let of_line = k3s_flags::of_args(flags)?;
-    let named = k3s_flags::config_file(&of_line).map(str::to_owned).or_else(|| variable(CONFIG_VARIABLE));
+    // As in k3s the variable counts more (`findConfigFileFlag`).
+    let named = variable(CONFIG_VARIABLE).filter(|file| !file.is_empty());
+    let named = named.or_else(|| k3s_flags::config_file(&of_line).map(str::to_owned));
     let file = named.as_deref().unwrap_or(CONFIG_FILE);
     let mut warnings = Vec::new();
     let files = files(Path::new(file), named.is_some())?;
@@ -172,13 +174,13 @@ mod tests {
         assert_eq!((config.max_pods, config.resolv_conf.to_str()), (50, Some("/etc/resolv.k3s")));
         assert_eq!(config.runtime_endpoint.as_deref(), Some("unix:///run/containerd/containerd.sock"));
         assert_eq!(config.images_dir, Path::new("/var/lib/rancher/k3s/agent/images"));
-        // A flag that is there twice: the last one counts, also of those of the kubelet that smolet has itself.
+        // The kubelet's flags count more than k3s' own, wherever they stand.
         let given = k3s_flags::of_args(
             &["-s", "https://a", "-t", "x", "--kubelet-arg=node-ip=10.0.0.9", "-i", "10.0.0.8"]
                 .map(str::to_owned),
         );
         let args = args_of(&k3s_flags::translate(&given.unwrap(), |_| None).unwrap()).unwrap();
-        assert_eq!(args.flags.node_ip.as_deref(), Some("10.0.0.8"));
+        assert_eq!(args.flags.node_ip.as_deref(), Some("10.0.0.9"));
         let given =
             k3s_flags::of_args(&["-s", "https://a", "--lb-server-port=x"].map(str::to_owned)).unwrap();
         let why = args_of(&k3s_flags::translate(&given, |_| None).unwrap()).err().unwrap();

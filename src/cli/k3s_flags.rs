@@ -80,7 +80,7 @@ const FLAGS: [(&str, &str, &str, Meaning); 47] = [
     ("pause-image", "", "", Unused(OTHER_RUNTIME)),
     ("airgap-extra-registry", "", "", Unused(OTHER_RUNTIME)),
     ("default-runtime", "", "", Unused(OTHER_RUNTIME)),
-    ("disable-default-registry-endpoint", "", "", UnusedSwitch(OTHER_RUNTIME)),
+    ("disable-default-registry-endpoint", "", "", Switch("disable-default-registry-endpoint")),
     ("nonroot-devices", "", "", UnusedSwitch(OTHER_RUNTIME)),
     ("docker", "", "", UnusedSwitch(OTHER_RUNTIME)),
     ("selinux", "", "K3S_SELINUX", Switch("selinux")),
@@ -260,16 +260,18 @@ pub(super) fn translate(
                 Some((_, values)) => values.push(value.clone()),
                 None => lists.push((flag, vec![value.clone()])),
             },
-            Kubelet => kubelet_arg(value, &mut out),
             KubeProxy => kube_proxy_arg(value, &mut out),
             Unused(why) if is_last => out.warnings.push(format!("--{name}: has no effect: {why}")),
             Refused(why) if !value.is_empty() => return Err(format!("--{name}: {why}")),
             UnusedSwitch(why) if is_last && is_true(name, value)? => {
                 out.warnings.push(format!("--{name}: has no effect: {why}"));
             }
-            One(_) | Switch(_) | Endpoint | Unused(_) | UnusedSwitch(_) | Refused(_) => {}
+            // Those of the kubelet come behind k3s' own.
+            One(_) | Switch(_) | Endpoint | Kubelet | Unused(_) | UnusedSwitch(_) | Refused(_) => {}
         }
     }
+    let is_kubelet = |given: &&Given| matches!(meaning(&given.0), Some((_, Kubelet)));
+    kubelet_args(all.iter().filter(is_kubelet).map(|(_, value)| &**value), &mut lists, &mut out);
     out.run.extend(lists.into_iter().map(|(flag, values)| format!("--{flag}={}", values.join(","))));
     // k3s' directories, as the scripts that fill them know them.
     let data_dir = data_dir.trim_end_matches('/');
@@ -315,10 +317,15 @@ fn is_true(name: &str, value: &str) -> Result<bool, String> {
     }
 }
 
-/// A flag of the kubelet: one of a field of the `KubeletConfiguration`, or one of `smolet run` with the kubelet's name.
-fn kubelet_arg(text: &str, out: &mut Translated) {
+/// Flags of the kubelet: of fields of the `KubeletConfiguration`, and of `smolet run` with the kubelet's names. They count more than
+/// k3s' own, whose lists they replace, or with `+` or `-` behind the name append or prepend to (`GetArgs`).
+fn kubelet_args<'a>(
+    args: impl Iterator<Item = &'a str>,
+    lists: &mut Vec<(&'static str, Vec<String>)>,
+    out: &mut Translated,
+) {
     /// Those of the kubelet's flags that `smolet run` has itself.
-    const OWN: [&str; 15] = [
+    const OWN: [&str; 12] = [
         "address",
         "cgroup-driver",
         "cgroup-root",
@@ -328,20 +335,40 @@ fn kubelet_arg(text: &str, out: &mut Translated) {
         "maximum-dead-containers",
         "maximum-dead-containers-per-container",
         "minimum-container-ttl-duration",
-        "node-ip",
-        "node-labels",
         "port",
         "provider-id",
-        "register-with-taints",
         "root-dir",
     ];
-    let (name, value) = component_arg(text);
-    if OWN.contains(&name) {
-        out.run.push(format!("--{name}={value}"));
-    } else if fields::of_flag(name).is_some() {
-        out.kubelet.push((name.to_owned(), value.to_owned()));
-    } else {
-        out.warnings.push(format!("--kubelet-arg={name}: has no effect: smolet has no such flag"));
+    /// Those among them that k3s makes of its own flags: whether further ones of the kubelet add to the first.
+    const LISTS: [(&str, bool); 3] =
+        [("node-ip", false), ("node-labels", true), ("register-with-taints", true)];
+    let mut replaced = Vec::new();
+    for text in args {
+        let (name, value) = component_arg(text);
+        if let Some((list, adds)) = LISTS.into_iter().find(|(list, _)| *list == name) {
+            let at = lists.iter().position(|(of, _)| *of == list).unwrap_or_else(|| {
+                lists.push((list, Vec::new()));
+                lists.len() - 1
+            });
+            let values = &mut lists[at].1;
+            let given = text.split_once('=').map_or(text, |(name, _)| name);
+            if given.ends_with('-') {
+                values.insert(0, value.to_owned());
+            } else {
+                let keeps = given.ends_with('+') || adds && replaced.contains(&list);
+                if !keeps {
+                    values.clear();
+                }
+                values.push(value.to_owned());
+            }
+            replaced.push(list);
+        } else if OWN.contains(&name) {
+            out.run.push(format!("--{name}={value}"));
+        } else if fields::of_flag(name).is_some() {
+            out.kubelet.push((name.to_owned(), value.to_owned()));
+        } else {
+            out.warnings.push(format!("--kubelet-arg={name}: has no effect: smolet has no such flag"));
+        }
     }
 }
 
@@ -367,7 +394,7 @@ fn kube_proxy_arg(text: &str, out: &mut Translated) {
     out.warnings.push(format!("--kube-proxy-arg={name}: has no effect: {why}"));
 }
 
-/// Name and value of a component's flag; `+` or `-` behind the name say how k3s merges it with others.
+/// Name and value of a component's flag, without the `+` or `-` behind the name that say how k3s merges it with others.
 fn component_arg(text: &str) -> (&str, &str) {
     let text = text.trim_start_matches('-');
     let (name, value) = text.split_once('=').unwrap_or((text, "true"));
@@ -485,9 +512,36 @@ mod tests {
             (&["--node-taint", "a=b:NoSchedule"], "--register-with-taints=a=b:NoSchedule", "", ""),
             (&["--container-runtime-endpoint=/run/c.sock"], "--runtime-endpoint=unix:///run/c.sock", "", ""),
             (&["--private-registry", "/r.yaml"], "--registries=/r.yaml", "", ""),
+            (&["--disable-default-registry-endpoint"], "--disable-default-registry-endpoint", "", ""),
+            (&["--disable-default-registry-endpoint=false"], "", "", ""),
             (&["--protect-kernel-defaults"], "", "protect-kernel-defaults=true", ""),
             (&["--debug"], "--log-level=debug", "", ""),
             (&["--kubelet-arg=--node-labels=a=b"], "--node-labels=a=b", "", ""),
+            // k3s' own lists are replaced, or added to; further ones add to the first.
+            (
+                &["--kubelet-arg=node-labels=c=d", "--node-label=a=b", "--kubelet-arg=node-labels=e=f"],
+                "--node-labels=c=d,e=f",
+                "",
+                "",
+            ),
+            (
+                &["--node-label=a=b", "--kubelet-arg=node-labels+=c=d", "--kubelet-arg=node-labels-=e=f"],
+                "--node-labels=e=f,a=b,c=d",
+                "",
+                "",
+            ),
+            (
+                &["--kubelet-arg=register-with-taints=a:NoSchedule", "--node-taint=b:NoSchedule"],
+                "--register-with-taints=a:NoSchedule",
+                "",
+                "",
+            ),
+            (
+                &["--kubelet-arg=node-ip=10.0.0.2", "--kubelet-arg=node-ip=10.0.0.3"],
+                "--node-ip=10.0.0.3",
+                "",
+                "",
+            ),
             (
                 &["--kubelet-arg", "eviction-hard=memory.available<5%"],
                 "",

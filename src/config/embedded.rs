@@ -20,6 +20,8 @@ pub struct EmbeddedSettings {
     pub registry_dirs: Vec<PathBuf>,
     /// k3s' `registries.yaml`, for hosts that no directory has.
     pub registries: Option<PathBuf>,
+    /// Registries that have mirrors are not asked themselves (`--disable-default-registry-endpoint`).
+    pub only_mirrors: bool,
     /// Containers get `SELinux` labels where the node has a policy (`--selinux`, as k3s' flag).
     pub selinux: bool,
 }
@@ -55,6 +57,7 @@ impl EmbeddedSettings {
                 None => paths::REGISTRY_HOSTS.map(PathBuf::from).into(),
             },
             registries: Some(flags.registries.clone().unwrap_or_else(|| paths::REGISTRIES.into())),
+            only_mirrors: flags.disable_default_registry_endpoint,
             selinux: flags.selinux,
         })
     }

@@ -249,6 +249,9 @@ pub struct Flags {
     /// Write the mirrors and certificates of --registries to DIR/HOST/hosts.toml for containerd, whose `config_path` DIR is
     #[arg(long, value_name = "DIR")]
     pub containerd_certs_dir: Option<PathBuf>,
+    /// Pull images of a registry that has mirrors from these alone, not from the registry itself (k3s' flag)
+    #[arg(long)]
+    pub disable_default_registry_endpoint: bool,
     /// A KubeletConfiguration file (kubelet.config.k8s.io/v1beta1)
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,

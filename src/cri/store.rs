@@ -64,6 +64,8 @@ pub struct Snapshot {
     pub parent: Box<str>,
     /// A layer that was unpacked to its end.
     pub is_committed: bool,
+    /// When it was made, by the wall clock, in nanoseconds: one that is unpacked again has the same name and another time.
+    pub made_at: u64,
 }
 
 /// containerd's image store.
@@ -229,14 +231,25 @@ impl ImageStore {
 
 /// An `Info` of the snapshots service. PURE.
 fn snapshot(bytes: &[u8]) -> Option<Snapshot> {
-    let (mut name, mut parent, mut kind) = (None, None, 0);
+    let (mut name, mut parent, mut kind, mut made_at) = (None, None, 0, 0_u64);
     each_field(bytes, &mut |field| match (field.number, field.value) {
         (1, Value::Bytes { kept, .. }) => name = std::str::from_utf8(kept).ok().map(Box::from),
         (2, Value::Bytes { kept, .. }) => parent = std::str::from_utf8(kept).ok().map(Box::from),
         (3, Value::Varint(value)) => kind = value,
+        // Seconds and nanoseconds.
+        (4, Value::Bytes { kept, .. }) => {
+            let _ = each_field(kept, &mut |part| match (part.number, part.value) {
+                (1, Value::Varint(seconds)) => {
+                    made_at = made_at.wrapping_add(seconds.wrapping_mul(1_000_000_000));
+                }
+                (2, Value::Varint(nanos)) => made_at = made_at.wrapping_add(nanos),
+                _ => {}
+            });
+        }
         _ => {}
     })?;
-    Some(Snapshot { name: name?, parent: parent.unwrap_or_default(), is_committed: kind == COMMITTED })
+    let is_committed = kind == COMMITTED;
+    Some(Snapshot { name: name?, parent: parent.unwrap_or_default(), is_committed, made_at })
 }
 
 /// An upload of a blob: one piece at a time, each after the previous one is confirmed.

@@ -8,6 +8,7 @@
 //! | cgroups | none; no cpu or pids controller | |
 //! | kernel | built without what containers need | |
 //! | runtime | none answers, or not ready | its status is unknown |
+//! | overlayfs | | cannot be mounted: containers are copies of their images |
 //! | other agents | one on the same runtime | running sandboxes that smolet did not create |
 //! | cgroup driver | differs from the runtime's, which does not report it by the CRI | differs from the configured one |
 //! | pause image | | is absent, or unknown |
@@ -36,7 +37,7 @@ use crate::limits::MIB;
 use crate::model::Wall;
 use crate::render::CgroupDriver;
 use crate::resolv_conf::PodServers;
-use crate::runtime::SELINUX_CONDITION;
+use crate::runtime::{OVERLAY_CONDITION, SELINUX_CONDITION};
 
 /// Required controllers for pods' limits, besides memory.
 const CONTROLLERS: [&str; 2] = ["cpu", "pids"];
@@ -69,9 +70,14 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
         findings.extend((!runtime.is_embedded).then(|| pause_image(runtime)));
         findings.extend(orphaned_shims(&runtime.orphaned_shims));
         findings.extend(runtime.lacks_apparmor_parser.then(apparmor));
-        let mut conditions = runtime.conditions.iter().flatten();
-        let selinux = conditions.find(|condition| &*condition.kind == SELINUX_CONDITION);
-        findings.extend(selinux.map(|of| Finding::warning("SELinux", of.message.to_string(), SELINUX_MEND)));
+        for of in runtime.conditions.iter().flatten() {
+            let (check, mend) = match &*of.kind {
+                SELINUX_CONDITION => ("SELinux", SELINUX_MEND),
+                OVERLAY_CONDITION => ("overlayfs", OVERLAY_MEND),
+                _ => continue,
+            };
+            findings.push(Finding::warning(check, of.message.to_string(), mend));
+        }
     }
     findings.push(network(&facts.cni, facts.runtime.as_ref().ok()));
     findings.extend(facts.disks.iter().map(disk));
@@ -205,6 +211,9 @@ fn other_agents(kubelets: &[Kubelet], runtime: Option<&RuntimeFacts>) -> Finding
     let mend = "what no manifest names is left alone; end what nobody needs with crictl rmp";
     Finding::warning(CHECK, message, mend)
 }
+
+const OVERLAY_MEND: &str = "load the kernel module overlay (modprobe overlay, and at each boot by a file of /etc/modules-load.d), and restart smolet; where the \
+     kernel has it, use another file system for the images";
 
 const SELINUX_MEND: &str =
     "run smolet with --selinux, and install the distribution's policy for containers (container-selinux)";

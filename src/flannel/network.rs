@@ -231,14 +231,12 @@ impl Kernel {
         entries_max: usize,
         read: &dyn Fn(&[u8]) -> Option<T>,
     ) -> Result<Vec<T>, String> {
-        let mut found = Vec::new();
-        let asked = self.netlink.dump(question, &mut |_, answer| {
+        let found = self.netlink.collect(question, &mut |found: &mut Vec<T>, _, answer| {
             if found.len() < entries_max {
                 found.extend(read(answer));
             }
         });
-        asked.map_err(|error| format!("reading {what}: {error}"))?;
-        Ok(found)
+        found.map_err(|error| format!("reading {what}: {error}"))
     }
 
     fn links(&mut self) -> Result<Vec<Link>, String> {
@@ -344,13 +342,17 @@ impl Kernel {
         used: [Option<Network>; 2],
         own_links: [Option<u32>; 2],
     ) -> Result<(usize, Option<String>), String> {
-        let links = match wanted.backend {
-            Backend::Vxlan | Backend::Wireguard => own_links,
-            Backend::HostGw => external.addresses.map(|address| address.map(|_| external.index)),
+        let between = external.addresses.map(|address| address.map(|_| external.index));
+        let of_host_gw = plan::wanted(Backend::HostGw, peers, &wanted.networks, &used, between);
+        let (entries, former, gateways) = match wanted.backend {
+            Backend::Vxlan | Backend::Wireguard => {
+                let entries = plan::wanted(wanted.backend, peers, &wanted.networks, &used, own_links);
+                (entries, of_host_gw, None)
+            }
+            Backend::HostGw => (of_host_gw, Vec::new(), Some(external.index)),
         };
-        let entries = plan::wanted(wanted.backend, peers, &wanted.networks, &used, links);
         let mut there = Vec::new();
-        let ours = |entry: &Entry| entry.is_flannels(&wanted.networks, own_links, external.index);
+        let ours = |entry: &Entry| entry.is_flannels(&wanted.networks, own_links, gateways, &former);
         let route = |answer: &[u8]| messages::read_route(answer).filter(ours);
         let neighbour = |answer: &[u8]| messages::read_neighbour(answer).filter(ours);
         for of in (0..2).filter(|of| wanted.networks[*of].is_some()) {

@@ -193,19 +193,23 @@ impl Entry {
         }
     }
 
-    /// The entry is flannel's: on its own link, or a route to pods of the cluster by way of another node.
+    /// The entry is flannel's: on its own link, or a route to pods of the cluster by way of another node, on the link between the nodes.
+    /// Such a route has nothing that tells it from one of the owner's: all are flannel's where it makes them (`external`), else those
+    /// that it made before, which are among the sorted `former` ones.
     pub(super) fn is_flannels(
         &self,
         networks: &[Option<Network>; 2],
         own: [Option<u32>; 2],
-        external: u32,
+        external: Option<u32>,
+        former: &[Self],
     ) -> bool {
         let on_own = |link: &u32| own.contains(&Some(*link));
         match self {
             Self::Neighbour { link, .. } | Self::Forward { link, .. } => on_own(link),
             Self::Route { range, link, gateway } => {
                 let is_of_pods = networks[family(range.address)].is_some_and(|network| network.covers(range));
-                is_of_pods && (on_own(link) || *link == external && gateway.is_some())
+                let is_between = external == Some(*link) && gateway.is_some();
+                is_of_pods && (on_own(link) || is_between || former.binary_search(self).is_ok())
             }
         }
     }
@@ -470,18 +474,23 @@ mod tests {
     fn what_is_of_others_is_none_of_flannels() {
         let route = |to: &str, link| Entry::Route { range: range(to), gateway: Some(ip("10.0.0.1")), link };
         let direct = |to: &str, link| Entry::Route { range: range(to), gateway: None, link };
+        // Of a node that is known host-gw would have made the route.
+        let former = entries(Backend::HostGw, &[way("10.42.3.0/24", "10.0.0.1", 3)]);
+        // With host-gw, and with vxlan.
         for (entry, is_ours) in [
-            (route("10.42.2.0/24", 9), true),
-            (route("10.42.2.0/24", 2), true),
-            (route("10.42.2.0/24", 5), false),
-            (route("192.168.7.0/24", 2), false),
-            (route("0.0.0.0/0", 2), false),
-            (direct("10.42.0.0/16", 9), true),
-            (direct("10.42.9.0/24", 2), false),
-            (Entry::Forward { link: 9, mac: Mac([1; 6]), host: ip("10.0.0.1") }, true),
-            (Entry::Neighbour { link: 2, address: ip("10.0.0.1"), mac: Mac([1; 6]) }, false),
+            (route("10.42.2.0/24", 9), [true; 2]),
+            (route("10.42.2.0/24", 2), [true, false]),
+            (route("10.42.3.0/24", 2), [true; 2]),
+            (route("10.42.2.0/24", 5), [false; 2]),
+            (route("192.168.7.0/24", 2), [false; 2]),
+            (route("0.0.0.0/0", 2), [false; 2]),
+            (direct("10.42.0.0/16", 9), [true; 2]),
+            (direct("10.42.9.0/24", 2), [false; 2]),
+            (Entry::Forward { link: 9, mac: Mac([1; 6]), host: ip("10.0.0.1") }, [true; 2]),
+            (Entry::Neighbour { link: 2, address: ip("10.0.0.1"), mac: Mac([1; 6]) }, [false; 2]),
         ] {
-            assert_eq!(entry.is_flannels(&networks(), [Some(9), None], 2), is_ours, "{entry:?}");
+            let of = |external| entry.is_flannels(&networks(), [Some(9), None], external, &former);
+            assert_eq!([of(Some(2)), of(None)], is_ours, "{entry:?}");
         }
     }
 }

@@ -17,11 +17,12 @@ use miniz_oxide::inflate::core::inflate_flags::{
 };
 use miniz_oxide::inflate::core::{BlockBoundaryState, DecompressorOxide, decompress};
 use ruzstd::decoding::FrameDecoder;
+use ruzstd::decoding::errors::FrameDecoderError;
 
 use super::tar::Refused;
 use crate::limits::{
     GZIP_HEADER_BYTES_MAX, INFLATE_WINDOW_BYTES, LAYER_STEP_BYTES, ZSTD_BLOCK_BYTES_MAX,
-    ZSTD_WINDOW_BYTES_MAX,
+    ZSTD_LARGE_WINDOW_BYTES_MAX, ZSTD_WINDOW_BYTES_MAX,
 };
 
 pub(super) const GZIP: &[u8] = b"\x1f\x8b\x08";
@@ -118,7 +119,25 @@ impl Decoder {
         }
     }
 
-    /// Reads some bytes. It is to be called until all bytes are read and it returns none.
+    /// The next frame has a larger window than is allowed so far: it is read once [`Decoder::allow_large_window`] was called.
+    pub(super) fn wants_large_window(&self) -> bool {
+        matches!(self, Self::Zstd(zstd) if zstd.wants_large_window)
+    }
+
+    /// Allows windows of [`ZSTD_LARGE_WINDOW_BYTES_MAX`].
+    pub(super) fn allow_large_window(&mut self) {
+        if let Self::Zstd(zstd) = self {
+            zstd.window_max = ZSTD_LARGE_WINDOW_BYTES_MAX;
+            zstd.decoder.set_max_window_size(ZSTD_LARGE_WINDOW_BYTES_MAX);
+        }
+    }
+
+    /// Such windows were allowed.
+    pub(super) fn may_have_large_window(&self) -> bool {
+        matches!(self, Self::Zstd(zstd) if zstd.window_max > ZSTD_WINDOW_BYTES_MAX)
+    }
+
+    /// Reads some bytes. It is to be called until all bytes are read and it returns none, or wants a large window.
     pub(super) fn step<'a>(&'a mut self, input: &'a [u8]) -> Result<Step<'a>, Refused> {
         match self {
             Self::Gzip(gzip) => gzip.step(input),
@@ -293,6 +312,7 @@ pub(super) struct Zstd {
     is_last_block: bool,
     frames: u64,
     window_max: u64,
+    wants_large_window: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -322,6 +342,7 @@ impl Zstd {
             is_last_block: false,
             frames: 0,
             window_max,
+            wants_large_window: false,
         }
     }
 
@@ -335,7 +356,8 @@ impl Zstd {
         self.held.extend_from_slice(&input[..consumed]);
         let (read, written) = self.advance()?;
         self.held.drain(..read);
-        if read == 0 && written == 0 && consumed == 0 && self.held.len() == ZSTD_BLOCK_BYTES_MAX {
+        let is_stuck = read == 0 && written == 0 && consumed == 0 && self.held.len() == ZSTD_BLOCK_BYTES_MAX;
+        if is_stuck && !self.wants_large_window {
             return Err(Refused::because("its compressed data are damaged"));
         }
         Ok(Step { consumed, out: &self.out[..written] })
@@ -343,8 +365,8 @@ impl Zstd {
 
     /// Bytes read and written.
     fn advance(&mut self) -> Result<(usize, usize), Refused> {
-        let mib = self.window_max >> 20;
         let damaged = || {
+            let mib = ZSTD_LARGE_WINDOW_BYTES_MAX >> 20;
             Refused::because(format!(
                 "its compressed data are damaged, or need a window of more than {mib} MiB"
             ))
@@ -376,7 +398,16 @@ impl Zstd {
                         return Ok((read, 0));
                     }
                     let mut source = rest;
-                    self.decoder.reset(&mut source).map_err(|_| damaged())?;
+                    let begun = self.decoder.reset(&mut source);
+                    self.wants_large_window = matches!(
+                        begun,
+                        Err(FrameDecoderError::WindowSizeTooBig { requested, max })
+                            if max < requested && requested <= ZSTD_LARGE_WINDOW_BYTES_MAX
+                    );
+                    if self.wants_large_window {
+                        return Ok((read, 0));
+                    }
+                    begun.map_err(|_| damaged())?;
                     read += rest.len() - source.len();
                     (self.phase, self.is_last_block) = (ZstdPhase::Frame, false);
                 }

@@ -119,7 +119,13 @@ impl ImageStore {
                 while done < extent.size {
                     let size = (extent.size - done).min(LAYER_FEED_BYTES as u64);
                     let piece = Extent { offset: extent.offset + done, size };
-                    ingest.feed(&archive.bytes(piece)?)?;
+                    let bytes = archive.bytes(piece)?;
+                    let taken = ingest.feed(&bytes)?;
+                    if ingest.wants_large_window() {
+                        // That of the archive itself is gone: `ARCHIVE_ZSTD_WINDOW_BYTES_MAX`.
+                        ingest.allow_large_window();
+                        ingest.feed(&bytes[taken..])?;
+                    }
                     done += size;
                 }
                 Ok(())

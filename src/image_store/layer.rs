@@ -137,6 +137,7 @@ impl Ingest {
         prune(directory(&dir.join(FILES)).ok()?, made_until).ok()?;
         let root = directory(&dir.join(FILES)).ok()?;
         let mut tree = Tree::resume((root, form), point.open, implicit, point.counts).ok()?;
+        tree.holes = point.holes;
         tree.set_point(file);
         let mut resumed = Self {
             offset: point.offset,
@@ -180,11 +181,28 @@ impl Ingest {
         let _ = utimensat(CWD, &self.dir, &now, AtFlags::empty());
     }
 
-    /// Unpacks further bytes.
+    /// What follows needs a larger window than is allowed so far.
+    pub(super) fn wants_large_window(&self) -> bool {
+        self.decoder.as_ref().is_some_and(Decoder::wants_large_window)
+    }
+
+    /// Allows such a window, which takes megabytes from then on: the caller counts them.
+    pub(super) fn allow_large_window(&mut self) {
+        if let Some(decoder) = &mut self.decoder {
+            decoder.allow_large_window();
+        }
+    }
+
+    /// Such a window was allowed.
+    pub(super) fn may_have_large_window(&self) -> bool {
+        self.decoder.as_ref().is_some_and(Decoder::may_have_large_window)
+    }
+
+    /// Unpacks further bytes. Returns how many: all, unless it wants a large window.
     ///
     /// # Errors
     /// The layer is refused, or the file system's. It is not to be used any more.
-    pub(super) fn feed(&mut self, bytes: &[u8]) -> ImageStoreResult<()> {
+    pub(super) fn feed(&mut self, bytes: &[u8]) -> ImageStoreResult<usize> {
         if self.offset() + bytes.len() as u64 > self.source.size {
             let size = self.source.size;
             return Err(self.refused("", format!("it has more than the {size} bytes of its manifest")));
@@ -194,22 +212,25 @@ impl Ingest {
         }
         self.head.extend_from_slice(bytes);
         if self.head.len() < MAGIC_BYTES {
-            return Ok(());
+            return Ok(bytes.len());
         }
         let head = std::mem::take(&mut self.head);
         self.decoder = Some(Decoder::of(&head).map_err(|Refused(reason)| self.refused("", reason))?);
-        self.decode(&head)
+        let before = head.len() - bytes.len();
+        // A decoder takes more than these few bytes before it wants anything.
+        Ok(self.decode(&head)?.saturating_sub(before))
     }
 
-    fn decode(&mut self, mut bytes: &[u8]) -> ImageStoreResult<()> {
+    fn decode(&mut self, bytes: &[u8]) -> ImageStoreResult<usize> {
         // Taken out for the time of the loop: a step borrows it.
-        let Some(mut decoder) = self.decoder.take() else { return Ok(()) };
+        let Some(mut decoder) = self.decoder.take() else { return Ok(bytes.len()) };
+        let mut rest = bytes;
         loop {
-            let step = decoder.step(bytes).map_err(|Refused(reason)| self.refused("", reason))?;
+            let step = decoder.step(rest).map_err(|Refused(reason)| self.refused("", reason))?;
             let (consumed, is_idle) = (step.consumed, step.out.is_empty());
-            self.compressed.update(&bytes[..consumed]);
+            self.compressed.update(&rest[..consumed]);
             self.offset += consumed as u64;
-            bytes = &bytes[consumed..];
+            rest = &rest[consumed..];
             self.watch_clock()?;
             let had_point = self.tree.has_point();
             self.unpack(step.out)?;
@@ -222,18 +243,20 @@ impl Ingest {
             if self.unpacked >= self.next_restart_point {
                 self.restart_point(&decoder)?;
             }
-            if bytes.is_empty() && is_idle {
+            if rest.is_empty() && is_idle || decoder.wants_large_window() {
                 break;
             }
         }
         self.decoder = Some(decoder);
-        Ok(())
+        Ok(bytes.len() - rest.len())
     }
 
     fn unpack(&mut self, out: &[u8]) -> ImageStoreResult<()> {
         self.unpacked += out.len() as u64;
         let most = LAYER_RATIO_FREE_BYTES.saturating_add(self.offset.saturating_mul(LAYER_RATIO_MAX));
-        if self.unpacked > most.min(LAYER_BYTES_MAX) {
+        // A preallocated file is honest: what it has of zeros is not written.
+        let written = self.unpacked.saturating_sub(self.tree.holes);
+        if self.unpacked > LAYER_BYTES_MAX || written > most {
             let times = format!(
                 "it unpacks to more than {LAYER_RATIO_MAX} times its size or {LAYER_BYTES_MAX} bytes"
             );
@@ -293,6 +316,7 @@ impl Ingest {
             counts: self.tree.counts().clone(),
             form: self.tree.form(),
             made_until: (since.as_secs(), since.subsec_nanos()),
+            holes: self.tree.holes,
         };
         let bytes = record::to_bytes(&point);
         if bytes.len() > LAYER_RESTART_FILE_BYTES_MAX {

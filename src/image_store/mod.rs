@@ -50,8 +50,9 @@ use crate::blocking::Blocking;
 use crate::image::gc::STORE_IS_FULL;
 use crate::image::name::{ImageName, full_name};
 use crate::limits::{
-    IMAGE_JOBS_MAX, IMAGE_JSON_BYTES_MAX, LAYERS_ARRIVING_MAX, LAYERS_PER_IMAGE_MAX, STORED_IMAGE_LABELS_MAX,
-    STORED_IMAGE_NAMES_MAX, STORED_IMAGES_MAX, STORED_LABEL_BYTES_MAX,
+    IMAGE_JOBS_MAX, IMAGE_JSON_BYTES_MAX, LAYERS_ARRIVING_MAX, LAYERS_OF_LARGE_WINDOW_MAX,
+    LAYERS_PER_IMAGE_MAX, STORED_IMAGE_LABELS_MAX, STORED_IMAGE_NAMES_MAX, STORED_IMAGES_MAX,
+    STORED_LABEL_BYTES_MAX,
 };
 use crate::model::runtime::Image;
 use crate::model::{SortedMap, SortedSet};
@@ -78,6 +79,8 @@ struct Inner {
     ingests: RefCell<SortedMap<Digest, Arc<AsyncMutex<()>>>>,
     /// Layers that arrive at once.
     arriving: Arc<Semaphore>,
+    /// Those of them with a large window.
+    large_windows: Arc<Semaphore>,
     /// Blocking jobs that take long.
     long_work: Arc<Semaphore>,
 }
@@ -179,6 +182,7 @@ impl ImageStore {
                 removal: Arc::default(),
                 ingests: RefCell::default(),
                 arriving: Arc::new(Semaphore::new(LAYERS_ARRIVING_MAX)),
+                large_windows: Arc::new(Semaphore::new(LAYERS_OF_LARGE_WINDOW_MAX)),
                 long_work: Arc::new(Semaphore::new(IMAGE_JOBS_MAX)),
             }),
         })

@@ -195,4 +195,7 @@ pub(super) struct RestartPoint {
     /// Whatever was made later than this (seconds and nanoseconds of the file system's clock) was made after the point.
     #[n(11)]
     pub(super) made_until: (u64, u32),
+    /// Bytes of the archive that are holes on the disk.
+    #[n(12)]
+    pub(super) holes: u64,
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use smol::lock::MutexGuardArc;
+use smol::lock::{MutexGuardArc, SemaphoreGuardArc};
 
 use super::disk::{Disk, layers_in_use};
 use super::error::ImageStoreError;
@@ -93,6 +93,15 @@ impl ImageStore {
             work()
         });
         done.await
+    }
+
+    /// The right to have a large window, of which the last one in memory is let go if it was parked.
+    pub(super) async fn large_window(&self) -> SemaphoreGuardArc {
+        let right = self.inner.large_windows.acquire_arc().await;
+        let is_large = |parked: &Parked| parked.ingest.may_have_large_window();
+        let parked = self.inner.state.borrow_mut().take_parked(is_large);
+        drop(parked);
+        right
     }
 
     /// Removes layers that nothing uses and no lease holds. What a dropped call leaves undone the next one does.

@@ -91,6 +91,8 @@ pub struct Tree {
     open: Option<Open>,
     implicit: Vec<Vec<u8>>,
     counts: Counts,
+    /// Bytes of the archive that are holes on the disk.
+    pub(super) holes: u64,
     form: Snapshotter,
     /// The restart point's file, while there is one.
     point: Option<PathBuf>,
@@ -115,10 +117,10 @@ struct Open {
 impl Tree {
     /// Below that directory, with whiteouts of that form.
     pub fn new(root: OwnedFd, form: Snapshotter) -> Self {
-        let (parent, open, counts, point) = Default::default();
+        let (parent, open, counts, holes, point) = Default::default();
         // The root, until an entry describes it.
         let implicit = vec![Vec::new()];
-        Self { root, parent, open, implicit, counts, form, point }
+        Self { root, parent, open, implicit, counts, holes, form, point }
     }
 
     /// Goes on at a restart point: with the file that was open there, up to that many bytes.
@@ -435,6 +437,7 @@ impl Sink for Tree {
         let Some(open) = &mut self.open else { return Ok(()) };
         open.end = offset + bytes.len() as u64;
         if bytes.len() >= HOLE_BYTES_MIN && bytes.iter().all(|byte| *byte == 0) {
+            self.holes += bytes.len() as u64;
             return Ok(());
         }
         self.counts.bytes += bytes.len() as u64;

@@ -32,6 +32,8 @@ struct Held {
     ingest: Option<Box<Ingest>>,
     /// At most `limits::LAYER_FEED_BYTES` and a piece.
     buffer: Vec<u8>,
+    /// The right to have a large window, once it wants one. It is given back before the right to write.
+    large: Option<SemaphoreGuardArc>,
     _only: MutexGuardArc<()>,
     _arriving: SemaphoreGuardArc,
 }
@@ -49,20 +51,26 @@ impl Drop for Held {
 }
 
 impl Held {
-    /// Unpacks what was collected.
-    fn feed(&mut self, disk: &Disk) -> ImageStoreResult<()> {
+    /// Unpacks what was collected. True: the rest of it waits for a large window.
+    fn feed(&mut self, disk: &Disk) -> ImageStoreResult<bool> {
         let Some(ingest) = &mut self.ingest else { return Err(abandoned(self.diff_id)) };
-        let fed = ingest.feed(&self.buffer);
-        self.buffer.clear();
-        match fed {
-            Ok(()) => {
+        if self.large.is_some() {
+            ingest.allow_large_window();
+        }
+        match ingest.feed(&self.buffer) {
+            Ok(taken) => {
+                self.buffer.drain(..taken);
                 ingest.touch();
+                let wants_window = ingest.wants_large_window();
                 let counts = ingest.counts();
                 let usage = Usage { bytes: counts.bytes, inodes: counts.inodes };
                 self.state.borrow_mut().found.parts.insert(self.diff_id, usage);
-                Ok(())
+                Ok(wants_window)
             }
-            Err(error) => Err(self.failed(disk, error)),
+            Err(error) => {
+                self.buffer.clear();
+                Err(self.failed(disk, error))
+            }
         }
     }
 
@@ -119,8 +127,15 @@ impl LayerWriter {
         let mut parked = held.state.borrow_mut().unpark(source.diff_id);
         parked.retain(|parked| *parked.ingest.source() == source);
         if let Some(Parked { ingest, buffer, .. }) = parked.pop() {
-            (held.ingest, held.buffer) = (Some(ingest), buffer);
-            return Ok(Self { store, source, held: Some(held) });
+            let is_large = ingest.may_have_large_window();
+            if is_large {
+                // Nobody else has it: the part would have been let go.
+                held.large = store.inner.large_windows.try_acquire_arc();
+            }
+            if held.large.is_some() == is_large {
+                (held.ingest, held.buffer) = (Some(ingest), buffer);
+                return Ok(Self { store, source, held: Some(held) });
+            }
         }
         let (disk, form) = (store.inner.disk.clone(), store.inner.snapshotter);
         let opened = store.long_work(move || {
@@ -149,7 +164,18 @@ impl LayerWriter {
             let held = self.held.as_mut().ok_or_else(|| abandoned(self.source.diff_id))?;
             held.buffer.extend_from_slice(piece);
             if held.buffer.len() >= LAYER_FEED_BYTES {
-                self.with(Held::feed).await?;
+                self.feed().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Unpacks what was collected; where that needs a large window, once no other layer has one.
+    async fn feed(&mut self) -> ImageStoreResult<()> {
+        while self.with(Held::feed).await? {
+            // A layer that begins again has the right already.
+            if let Some(held) = self.held.as_mut().filter(|held| held.large.is_none()) {
+                held.large = Some(self.store.large_window().await);
             }
         }
         Ok(())
@@ -160,7 +186,8 @@ impl LayerWriter {
     /// # Errors
     /// It is cut off, or not what its digests say, or the file system's.
     pub async fn commit(&mut self) -> ImageStoreResult<Layer> {
-        self.with(|held, disk| held.feed(disk).and_then(|()| held.finish(disk))).await
+        self.feed().await?;
+        self.with(Held::finish).await
     }
 
     /// Forgets what arrived: the layer begins again, also after an error.
@@ -201,6 +228,7 @@ impl Held {
     async fn new(store: &ImageStore, diff_id: Digest, only: MutexGuardArc<()>) -> Self {
         let arriving = store.inner.arriving.acquire_arc().await;
         let state = store.inner.state.clone();
-        Self { state, diff_id, ingest: None, buffer: Vec::new(), _only: only, _arriving: arriving }
+        let (ingest, buffer, large) = Default::default();
+        Self { state, diff_id, ingest, buffer, large, _only: only, _arriving: arriving }
     }
 }

@@ -17,7 +17,7 @@ use super::files::{Files, node_password};
 use super::joining::{
     Certificates, Cluster, Credentials, Given, Inspection, Joining, Line, Next, Outcome, Step,
 };
-use super::{Ask, Component, ComponentClients, List, Refused, Servers, Settings, Supervisor};
+use super::{Ask, Component, ComponentClients, Does, List, Refused, Servers, Settings, Supervisor};
 use crate::addresses::NodeAddresses;
 use crate::certificates::{apart, usable};
 use crate::clock::SharedClock;
@@ -56,6 +56,9 @@ pub(crate) struct JoinTask {
     pub(crate) settings: Sender<Settings>,
     pub(crate) clock: SharedClock,
     pub(crate) kernel: Kernel,
+    pub(crate) does: Does,
+    /// What the node leaves out of a k3s node's network, as it was logged last.
+    pub(crate) left_out: RefCell<String>,
 }
 
 /// The kernel that the cluster's network needs.
@@ -215,6 +218,13 @@ impl JoinTask {
         // Closed: the process ends.
         let _ = self.settings.send(given.cluster.settings.clone()).await;
         self.set_up_kernel(&given.cluster.settings).await;
+        let left_out = given.cluster.settings.left_out(self.does);
+        if !left_out.is_empty() && *self.left_out.borrow() != left_out {
+            log::warn!(
+                "k3s agent does more for the network of this cluster: {left_out}; give these flags, or start smolet agent"
+            );
+        }
+        self.left_out.replace(left_out);
         let (files, kubeconfig) = (self.files.clone(), self.kubeconfig.clone());
         let text = kube::kubeconfig_of(self.servers.api(), &files.server_ca(), &files.client());
         let components = Component::ALL.map(|of| self.component_kubeconfig(of));

@@ -112,11 +112,27 @@ impl LoadBalancer {
         }
     }
 
-    /// Until the listener fails. Full: further connections wait in its queue.
+    /// Until the listener fails. Full: further connections wait in its queue, which is said.
     async fn accept(&self, listener: &Async<TcpListener>, shared: &Rc<Shared>) {
         let places = Arc::new(Semaphore::new(K3S_BALANCER_CONNECTIONS_MAX));
+        let fullness = Fullness::default();
         loop {
-            let place = places.acquire_arc().await;
+            fullness.look(self.held.get());
+            let place = if let Some(place) = places.try_acquire_arc() {
+                place
+            } else {
+                let client_waits = async {
+                    let _ = listener.readable().await;
+                    if fullness.is_news() {
+                        log::warn!(
+                            "load balancer: all {K3S_BALANCER_CONNECTIONS_MAX} connections are in use; further clients wait until \
+                             one ends"
+                        );
+                    }
+                    std::future::pending().await
+                };
+                smol::future::or(places.acquire_arc(), client_waits).await
+            };
             let client = match listener.accept().await {
                 Ok((client, _)) => Socket::from(client),
                 // Of this connection, or the process has no files left: the others run on meanwhile.
@@ -134,6 +150,27 @@ impl LoadBalancer {
             };
             executor.spawn("k3s load balancer", serve).detach();
         }
+    }
+}
+
+/// Whether it was said that all connections are in use.
+#[derive(Default)]
+struct Fullness {
+    is_said: Cell<bool>,
+}
+
+impl Fullness {
+    /// So many are in use. It is news again that all are when half of them were not: at the bound one ends and the next one comes all the
+    /// time.
+    fn look(&self, connections: usize) {
+        if connections <= K3S_BALANCER_CONNECTIONS_MAX / 2 {
+            self.is_said.set(false);
+        }
+    }
+
+    /// All are in use, and somebody waits: whether that is still to be said.
+    fn is_news(&self) -> bool {
+        !self.is_said.replace(true)
     }
 }
 
@@ -242,5 +279,23 @@ async fn forward(mut from: &Socket<TcpStream>, mut to: &Socket<TcpStream>) -> io
             return Ok(());
         }
         to.write_all(&piece[..read]).await?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_said_once_that_all_connections_are_in_use_and_again_after_there_was_room() {
+        let fullness = Fullness::default();
+        let max = K3S_BALANCER_CONNECTIONS_MAX;
+        for (in_use, is_news) in [(max, true), (max, false), (max - 1, false), (max / 2 + 1, false)] {
+            fullness.look(in_use);
+            assert_eq!(fullness.is_news(), is_news, "{in_use}");
+        }
+        fullness.look(max / 2);
+        fullness.look(max);
+        assert_eq!([fullness.is_news(), fullness.is_news()], [true, false]);
     }
 }

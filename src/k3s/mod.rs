@@ -45,7 +45,7 @@ pub(crate) use join_task::{JoinTask, Kernel};
 pub(crate) use load_balancer::LoadBalancer;
 pub(crate) use refusal::Refused;
 pub(crate) use servers::List;
-pub(crate) use settings::{Settings, Unset};
+pub(crate) use settings::{Does, Settings, Unset};
 pub(crate) use supervisor::{Ask, Supervisor};
 pub(crate) use token::Token;
 pub(crate) use tunnel::{Common, Reach};

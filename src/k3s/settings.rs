@@ -54,6 +54,14 @@ impl Unset {
     }
 }
 
+/// What of the cluster's network this node does.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Does {
+    pub(crate) services: bool,
+    pub(crate) flannel: bool,
+    pub(crate) policies: bool,
+}
+
 /// Unsafe sysctls that the pods of k3s' load balancer (servicelb) set (`kubeletArgsAndConfig`).
 const SERVICE_LB_SYSCTLS: [&str; 2] = ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"];
 
@@ -102,6 +110,17 @@ impl Settings {
     /// Pods have IPv6 addresses.
     pub(crate) fn has_ipv6(&self) -> bool {
         self.network.networks[1].is_some()
+    }
+
+    /// Switches of what `k3s agent` does in this cluster and this node does not; empty: none. PURE.
+    pub(crate) fn left_out(&self, does: Does) -> String {
+        let has_flannel = !matches!(self.network.backend(), Ok(None));
+        let all = [
+            ("--service-proxy", !does.services && !self.disable_kube_proxy),
+            ("--flannel", !does.flannel && has_flannel),
+            ("--network-policy", !does.policies && !self.disable_network_policy),
+        ];
+        all.map(|(switch, is_out)| if is_out { switch } else { "" }).join(" ").trim().replace("  ", " ")
     }
 
     /// Ranges of the cluster's pods.
@@ -155,6 +174,24 @@ impl Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_k3s_agent_does_and_this_node_does_not_is_named() {
+        let of = |json: &[u8]| Settings::parse(json).unwrap();
+        let usual =
+            of(br#"{"FlannelBackend":"vxlan","ClusterIPRange":{"IP":"10.42.0.0","Mask":"//8AAA=="}}"#);
+        let all = Does { services: true, flannel: true, policies: true };
+        for (does, left_out) in [
+            (Does::default(), "--service-proxy --flannel --network-policy"),
+            (Does { flannel: false, ..all }, "--flannel"),
+            (Does { flannel: true, ..Does::default() }, "--service-proxy --network-policy"),
+            (all, ""),
+        ] {
+            assert_eq!(usual.left_out(does), left_out, "{does:?}");
+        }
+        let none = of(br#"{"FlannelBackend":"none","DisableKubeProxy":true,"DisableNPC":true}"#);
+        assert_eq!(none.left_out(Does::default()), "");
+    }
 
     #[test]
     fn settings_count_where_the_configuration_has_none() {

@@ -26,8 +26,8 @@ pub const LAYER_XATTR_BYTES_MAX: usize = 64 * KIB;
 pub const LAYER_SPARSE_PIECES_MAX: usize = 16 * KIB;
 /// Directories that a layer's entries lie in and that the layer does not describe. More: the layer is refused.
 pub const LAYER_IMPLICIT_DIRS_MAX: usize = KIB;
-/// How many times larger than its compressed form a layer may be, beyond [`LAYER_RATIO_FREE_BYTES`]. More: the layer is refused. Text
-/// compresses to a twentieth.
+/// How many times larger than its compressed form a layer may be without its holes, beyond [`LAYER_RATIO_FREE_BYTES`]. More: the layer
+/// is refused. Text compresses to a twentieth. Zeros compress to a thousandth, but they take no space: [`LAYER_BYTES_MAX`] counts them.
 pub const LAYER_RATIO_MAX: u64 = 200;
 /// Bytes of a layer's archive for which [`LAYER_RATIO_MAX`] does not count.
 pub const LAYER_RATIO_FREE_BYTES: u64 = 64 << 20;
@@ -37,11 +37,19 @@ pub const LAYER_DISK_FREE_MIN: u64 = 16 << 20;
 pub const GZIP_HEADER_BYTES_MAX: usize = 64 * KIB;
 /// Window of a gzip layer in memory: a power of two, of which the last 32 KiB are kept in a restart point.
 pub const INFLATE_WINDOW_BYTES: usize = 64 * KIB;
-/// Window of a zstd layer in memory. Larger: the layer is refused. zstd writes larger ones for `--ultra` and `--long` only.
+/// Window in memory that each zstd layer may have: zstd's own up to level 19, and that of Go's encoder by default. Larger: the layer
+/// waits until it may be one of [`LAYERS_OF_LARGE_WINDOW_MAX`].
 pub const ZSTD_WINDOW_BYTES_MAX: u64 = 8 << 20;
-/// The same of an image archive, which is held while the archive is unpacked, one at a time: k3s compresses its own with
-/// `--long=25`. Larger: the archive is refused.
-pub const ARCHIVE_ZSTD_WINDOW_BYTES_MAX: u64 = 32 << 20;
+/// The same of these layers. Go's encoder, with which buildx compresses, has windows of 16 MiB and of 32 MiB at its two highest levels.
+/// Larger, which zstd writes for `--ultra` and `--long` only: the layer is refused. While the window grows to its last size, half as
+/// much is held beside it.
+pub const ZSTD_LARGE_WINDOW_BYTES_MAX: u64 = 32 << 20;
+/// Layers with a window of more than [`ZSTD_WINDOW_BYTES_MAX`] in memory, of those that arrive and of those that are parked. Full: a
+/// further one waits for one that arrives, and a parked one is let go.
+pub const LAYERS_OF_LARGE_WINDOW_MAX: usize = 1;
+/// Window of an image archive, then of a layer in it, of one archive at a time: k3s compresses its own with `--long=25`. Larger: the
+/// archive is refused.
+pub const ARCHIVE_ZSTD_WINDOW_BYTES_MAX: u64 = ZSTD_LARGE_WINDOW_BYTES_MAX;
 /// Bytes of a compressed image archive when it is unpacked, on the disk of the state directory. More: it is refused.
 pub const ARCHIVE_INFLATED_BYTES_MAX: u64 = 16 << 30;
 /// Compressed bytes held until a zstd block is complete: the largest block, its header and the frame's.
@@ -94,9 +102,10 @@ pub const INGESTS_MAX: usize = 64;
 pub const INGESTS_BYTES_MAX: u64 = LAYER_BYTES_MAX;
 /// How often the store looks for what is to be removed, at most: with the calls for its usage, every few minutes.
 pub const INGEST_SWEEP_PERIOD: Duration = Duration::from_mins(1);
-/// Layers that arrive at once, of all pulls: each has a decoder in memory, with a window of 32 KiB (gzip) to 8 MiB (zstd). Full: a
-/// further one waits.
+/// Layers that arrive at once, of all pulls: each has a decoder in memory, with a window of 32 KiB (gzip) to 8 MiB (zstd), and
+/// [`LAYERS_OF_LARGE_WINDOW_MAX`] of them a larger one. Full: a further one waits.
 pub const LAYERS_ARRIVING_MAX: usize = 6;
+const _: () = assert!(LAYERS_OF_LARGE_WINDOW_MAX > 0 && LAYERS_OF_LARGE_WINDOW_MAX < LAYERS_ARRIVING_MAX);
 /// Parts of layers whose pull ended that stay in memory, so that the next pull goes on at the very byte. Full: the oldest one is
 /// let go, and goes on at its restart point.
 pub const LAYERS_PARKED_MAX: usize = 3;

@@ -23,8 +23,15 @@ pub const SLICE_ZONE_SETS_MAX: usize = u8::MAX as usize;
 /// How long a client stays with its backend where a Service with `sessionAffinity: ClientIP` does not say it, in seconds
 /// (`DefaultClientIPServiceAffinitySeconds`).
 pub const AFFINITY_SECONDS_DEFAULT: u32 = 3 * 60 * 60;
-/// Clients whose endpoint is gone that are forgotten at a time. More: the others' time ends by itself.
-pub const AFFINITIES_DELETED_MAX: usize = 16_384;
+/// Clients of one family that stay with their backend: elements of a set that the kernel's rules fill. It is the kernel's own bound, which
+/// a set of an earlier agent has. Full: a further client is served by any backend at each connection, until another one's time has ended.
+pub const AFFINITIES_MAX: u32 = 65_535;
+/// Clients whose backend is gone that are forgotten in one transaction. One whose time ends meanwhile makes the kernel refuse all of it:
+/// then each half is tried.
+pub const AFFINITIES_DELETED_MAX: usize = 4096;
+/// Backends that are gone, and whose clients are still to be forgotten. Full: the clients' of further ones are forgotten when their time
+/// ends.
+pub const AFFINITY_BACKENDS_GONE_MAX: usize = 16_384;
 /// Endpoints of a service whose clients stay with theirs (`sessionAffinity: ClientIP`), each of which is a rule. More: the further ones serve
 /// nobody on this node.
 pub const AFFINITY_ENDPOINTS_MAX: usize = 1000;

@@ -276,19 +276,31 @@ fn flush_container(from: &Path, to: &Path, new: &mut Vec<PathBuf>) -> io::Result
 
 /// Puts the new files in their places, once they are on the disk.
 fn settle(new: &[PathBuf]) -> io::Result<()> {
-    let Some(directory) = new.first().and_then(|flushed| flushed.parent()) else { return Ok(()) };
-    let disk = File::open(directory)?;
+    let mut disk = None;
+    for directory in new.iter().filter_map(|flushed| flushed.parent()) {
+        let opened = File::open(directory);
+        // All are on the same disk; that of a pod that was removed meanwhile is gone.
+        if !is_gone(&opened) {
+            disk = Some(opened?);
+            break;
+        }
+    }
+    let Some(disk) = disk else { return Ok(()) };
     syncfs(&disk)?;
     for flushed in new {
         let mut beside = flushed.clone().into_os_string();
         beside.push(UNFLUSHED);
-        match fs::rename(beside, flushed) {
-            // The pod was removed meanwhile.
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-            Ok(()) | Err(_) => {}
+        let renamed = fs::rename(beside, flushed);
+        if !is_gone(&renamed) {
+            renamed?;
         }
     }
     Ok(syncfs(&disk)?)
+}
+
+/// True of what was removed meanwhile.
+fn is_gone<T>(outcome: &io::Result<T>) -> bool {
+    outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
 /// The restart counts of the logs in a container's directory, rotated ones included, in order.
@@ -328,10 +340,8 @@ fn tail(log: &Path, bytes_max: usize) -> io::Result<Option<Vec<u8>>> {
 }
 
 fn open(log: &Path) -> io::Result<Option<File>> {
-    match open_regular(log) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        file => file.map(Some),
-    }
+    let file = open_regular(log);
+    if is_gone(&file) { Ok(None) } else { file.map(Some) }
 }
 
 /// The last bytes of one file, from the beginning of a line.
@@ -444,6 +454,20 @@ mod tests {
 
     fn inode(path: &Path) -> u64 {
         path.metadata().unwrap().ino()
+    }
+
+    #[test]
+    fn a_pod_that_is_removed_meanwhile_costs_the_others_no_flush() {
+        let node = Node::new("flush-removed");
+        let new =
+            ["gone", "there", "also-gone"].map(|pod| node.folder.path(&format!("pods/{pod}/logs/app/0.log")));
+        let directory = new[1].parent().unwrap();
+        fs::create_dir_all(directory).unwrap();
+        fs::write(directory.join(format!("0.log{UNFLUSHED}")), "line\n").unwrap();
+        settle(&new).unwrap();
+        assert_eq!(fs::read_to_string(&new[1]).unwrap(), "line\n");
+        settle(&new[..1]).unwrap();
+        settle(&[]).unwrap();
     }
 
     #[test]

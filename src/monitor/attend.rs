@@ -44,6 +44,8 @@ pub(super) struct Monitor {
     /// When to look for the process that started the container, and the pause until the next look: crun leaves it, and it ends by itself, as
     /// a child of this one.
     starter: Option<(Instant, Duration)>,
+    /// The cgroup's counter has had an OOM kill.
+    oom_killed: bool,
     ended: Option<Ended>,
     outputs: [Option<Output>; 2],
     /// The way to the container's standard input: a FIFO, or the terminal's descriptor once more.
@@ -143,6 +145,7 @@ impl Monitor {
             is_own,
             has_orphans,
             starter: is_own.then(|| (Instant::now() + MONITOR_IDLE_TIME, MONITOR_IDLE_TIME)),
+            oom_killed: false,
             ended: None,
             outputs,
             stdin: stdin.map_err(failed(directory))?,
@@ -157,6 +160,10 @@ impl Monitor {
     pub(super) fn attend(&mut self) -> Exit {
         if self.init_fd.is_none() {
             self.end();
+            // Pipes that nobody has open any more say so to who reads, and nothing to who waits.
+            for index in 0..if self.terminal.is_none() { self.outputs.len() } else { 0 } {
+                self.read_output(index);
+            }
         }
         loop {
             if let Some(ended) = &self.ended {
@@ -204,6 +211,11 @@ impl Monitor {
         };
         drop(fds);
         let woken = || woken.iter().filter(|(_, events)| !events.is_empty());
+        let has_ended = woken().any(|(source, _)| matches!(source, Source::Init));
+        if has_ended {
+            // Before the output is written, which takes time: systemd removes the empty cgroup meanwhile, and the counter with it.
+            self.look_for_oom_kill();
+        }
         for (source, events) in woken() {
             match *source {
                 Source::Init => {}
@@ -219,7 +231,7 @@ impl Monitor {
             }
         }
         // After the output that came before the end.
-        if woken().any(|(source, _)| matches!(source, Source::Init)) {
+        if has_ended {
             self.end();
         }
         if self.clients.remove_closed() && self.arguments.stdin_once {
@@ -380,7 +392,9 @@ impl Monitor {
     fn end(&mut self) {
         if self.is_own {
             self.reap();
-        } else {
+        }
+        // Another one's child: the handler has a subreaper of its own, or the monitor before this one was killed.
+        if self.ended.is_none() {
             self.record_end(foreign_exit_code(&self.init));
         }
     }
@@ -401,9 +415,15 @@ impl Monitor {
         has_other
     }
 
+    /// Keeps what the counter says: the file may be gone at the next look.
+    fn look_for_oom_kill(&mut self) {
+        self.oom_killed |= self.arguments.oom_events.as_deref().is_some_and(has_oom_kill);
+    }
+
     fn record_end(&mut self, code: Option<i32>) {
-        let oom_killed = self.arguments.oom_events.as_deref().is_some_and(has_oom_kill);
-        let exit = Exit { code: code.unwrap_or(EXIT_CODE_UNKNOWN), finished_at: now().0, oom_killed };
+        self.look_for_oom_kill();
+        let code = code.unwrap_or(EXIT_CODE_UNKNOWN);
+        let exit = Exit { code, finished_at: now().0, oom_killed: self.oom_killed };
         let at = Instant::now();
         self.init_fd = None;
         self.ended = Some(Ended { exit, at, last_output: at });

@@ -23,23 +23,21 @@ pub fn run(netlink: &mut Netlink, batch: Batch) -> Result<(), BatchError> {
 /// # Errors
 /// The kernel's; more than `limits::NFTABLES_CHAINS_READ_MAX` chains.
 pub fn chains(netlink: &mut Netlink, family: Family, table: &str) -> io::Result<Vec<Box<str>>> {
-    let mut found = Vec::new();
-    let mut is_full = false;
     let request = Message::new(SUBSYSTEM << 8 | GET_CHAIN, DUMP, &header(family));
-    netlink.dump(&request, &mut |_, content| {
+    let found = netlink.collect(&request, &mut |found: &mut Vec<Box<str>>, _, content| {
         let attributes = content.get(4..).unwrap_or_default();
         let text = |kind| attribute(attributes, kind).and_then(|name| name.strip_suffix(b"\0"));
         if text(1) != Some(table.as_bytes()) {
             return;
         }
-        if let Some(chain) = text(3).and_then(|chain| std::str::from_utf8(chain).ok()) {
-            is_full |= found.len() == NFTABLES_CHAINS_READ_MAX;
-            if !is_full {
-                found.push(chain.into());
-            }
+        // The first of too many is kept, and shows that there are.
+        if let Some(chain) = text(3).and_then(|chain| std::str::from_utf8(chain).ok())
+            && found.len() <= NFTABLES_CHAINS_READ_MAX
+        {
+            found.push(chain.into());
         }
     })?;
-    if is_full {
+    if found.len() > NFTABLES_CHAINS_READ_MAX {
         return Err(io::Error::other(format!(
             "table {table} has more than {NFTABLES_CHAINS_READ_MAX} chains"
         )));
@@ -47,27 +45,30 @@ pub fn chains(netlink: &mut Netlink, family: Family, table: &str) -> io::Result<
     Ok(found)
 }
 
-/// The key of each element of a set.
+/// The keys of a set's elements for which `is_wanted` holds, one behind the other, until they have so many bytes.
 ///
 /// # Errors
 /// The kernel's.
-pub fn elements(
+pub fn keys(
     netlink: &mut Netlink,
     family: Family,
-    table: &str,
-    set: &str,
-    each: &mut dyn FnMut(&[u8]),
-) -> io::Result<()> {
+    (table, set): (&str, &str),
+    bytes_max: usize,
+    is_wanted: &dyn Fn(&[u8]) -> bool,
+) -> io::Result<Vec<u8>> {
     let mut request = Message::default();
     let at = request.begin(SUBSYSTEM << 8 | GET_ELEMENT, DUMP, &header(family));
     name(&mut request, 1, table);
     name(&mut request, 2, set);
     request.end(at);
-    netlink.dump(&request, &mut |_, content| {
+    netlink.collect(&request, &mut |keys: &mut Vec<u8>, _, content| {
         let list = attribute(content.get(4..).unwrap_or_default(), 3).unwrap_or_default();
         for (_, element) in attributes(list) {
-            if let Some(key) = attribute(element, 1).and_then(|key| attribute(key, 1)) {
-                each(key);
+            if let Some(key) = attribute(element, 1).and_then(|key| attribute(key, 1))
+                && keys.len() + key.len() <= bytes_max
+                && is_wanted(key)
+            {
+                keys.extend(key);
             }
         }
     })

@@ -13,9 +13,10 @@
 mod io;
 mod rule;
 
-pub use io::{chains, elements, generation, run, table_exists};
+pub use io::{chains, generation, keys, run, table_exists};
 pub use rule::{Compare, Payload, Register, Rule};
 
+use crate::limits::AFFINITIES_MAX;
 use crate::netlink::{APPEND, CREATE, Message};
 
 /// `NFNL_SUBSYS_NFTABLES`.
@@ -125,7 +126,7 @@ pub struct Set<'a> {
     pub key: &'a [Type],
     /// What elements stand for.
     pub data: Data<'a>,
-    /// Rules add elements, which end by themselves.
+    /// Rules add elements, `limits::AFFINITIES_MAX` at most, which end by themselves. Full: a rule that would add one ends there.
     pub is_dynamic: bool,
 }
 
@@ -334,6 +335,10 @@ impl Batch {
             }
             message.attribute(10, &number.to_be_bytes());
             if set.is_dynamic {
+                // Senders of packets fill it: without a size the kernel takes one of its own.
+                message.nest(9, |description| {
+                    description.attribute(1, &AFFINITIES_MAX.to_be_bytes());
+                });
                 // What has ended is looked for once a minute and not each second.
                 message.attribute(12, &60_000_u32.to_be_bytes());
             }

@@ -86,7 +86,7 @@ pub(super) enum Event {
     /// Images were written out to their disk.
     ImagesWritten(Result<(), String>),
     /// Shims that serve no sandbox.
-    ShimsSeen(Vec<Shim>),
+    ShimsSeen(Option<Vec<Shim>>),
     /// The removal of an image ended.
     ImageRemoved(Box<RemovedImage>),
     /// Memory and file systems were measured.
@@ -287,8 +287,8 @@ impl<R: Runtime + 'static> Agent<R> {
             Event::CheckpointWritten(result) => self.checkpointing.take(result, now, out),
             Event::Measured(found) => self.measuring.take(*found, pods, out),
             Event::ImagesListed(looked) => self.images.take_list(looked, pods, out),
-            Event::ImagesWritten(written) => self.image_sync.take(written),
-            Event::ShimsSeen(found) => self.shims.take(&found, out),
+            Event::ImagesWritten(written) => self.image_sync.take(written, now),
+            Event::ShimsSeen(found) => self.shims.take(found.as_deref(), out),
             Event::LogsFlushed(flushed) => self.log_flush.take(&flushed),
             Event::ImageRemoved(removed) => self.images.take_removed(*removed, pods, out),
             Event::Observed(seen) => self.eviction.take_observation(*seen, pods, out),

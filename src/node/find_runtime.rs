@@ -24,7 +24,7 @@ use crate::limits::{RELIST_RETRY_MAX, RUNTIME_SEARCH_PERIOD, RUNTIME_SEARCH_SHAR
 use crate::metrics::Metrics;
 use crate::registry::{Environment, Hosts, Platform, Registries};
 use crate::render::CgroupDriver;
-use crate::runtime::{Embedded, StoredImages};
+use crate::runtime::{Embedded, OVERLAY_CONDITION, StoredImages, readiness};
 use crate::server::{Answer, Query, Question};
 use crate::store::identity::Identity;
 use crate::systemd::notify::Notify;
@@ -209,12 +209,22 @@ async fn embedded(wait: &Wait<'_>) -> Result<FoundRuntime, String> {
     let config = wait.config;
     let (clock, blocking) = (wait.clock.clone(), wait.blocking.clone());
     let of_settings = config.clone();
-    let settings = blocking.run(move || facts::embedded_runtime(&of_settings)).await;
+    let look = move || {
+        let settings = facts::embedded_runtime(&of_settings);
+        let conditions = readiness(&settings, None);
+        (settings, conditions)
+    };
+    let (settings, conditions) = blocking.run(look).await;
+    // Before anything is opened: a node without an OCI runtime would open it all again at each try.
+    if let Some(not) = conditions.iter().find(|of| !of.status && &*of.kind == "RuntimeReady") {
+        return Err(format!("the embedded runtime is not ready: {}", not.message));
+    }
     let store = ImageStore::open(&settings.root_dir.join("images"), blocking.clone()).await;
     let store = store.map_err(|error| format!("the embedded runtime's images: {error}"))?;
     let hosts = Hosts {
         directories: config.embedded.registry_dirs.clone(),
         registries: config.embedded.registries.clone(),
+        only_mirrors: config.embedded.only_mirrors,
         environment: Environment::of_process(),
     };
     let registries =
@@ -224,11 +234,14 @@ async fn embedded(wait: &Wait<'_>) -> Result<FoundRuntime, String> {
     let runtime = Box::pin(opened).await.map_err(|error| format!("the embedded runtime: {error}"))?;
     let status = runtime.status().await.map_err(|error| error.to_string())?;
     for condition in status.conditions.iter().filter(|condition| !condition.status) {
-        let why = format!("the embedded runtime is not ready: {}", condition.message);
+        let why = &condition.message;
         match &*condition.kind {
-            "RuntimeReady" => return Err(why),
-            "NetworkReady" => log::warn!("{why}; pods with hostNetwork still run"),
-            _ => log::warn!("{}", condition.message),
+            "NetworkReady" => {
+                log::warn!("the embedded runtime is not ready: {why}; pods with hostNetwork still run");
+            }
+            // The image store has logged it, with the kernel's error.
+            OVERLAY_CONDITION => {}
+            _ => log::warn!("{why}"),
         }
     }
     // A task holds the runtime: none before nothing can fail any more, as a further try opens it again.
@@ -251,6 +264,34 @@ async fn embedded(wait: &Wait<'_>) -> Result<FoundRuntime, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::SystemClock;
+    use crate::config::Flags;
+
+    #[test]
+    fn without_an_oci_runtime_nothing_is_opened() {
+        let root = std::env::temp_dir().join(format!("smolet-no-runtime-{}", std::process::id()));
+        let flags = Flags {
+            root_dir: Some(root.clone()),
+            oci_runtime: vec!["/nonexistent/crun".to_owned()],
+            ..Flags::default()
+        };
+        let config = Config::load(&flags, Some(&root.join("run/smolet.sock"))).unwrap();
+        let identity = Identity::open(&root, Some("node"), "").unwrap();
+        let clock: SharedClock = Rc::new(SystemClock);
+        let wait = Wait {
+            config: &config,
+            identity: &identity,
+            executor: &Rc::new(Executor::new()),
+            clock: &clock,
+            blocking: &Rc::new(Blocking::on_this_thread()),
+            once: true,
+            metrics: &Metrics::default(),
+        };
+        let why = smol::block_on(embedded(&wait)).err().unwrap();
+        assert!(why.contains("not ready: the OCI runtime /nonexistent/crun is not there"), "{why}");
+        assert!(!root.join("runtime").exists() && !root.join("run").exists());
+        std::fs::remove_dir_all(&root).unwrap();
+    }
 
     #[test]
     fn the_search_for_the_runtime_loses_little_of_a_boot() {

@@ -18,7 +18,7 @@ use super::pods::Pods;
 use super::unpacked_layers::{LayerRecord, snapshotter};
 use crate::blocking::Blocking;
 use crate::cri::{ImageStore, Runtime};
-use crate::limits::IMAGE_SYNC_DELAY;
+use crate::limits::{IMAGE_SYNC_DELAY, IMAGE_SYNC_RETRY};
 use crate::model::Mono;
 
 /// The schedule of the writes.
@@ -74,9 +74,11 @@ impl ImageSync {
     }
 
     /// A write has ended.
-    pub(super) fn take(&mut self, written: Result<(), String>) {
+    pub(super) fn take(&mut self, written: Result<(), String>, now: Mono) {
         self.in_flight = false;
         if let Err(error) = written {
+            // Else the next boot would doubt layers that are well.
+            self.at.get_or_insert(now + IMAGE_SYNC_RETRY);
             log::debug!(
                 "images are not written out: {error}; a power cut within half a minute may damage new ones"
             );

@@ -219,6 +219,12 @@ impl Start<'_> {
                 cpus: u64::try_from(self.node.cpu_capacity_millis / 1000).unwrap_or(1),
                 lacking: RefCell::default(),
             },
+            does: k3s::Does {
+                services: self.config.service_proxy.is_some(),
+                flannel: self.config.flannel.is_some(),
+                policies: self.config.network_policy.is_some(),
+            },
+            left_out: RefCell::default(),
         };
         self.executor.spawn("k3s joining", joining.run()).detach();
         Some(K3s { supervisor, servers, changed, changes, lost, reaches_pods, components })

@@ -26,7 +26,7 @@ pub(super) fn write_hosts(config: &Config, runtime: &str) {
         return;
     }
     let (of, to) = (registries.display(), directory.display());
-    match registry::write_hosts(registries, directory) {
+    match registry::write_hosts(registries, directory, config.embedded.only_mirrors) {
         Ok(HostsWritten { changed, rewriting, foreign }) => {
             if !changed.is_empty() {
                 log::info!("registries of {of}: written to {to}: {}", changed.join(", "));

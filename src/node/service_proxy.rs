@@ -3,7 +3,8 @@
 //! ```text
 //!     Services ───────┐
 //!                     ├─► Cluster ─► changed services ─► Kernel (on a thread) ─► nf_tables
-//!     EndpointSlices ─┘                                    └─ refused: everything anew, after a wait
+//!     EndpointSlices ─┘     ▲                              └─ refused: everything anew, after a wait
+//!     the node's addresses ─┘
 //! ```
 //!
 //! The rules stay when the agent ends, and while the API server cannot be reached. After a start nothing is changed before both
@@ -231,9 +232,10 @@ impl ServiceProxy {
     }
 
     async fn run(self, mut wanted: Wanted, changes: Receiver<Wanted>) {
+        let addresses = self.addresses.changes();
         loop {
             let next = match wanted.is_on {
-                Some(true) => self.serve(wanted, &changes).await,
+                Some(true) => self.serve(wanted, &changes, &addresses).await,
                 Some(false) => {
                     self.end_tables().await;
                     changes.recv().await.ok()
@@ -254,13 +256,18 @@ impl ServiceProxy {
     }
 
     /// Serves until it is switched off, or nobody can switch it.
-    async fn serve(&self, wanted: Wanted, changes: &Receiver<Wanted>) -> Option<Wanted> {
+    async fn serve(
+        &self,
+        wanted: Wanted,
+        changes: &Receiver<Wanted>,
+        addresses: &Receiver<()>,
+    ) -> Option<Wanted> {
         let (changed, news) = smol::channel::bounded(1);
         let mut cluster = Cluster::new(&self.node);
         cluster.set_zone(&wanted.zone);
         let shared = Shared { cluster: Rc::new(RefCell::new(cluster)), changed };
         let follows = or(self.follow(Kind::Services, &shared), self.follow(Kind::Slices, &shared));
-        let ended = or(follows, self.keep_rules(&shared, wanted, &news, changes)).await;
+        let ended = or(follows, self.keep_rules(&shared, wanted, [&news, addresses], changes)).await;
         self.held.set((0, 0));
         ended
     }
@@ -275,7 +282,7 @@ impl ServiceProxy {
         &self,
         shared: &Shared,
         mut wanted: Wanted,
-        news: &Receiver<()>,
+        news: [&Receiver<()>; 2],
         changes: &Receiver<Wanted>,
     ) -> Option<Wanted> {
         let settings = self.settings(&wanted);
@@ -300,36 +307,24 @@ impl ServiceProxy {
         let mut check_at = self.clock.now().mono + SERVICES_CHECK_PERIOD;
         loop {
             let next = self.next(news, changes, check_at).await;
-            if matches!(next, News::Due) {
-                check_at = self.clock.now().mono + SERVICES_CHECK_PERIOD;
-            }
+            // How the tables are looked at before the change. No look goes without one: before the first services are written it would
+            // take the rules of an earlier agent away.
+            let mut is_thorough = None;
             match next {
                 News::Changed => {}
                 News::Wanted(next) if next.is_on == Some(true) => wanted = next,
                 News::Wanted(next) => return Some(next),
-                News::Due if !shared.cluster.borrow().is_synced() => continue,
                 News::Due => {
-                    let is_thorough = whole_at <= self.clock.now().mono;
-                    if is_thorough {
-                        whole_at = self.clock.now().mono + SERVICES_WHOLE_PERIOD;
-                    }
-                    let result;
-                    (kernel, result) = self
-                        .blocking
-                        .run(move || {
-                            let result = kernel.check(is_thorough);
-                            (kernel, result)
-                        })
-                        .await;
-                    if let Err(why) = result {
-                        log::warn!("services: {why}; retrying in {} s", SERVICES_CHECK_PERIOD.as_secs());
-                    }
-                    continue;
+                    let now = self.clock.now().mono;
+                    check_at = now + SERVICES_CHECK_PERIOD;
+                    is_thorough = Some(whole_at <= now);
                 }
             }
+            let settings = self.settings(&wanted);
             let changed = {
                 let mut cluster = shared.cluster.borrow_mut();
                 cluster.set_zone(&wanted.zone);
+                cluster.set_node_addresses(&settings.node_addresses);
                 if !cluster.is_synced() {
                     continue;
                 }
@@ -349,40 +344,43 @@ impl ServiceProxy {
                     .collect::<Vec<_>>()
             };
             health.set(&changed, &shared.cluster.borrow());
-            let settings = self.settings(&wanted);
             let is_first = kernel.is_empty();
             let count = changed.len();
-            let result;
-            (kernel, result) = self
+            let looked;
+            let written;
+            (kernel, looked, written) = self
                 .blocking
                 .run(move || {
                     kernel.set_settings(settings);
-                    let result = kernel.change(changed);
-                    (kernel, result)
+                    let looked = is_thorough.map_or(Ok(()), |is_thorough| kernel.check(is_thorough));
+                    let written = kernel.change(changed);
+                    (kernel, looked, written)
                 })
                 .await;
+            if is_thorough == Some(true) && looked.is_ok() {
+                whole_at = self.clock.now().mono + SERVICES_WHOLE_PERIOD;
+            }
+            let result = looked.and(written);
             is_healthy.set(result.is_ok());
             let (ports, endpoints) = shared.cluster.borrow().counts();
             self.held.set((ports + endpoints, shared.cluster.borrow().bytes() + kernel.bytes()));
-            match result {
-                Ok(()) => {
-                    if is_first && count > 0 {
-                        log::info!(
-                            "services: {} services with {endpoints} endpoints are served",
-                            kernel.len()
-                        );
-                    }
-                    said = None;
-                    wait.succeeded();
+            if result.is_ok() && is_first && count > 0 {
+                log::info!("services: {} services with {endpoints} endpoints are served", kernel.len());
+            }
+            let is_refused = result.is_err();
+            if let Some(why) = result.unwrap_or_else(Some) {
+                if said.as_ref() != Some(&why) {
+                    log::warn!("services: {why}; retrying");
+                    said = Some(why);
                 }
-                Err(why) => {
-                    if said.as_ref() != Some(&why) {
-                        log::warn!("services: {why}; retrying");
-                        said = Some(why);
-                    }
-                    self.clock.sleep(wait.failed()).await;
-                    let _ = shared.changed.try_send(());
+                check_at = self.clock.now().mono + wait.failed();
+                if is_refused {
+                    // News would only have all rules written once more, and refused.
+                    self.clock.sleep_until(check_at).await;
                 }
+            } else {
+                said = None;
+                wait.succeeded();
             }
             let contested = kernel.contested();
             for name in contested.iter().filter(|name| !logged.contains(name)) {
@@ -396,9 +394,9 @@ impl ServiceProxy {
     }
 
     /// News put the check off for nobody.
-    async fn next(&self, news: &Receiver<()>, changes: &Receiver<Wanted>, check_at: Mono) -> News {
+    async fn next(&self, news: [&Receiver<()>; 2], changes: &Receiver<Wanted>, check_at: Mono) -> News {
         let changed = async {
-            match news.recv().await {
+            match or(news[0].recv(), news[1].recv()).await {
                 Ok(()) => News::Changed,
                 Err(_) => std::future::pending().await,
             }

@@ -46,14 +46,16 @@ impl Shims {
                 let socket = socket.clone();
                 manager.blocking.run(move || shims(Path::new("/proc"), &socket)).await
             };
-            Event::ShimsSeen(orphaned(&*manager.runtime, &manager.clock, look).await.unwrap_or_default())
+            let seen = orphaned(&*manager.runtime, &manager.clock, look).await;
+            Event::ShimsSeen(seen.inspect_err(|error| log::debug!("shims are not looked at: {error}")).ok())
         };
         out.start("shims", task);
     }
 
-    /// A look has ended.
-    pub(super) fn take(&mut self, found: &[Shim], out: &Effects) {
+    /// A look has ended. `None`: the runtime did not answer, and what is known stays.
+    pub(super) fn take(&mut self, found: Option<&[Shim]>, out: &Effects) {
         self.in_flight = false;
+        let Some(found) = found else { return };
         let before = out.metrics().orphaned_shims.replace(found.len());
         if let Some(last) = found.last().filter(|_| found.len() > before) {
             log::warn!(

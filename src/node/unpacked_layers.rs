@@ -25,7 +25,8 @@ use crate::limits::{
 use crate::metrics::Counter;
 use crate::model::{ContainerId, ContainerItem, ContainerState, SandboxId, SandboxItem, SandboxState};
 
-/// The layers that were unpacked when the disk was last written out: the boot in the first line, a name in each that follows.
+/// The layers that were unpacked when the disk was last written out: the boot in the first line, then a name in each line, then the
+/// names again, each with when it was made. Versions without the times read, and wrote, the names alone.
 #[derive(Clone, Debug)]
 pub(super) struct LayerRecord {
     path: PathBuf,
@@ -47,10 +48,13 @@ impl LayerRecord {
 
     /// Records them, unless the file says so already. Blocks.
     pub(super) fn write(&self, layers: &[Snapshot]) -> io::Result<()> {
-        let committed = layers.iter().filter(|layer| layer.is_committed).map(|layer| &*layer.name);
-        let mut names: Vec<&str> = committed.collect();
+        let committed = layers.iter().filter(|layer| layer.is_committed);
+        let mut names: Vec<&str> = committed.clone().map(|layer| &*layer.name).collect();
+        let mut times: Vec<String> =
+            committed.map(|layer| format!("{} {}\n", layer.name, layer.made_at)).collect();
         names.sort_unstable();
-        let text = format!("{}\n{}\n", self.boot, names.join("\n"));
+        times.sort_unstable();
+        let text = format!("{}\n{}\n{}", self.boot, names.join("\n"), times.concat());
         if text.len() > UNPACKED_LAYERS_BYTES_MAX {
             return Err(io::Error::other("more layers than are recorded"));
         }
@@ -67,6 +71,18 @@ pub(super) fn snapshotter(mountpoint: &str) -> Option<&str> {
     ["overlayfs", "native", "fuse-overlayfs"].contains(&name).then_some(name)
 }
 
+/// Whether the record has that layer, and not an earlier one of its name that was removed since: an image that is pulled again. PURE.
+fn is_known(record: &str, layer: &Snapshot) -> bool {
+    let (mut is_named, mut is_other) = (false, false);
+    for rest in record.lines().filter_map(|line| line.strip_prefix(&*layer.name)) {
+        match rest.strip_prefix(' ') {
+            Some(made_at) => is_other = made_at.parse() != Ok(layer.made_at),
+            None => is_named |= rest.is_empty(),
+        }
+    }
+    is_named && !is_other
+}
+
 /// The layers that are not known, and whatever is on one of them: what is on another before that. PURE.
 fn doubted<'a>(snapshots: &'a [Snapshot], known: &str) -> Vec<&'a Snapshot> {
     // Each name is looked for once: there may be thousands.
@@ -74,7 +90,7 @@ fn doubted<'a>(snapshots: &'a [Snapshot], known: &str) -> Vec<&'a Snapshot> {
         .iter()
         .map(|of| {
             let parent = snapshots.iter().position(|other| other.name == of.parent);
-            (parent, of.is_committed && known.lines().all(|name| *name != *of.name))
+            (parent, of.is_committed && !is_known(known, of))
         })
         .collect();
     // How many each has below it, itself included; 0 for one that is known and on known ones. A circle ends at the limit.
@@ -189,7 +205,7 @@ mod tests {
     use super::*;
 
     fn snapshot(name: &str, parent: &str, is_committed: bool) -> Snapshot {
-        Snapshot { name: name.into(), parent: parent.into(), is_committed }
+        Snapshot { name: name.into(), parent: parent.into(), is_committed, made_at: 7 }
     }
 
     #[test]
@@ -211,6 +227,10 @@ mod tests {
         assert!(doubted_with(&["base", "app", "new", "newer", "gone"]).is_empty());
         let all = doubted_with(&[]);
         assert_eq!((all.len(), all.last().map(|name| &**name)), (7, Some("base")));
+        // Unpacked again since: its name is known, and what it has is not on the disk for sure.
+        let of = |names: &[&str]| doubted_with(names).len();
+        assert_eq!(of(&["base", "app", "new", "newer", "base 7", "app 7", "new 7", "newer 7"]), 0);
+        assert_eq!(doubted_with(&["base", "app", "new", "newer", "new 6", "base 7"])[3..], ["new"]);
         // A runtime that names a layer as its own parent.
         let circle = [snapshot("a", "b", true), snapshot("b", "a", true)];
         assert_eq!(doubted(&circle, "").len(), 2);
@@ -238,9 +258,9 @@ mod tests {
         let layers = [snapshot("b", "a", true), snapshot("a", "", true), snapshot("c1", "b", false)];
         of("first").write(&layers).expect("written");
         let file = root.join("unpacked-layers");
-        assert_eq!(std::fs::read_to_string(&file).expect("read"), "first\na\nb\n");
+        assert_eq!(std::fs::read_to_string(&file).expect("read"), "first\na\nb\na 7\nb 7\n");
         assert_eq!(of("first").of_earlier_boot(), None);
-        assert_eq!(of("second").of_earlier_boot(), Some("a\nb\n".to_owned()));
+        assert_eq!(of("second").of_earlier_boot(), Some("a\nb\na 7\nb 7\n".to_owned()));
         let inode = || std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(&file).expect("there"));
         let before = inode();
         of("first").write(&layers).expect("written");

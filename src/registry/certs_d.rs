@@ -29,11 +29,11 @@ pub(super) struct HostsFile {
     pub(super) rewrites: bool,
 }
 
-/// The files of all registries that have mirrors, or certificates of their own.
+/// The files of all registries that have mirrors, or certificates of their own; `only_mirrors` as with [`registries_yaml`].
 ///
 /// # Errors
 /// A sentence: the field that is wrong.
-pub(super) fn hosts_files(registries: &[u8]) -> Result<Vec<HostsFile>, String> {
+pub(super) fn hosts_files(registries: &[u8], only_mirrors: bool) -> Result<Vec<HostsFile>, String> {
     let document = registries_yaml::document(registries)?;
     let mut files = Vec::new();
     for host in registries_yaml::hosts(&document)? {
@@ -41,7 +41,7 @@ pub(super) fn hosts_files(registries: &[u8]) -> Result<Vec<HostsFile>, String> {
         if host.is_empty() || host.starts_with('.') || host.contains(['/', '\\', '\0']) {
             return Err(format!("{} is no HOST[:PORT] of a registry", quoted(host)));
         }
-        let mut mirrors = registries_yaml::endpoints(&document, host)?;
+        let mut mirrors = registries_yaml::endpoints(&document, host, only_mirrors)?;
         let origin = if host == ANY { None } else { Some(Endpoint::origin(host)?) };
         // The registry itself comes last, unless it is listed before others.
         let server =
@@ -54,6 +54,9 @@ pub(super) fn hosts_files(registries: &[u8]) -> Result<Vec<HostsFile>, String> {
         if let Some(server) = &server {
             let _ = writeln!(text, "server = {}", string(&url(server)));
             options(&mut text, server, "");
+        } else if only_mirrors && let Some(mirror) = mirrors.first() {
+            // Without a server containerd takes the registry itself, for everything. This one is asked for nothing.
+            let _ = writeln!(text, "server = {}\ncapabilities = [\"push\"]", string(&url(mirror)));
         }
         for mirror in &mirrors {
             let url = string(&url(mirror));
@@ -151,7 +154,7 @@ configs:
 
     #[test]
     fn each_registry_has_its_file_as_k3s_writes_it() {
-        let files = hosts_files(FILE).unwrap();
+        let files = hosts_files(FILE, false).unwrap();
         let names: Vec<(&str, bool)> = files.iter().map(|file| (&*file.directory, file.rewrites)).collect();
         let wanted =
             [("_default", false), ("docker.io", true), ("mirror.example:5000", false), ("r.io:5000", false)];
@@ -182,19 +185,42 @@ server = "https://registry-1.docker.io/v2"
         assert!(files.iter().all(|file| !file.text.contains("hunter2")), "containerd gets logins with pulls");
         // What is written is read back as the same endpoints.
         for (file, host) in files.iter().zip(["x.io", "docker.io", "mirror.example:5000", "r.io:5000"]) {
-            let back = hosts_toml::parse(&file.text, Path::new("/"), host).unwrap();
+            let back = hosts_toml::parse(&file.text, Path::new("/"), host, false).unwrap();
             let own = registries_yaml::parse(FILE, host).unwrap();
             let shown = |all: &[Endpoint]| -> Vec<String> {
                 all.iter().map(|of| format!("{} {:?}", url(of), of.tls_options)).collect()
             };
             assert_eq!(shown(&back), shown(&own), "{host}");
         }
-        assert_eq!(hosts_files(b""), Ok(Vec::new()));
+        assert_eq!(hosts_files(b"", false), Ok(Vec::new()));
         for wrong in
             ["mirrors: {../x: {endpoint: [a.io]}}", "configs: {a/b: {tls: {insecure_skip_verify: true}}}"]
         {
-            assert!(hosts_files(wrong.as_bytes()).unwrap_err().contains("is no HOST[:PORT]"), "{wrong}");
+            let why = hosts_files(wrong.as_bytes(), false).unwrap_err();
+            assert!(why.contains("is no HOST[:PORT]"), "{wrong}: {why}");
         }
+    }
+
+    #[test]
+    fn containerd_asks_mirrors_alone_where_the_registry_is_not_named() {
+        let mirror = "{endpoint: [\"https://m.io\", \"https://n.io/hub\"]}";
+        let file = format!("mirrors: {{docker.io: {mirror}, \"*\": {mirror}}}");
+        let files = hosts_files(file.as_bytes(), true).unwrap();
+        let names: Vec<&str> = files.iter().map(|file| &*file.directory).collect();
+        assert_eq!(names, [DEFAULT, "docker.io"]);
+        for (HostsFile { text, .. }, host) in files.iter().zip(["r.io", "docker.io"]) {
+            let server = "server = \"https://m.io/v2\"\ncapabilities = [\"push\"]\n\n[host.";
+            assert!(text.starts_with(&[HEADERS[0], server].concat()), "{text}");
+            // containerd's rule: a server that is named has the capabilities that are named.
+            let asked = hosts_toml::parse(text, Path::new("/"), host, false).unwrap();
+            let asked = asked.iter().filter(|of| of.capabilities.pull || of.capabilities.resolve);
+            assert_eq!(asked.map(Endpoint::host).collect::<Vec<_>>(), ["m.io", "n.io"], "{host}");
+        }
+        // One that is named is asked, with its certificates.
+        let named = format!("{file}\nconfigs: {{docker.io: {{tls: {{ca_file: /ca.pem}}}}}}");
+        let files = hosts_files(named.as_bytes(), true).unwrap();
+        let server = "server = \"https://registry-1.docker.io/v2\"\nca = [\"/ca.pem\"]\n";
+        assert!(files[1].text.contains(server), "{}", files[1].text);
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub struct Client {
     #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "only TLS needs files"))]
     blocking: Rc<Blocking>,
     environment: Environment,
-    /// Those of the pull, for hosts without their own.
+    /// Those of the pull, for hosts without their own that they are for.
     credentials: Option<Credentials>,
     /// One for each host; at most [`REGISTRY_ENDPOINTS_MAX`]. Full: the oldest is forgotten, and asked for again.
     grants: RefCell<Vec<(String, Grant)>>,
@@ -373,7 +373,9 @@ impl Client {
     // ---- authorization -----------------------------------------------------------------------------------
 
     fn credentials_of<'a>(&'a self, endpoint: &'a Endpoint) -> Option<&'a Credentials> {
-        endpoint.credentials.as_ref().or(self.credentials.as_ref())
+        // A mirror may be somebody else's, and may be asked by HTTP.
+        let of_pull = self.credentials.as_ref().filter(|credentials| credentials.is_for(endpoint));
+        endpoint.credentials.as_ref().or(of_pull)
     }
 
     fn has_credentials(&self, endpoint: &Endpoint) -> bool {

@@ -24,13 +24,14 @@ pub struct HostsWritten {
 }
 
 /// Writes the files of all registries in `registries`, and removes those of registries that it no longer names. Files that neither
-/// smolet nor k3s has written stay.
+/// smolet nor k3s has written stay. `only_mirrors` is that of [`Hosts`](super::Hosts).
 ///
 /// # Errors
 /// A sentence that names the file.
-pub fn write_hosts(registries: &Path, directory: &Path) -> Result<HostsWritten, String> {
+pub fn write_hosts(registries: &Path, directory: &Path, only_mirrors: bool) -> Result<HostsWritten, String> {
     let bytes = read(registries)?.unwrap_or_default();
-    let files = hosts_files(&bytes).map_err(|why| format!("{}: {why}", registries.display()))?;
+    let files =
+        hosts_files(&bytes, only_mirrors).map_err(|why| format!("{}: {why}", registries.display()))?;
     let mut done = HostsWritten::default();
     remove_others(directory, &files, &mut done)?;
     for HostsFile { directory: name, text, rewrites } in files {
@@ -108,7 +109,7 @@ mod tests {
         let root = std::env::temp_dir().join(format!("smolet-certs-d-{}", std::process::id()));
         let _ = fs::remove_dir_all(&root);
         let (registries, certs) = (root.join("registries.yaml"), root.join("certs.d"));
-        assert_eq!(write_hosts(&registries, &certs), Ok(HostsWritten::default()));
+        assert_eq!(write_hosts(&registries, &certs, false), Ok(HostsWritten::default()));
         let put = |name: &str, text: &str| {
             fs::create_dir_all(certs.join(name)).unwrap();
             fs::write(certs.join(name).join(HOSTS_TOML), text).unwrap();
@@ -121,7 +122,7 @@ mod tests {
             format!("mirrors: {{own.io: {mirror}, docker.io: {mirror}, r.io: {{endpoint: [m.io], rewrite: {{a: b}}}}}}"),
         )
         .unwrap();
-        let done = write_hosts(&registries, &certs).unwrap();
+        let done = write_hosts(&registries, &certs, false).unwrap();
         assert_eq!(done.changed, ["old.io", "docker.io", "r.io"]);
         assert_eq!(done.rewriting, ["r.io"]);
         assert_eq!(done.foreign, [certs.join("own.io/hosts.toml").display().to_string()]);
@@ -129,20 +130,19 @@ mod tests {
         let text = fs::read_to_string(certs.join("docker.io/hosts.toml")).unwrap();
         assert!(text.contains("[host.\"https://m.io/v2\"]"), "{text}");
         // Nothing is written anew.
-        assert_eq!(write_hosts(&registries, &certs).unwrap().changed, Vec::<String>::new());
+        assert_eq!(write_hosts(&registries, &certs, false).unwrap().changed, Vec::<String>::new());
 
         // A directory with certificates of the owner's stays.
         fs::write(certs.join("docker.io/ca.crt"), "").unwrap();
         fs::remove_file(&registries).unwrap();
-        let mut gone = write_hosts(&registries, &certs).unwrap().changed;
+        let mut gone = write_hosts(&registries, &certs, false).unwrap().changed;
         gone.sort_unstable();
         assert_eq!(gone, ["docker.io", "r.io"]);
         assert!(certs.join("docker.io/ca.crt").exists() && !certs.join("docker.io/hosts.toml").exists());
         assert!(certs.join("own.io/hosts.toml").exists());
         fs::write(&registries, "mirrors: 1").unwrap();
-        assert!(
-            write_hosts(&registries, &certs).unwrap_err().contains("registries.yaml: mirrors: is no map")
-        );
+        let why = write_hosts(&registries, &certs, false).unwrap_err();
+        assert!(why.contains("registries.yaml: mirrors: is no map"), "{why}");
         fs::remove_dir_all(root).unwrap();
     }
 }

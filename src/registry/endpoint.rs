@@ -68,7 +68,7 @@ pub struct Endpoint {
     pub headers: HeaderMap,
     /// The first one that matches is applied.
     pub rewrites: Vec<Rewrite>,
-    /// Its own credentials. Without them those of the image's pull are used.
+    /// Its own credentials. Without them those of the image's pull are used, unless they are for another server.
     pub credentials: Option<Credentials>,
     /// The registry's name for a host with another one: sent as `ns=`, as containerd does.
     pub namespace: Option<String>,

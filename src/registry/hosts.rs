@@ -47,12 +47,14 @@ pub struct Hosts {
     pub directories: Vec<PathBuf>,
     /// k3s' `registries.yaml`; counts for hosts that no directory has.
     pub registries: Option<PathBuf>,
+    /// A registry that has mirrors is not asked itself, unless these files name it too (k3s' `--disable-default-registry-endpoint`).
+    pub only_mirrors: bool,
     /// Proxies and authorities.
     pub environment: Environment,
 }
 
 impl Hosts {
-    /// The endpoints for images of this registry, in the order in which they are tried; the registry itself is the last.
+    /// The endpoints for images of this registry, in the order in which they are tried; the registry itself, if it is asked, last.
     ///
     /// # Errors
     /// A file cannot be read, or is wrong: names the file, the field and the cause.
@@ -80,7 +82,7 @@ impl Hosts {
     fn configured(&self, host: &str) -> Result<Vec<Endpoint>, String> {
         for directory in &self.directories {
             for name in directory_names(host) {
-                if let Some(endpoints) = of_directory(&directory.join(name), host)? {
+                if let Some(endpoints) = of_directory(&directory.join(name), host, self.only_mirrors)? {
                     return Ok(endpoints);
                 }
             }
@@ -88,7 +90,9 @@ impl Hosts {
         if let Some(path) = &self.registries
             && let Some(bytes) = read(path)?
         {
-            return registries_yaml::parse(&bytes, host).map_err(|why| format!("{}: {why}", path.display()));
+            let document = registries_yaml::document(&bytes);
+            let parsed = document.and_then(|of| registries_yaml::endpoints(&of, host, self.only_mirrors));
+            return parsed.map_err(|why| format!("{}: {why}", path.display()));
         }
         Ok(vec![Endpoint::origin(host)?])
     }
@@ -105,11 +109,11 @@ fn directory_names(host: &str) -> Vec<String> {
 }
 
 /// `None`: there is no such directory, or nothing in it.
-fn of_directory(directory: &Path, host: &str) -> Result<Option<Vec<Endpoint>>, String> {
+fn of_directory(directory: &Path, host: &str, only_mirrors: bool) -> Result<Option<Vec<Endpoint>>, String> {
     let file = directory.join(HOSTS_TOML);
     if let Some(bytes) = read(&file)? {
         let text = String::from_utf8(bytes).map_err(|_| format!("{}: is no UTF-8 text", file.display()))?;
-        let parsed = hosts_toml::parse(&text, directory, host);
+        let parsed = hosts_toml::parse(&text, directory, host, only_mirrors);
         return parsed.map(Some).map_err(|why| format!("{}: {why}", file.display()));
     }
     let entries = match std::fs::read_dir(directory) {

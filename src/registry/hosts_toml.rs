@@ -8,11 +8,17 @@ use super::endpoint::{Capabilities, Endpoint, TlsOptions};
 use crate::decode::Node;
 use crate::limits::{REGISTRY_ENDPOINTS_MAX, REGISTRY_HEADERS_MAX};
 
-/// Parses the file, which is in `directory`, for the registry `host`: the mirrors in order, then the server.
+/// Parses the file, which is in `directory`, for the registry `host`: the mirrors in order, then the server. With `only_mirrors` a
+/// registry that has some is not asked itself, unless it is one of them or the server.
 ///
 /// # Errors
 /// A sentence: the table and the key that are wrong.
-pub(super) fn parse(text: &str, directory: &Path, host: &str) -> Result<Vec<Endpoint>, String> {
+pub(super) fn parse(
+    text: &str,
+    directory: &Path,
+    host: &str,
+    only_mirrors: bool,
+) -> Result<Vec<Endpoint>, String> {
     let top: Node = basic_toml::from_str(text).map_err(|error| error.to_string())?;
     let hosts = table(&top, "host")?;
     if hosts.len() >= REGISTRY_ENDPOINTS_MAX {
@@ -35,6 +41,7 @@ pub(super) fn parse(text: &str, directory: &Path, host: &str) -> Result<Vec<Endp
         Some(url) => {
             Endpoint::parse(url, flag(&top, "override_path")?).map_err(|why| format!("server: {why}"))?
         }
+        None if only_mirrors && !endpoints.is_empty() => return Ok(endpoints),
         None => Endpoint::origin(host)?,
     };
     endpoints.push(with(server, &top, directory)?);
@@ -167,7 +174,7 @@ mod tests {
     use super::*;
 
     fn shown(text: &str) -> Result<Vec<String>, String> {
-        let endpoints = parse(text, Path::new("/c/r.io"), "r.io")?;
+        let endpoints = parse(text, Path::new("/c/r.io"), "r.io", false)?;
         let shown = endpoints.iter().map(|endpoint| {
             let Capabilities { pull, resolve } = endpoint.capabilities;
             let TlsOptions { authorities, client, skip_verify } = &endpoint.tls_options;
@@ -228,6 +235,19 @@ mod tests {
             ]
         );
         assert_eq!(shown("").unwrap(), ["https://r.io:443/v2 pull resolve"]);
+    }
+
+    #[test]
+    fn mirrors_alone_are_asked_unless_the_file_names_a_server() {
+        for (text, wanted) in [
+            ("", &["r.io"][..]),
+            ("ca = \"a.crt\"", &["r.io"]),
+            ("[host.\"https://m.io\"]\n", &["m.io"]),
+            ("server = \"https://r.io\"\n[host.\"https://m.io\"]\n", &["m.io", "r.io"]),
+        ] {
+            let found = parse(text, Path::new("/c"), "r.io", true).unwrap();
+            assert_eq!(found.iter().map(Endpoint::host).collect::<Vec<_>>(), wanted, "{text}");
+        }
     }
 
     #[test]

@@ -108,7 +108,7 @@ impl<S: BlobStore> Pull<'_, S> {
     pub async fn image(&self, image: &str, auth: Option<&AuthConfig>) -> RegistryResult<Pulled> {
         let reference = Reference::parse(image)?;
         let full = reference.full();
-        let credentials = auth.map(|auth| Credentials::of_auth_config(auth, &reference.host)).transpose();
+        let credentials = auth.map(Credentials::of_auth_config).transpose();
         let credentials = credentials
             .map_err(|why| RegistryError::Config(format!("credentials for {full}: {why}")))?
             .flatten();

@@ -20,7 +20,7 @@ pub(super) const ANY: &str = "*";
 /// # Errors
 /// A sentence: the field that is wrong, without values that may be secret.
 pub(super) fn parse(bytes: &[u8], host: &str) -> Result<Vec<Endpoint>, String> {
-    endpoints(&document(bytes)?, host)
+    endpoints(&document(bytes)?, host, false)
 }
 
 /// The one document of the file.
@@ -48,8 +48,9 @@ pub(super) fn hosts(document: &Node) -> Result<Vec<&str>, String> {
     Ok(hosts)
 }
 
-/// The same as [`parse`] of a document; of [`ANY`] the mirrors alone.
-pub(super) fn endpoints(document: &Node, host: &str) -> Result<Vec<Endpoint>, String> {
+/// The same as [`parse`] of a document; of [`ANY`] the mirrors alone. With `only_mirrors` a registry that has some is not asked itself,
+/// unless it is one of them or `configs` names it (`getHostConfigs`).
+pub(super) fn endpoints(document: &Node, host: &str, only_mirrors: bool) -> Result<Vec<Endpoint>, String> {
     let (mirrors, configs) = (map(document, "mirrors", "")?, map(document, "configs", "")?);
     for (field, entries) in [("mirrors", mirrors), ("configs", configs)] {
         if entries.len() > REGISTRY_MIRRORS_MAX {
@@ -79,7 +80,8 @@ pub(super) fn endpoints(document: &Node, host: &str) -> Result<Vec<Endpoint>, St
         let origin = Endpoint::origin(host)?;
         // The registry itself may be among its own endpoints, with another scheme.
         let is_listed = endpoints.iter().any(|endpoint| endpoint.address == origin.address);
-        if !is_listed {
+        let is_named = || configs.iter().any(|(name, _)| **name == *host);
+        if !is_listed && (!only_mirrors || endpoints.is_empty() || is_named()) {
             endpoints.push(origin);
         }
     }
@@ -237,6 +239,23 @@ configs:
         assert_eq!(found[2].credentials, Some(Credentials::new("", "", "", "abc").unwrap()));
         assert!(parse(FILE, "r.io").unwrap()[0].tls_options.skip_verify);
         assert_eq!(parse(b"", "r.io").unwrap().len(), 1);
+    }
+
+    #[test]
+    fn mirrors_alone_are_asked_unless_the_registry_is_named_too() {
+        let document = document(FILE).unwrap();
+        for (host, wanted) in [
+            ("r.io", &["any.example"][..]),
+            ("quay.io", &["quay.io"]),
+            ("docker.io", &["mirror.example:5000", "127.0.0.1:6000", "registry-1.docker.io"]),
+            ("mirror.example:5000", &["any.example", "mirror.example:5000"]),
+        ] {
+            let found = endpoints(&document, host, true).unwrap();
+            assert_eq!(found.iter().map(Endpoint::host).collect::<Vec<_>>(), wanted, "{host}");
+        }
+        // Without a mirror nothing but the registry is there.
+        let found = endpoints(&Node::Null, "r.io", true).unwrap();
+        assert_eq!(found.iter().map(Endpoint::host).collect::<Vec<_>>(), ["r.io"]);
     }
 
     #[test]

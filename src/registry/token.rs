@@ -7,7 +7,7 @@ use base64::prelude::{BASE64_STANDARD, Engine as _};
 use hyper::header::HeaderValue;
 use serde::Deserialize;
 
-use super::endpoint::encoded;
+use super::endpoint::{Endpoint, encoded};
 use crate::image::keyring::Login;
 use crate::limits::REGISTRY_TOKEN_BYTES_MAX;
 use crate::proto::runtime::v1::AuthConfig;
@@ -26,6 +26,8 @@ pub struct Credentials {
     identity_token: String,
     /// A token for the registry itself.
     registry_token: String,
+    /// The one server that they are for; empty: whoever serves the image.
+    server: String,
 }
 
 impl fmt::Debug for Credentials {
@@ -45,6 +47,7 @@ impl Credentials {
             password: password.to_owned(),
             identity_token: identity_token.to_owned(),
             registry_token: String::new(),
+            server: String::new(),
         };
         if username.is_empty() && !auth.is_empty() {
             let wrong = || "auth is no base64 of USERNAME:PASSWORD; encode it again".to_owned();
@@ -58,18 +61,23 @@ impl Credentials {
         Ok(found)
     }
 
-    /// The CRI's; `None` when they are empty or for another registry than `host` (`ParseAuth`).
+    /// The CRI's, for the server that they name, if they name one; `None` when they are empty.
     ///
     /// # Errors
     /// As [`Credentials::new`].
-    pub fn of_auth_config(config: &AuthConfig, host: &str) -> Result<Option<Self>, String> {
-        if !config.server_address.is_empty() && registry_of(&config.server_address) != registry_of(host) {
-            return Ok(None);
-        }
+    pub fn of_auth_config(config: &AuthConfig) -> Result<Option<Self>, String> {
         let AuthConfig { username, password, auth, identity_token, registry_token, .. } = config;
         let found = Self::new(username, password, auth, identity_token)?;
         let found = Self { registry_token: registry_token.clone(), ..found };
-        Ok((found != Self::default()).then_some(found))
+        let server = registry_of(&config.server_address).to_owned();
+        Ok(if found == Self::default() { None } else { Some(Self { server, ..found }) })
+    }
+
+    /// True when they may be sent to that host (`ParseAuth`, which containerd calls for each host).
+    pub(super) fn is_for(&self, endpoint: &Endpoint) -> bool {
+        // The port of the scheme may be written or not.
+        let names = [endpoint.host(), endpoint.address.to_string()];
+        self.server.is_empty() || names.iter().any(|name| registry_of(name) == self.server)
     }
 
     /// The same for the CRI, and for that server alone.
@@ -184,26 +192,32 @@ mod tests {
             server_address: server.into(),
             ..AuthConfig::default()
         };
-        for (server, host, given) in [
-            ("", "r.io", true),
-            ("r.io", "r.io", true),
-            ("https://r.io/v1/", "r.io", true),
-            ("r.io:5000", "r.io", false),
-            ("https://index.docker.io/v1/", "docker.io", true),
-            ("other.io", "r.io", false),
+        for (server, url, given) in [
+            ("", "https://r.io", true),
+            ("", "http://mirror.io", true),
+            ("r.io", "https://r.io", true),
+            ("https://r.io/v1/", "https://r.io/v2", true),
+            ("r.io:443", "https://r.io", true),
+            ("r.io:5000", "https://r.io", false),
+            ("r.io", "https://r.io:5000", false),
+            ("r.io", "http://mirror.io", false),
+            ("http://mirror.io", "http://mirror.io/proxy", true),
+            ("https://index.docker.io/v1/", "https://registry-1.docker.io", true),
+            ("docker.io", "https://registry-1.docker.io", true),
+            ("docker.io", "https://mirror.io", false),
         ] {
-            let found = Credentials::of_auth_config(&config(server), host).unwrap();
-            let basic = found.and_then(|found| found.basic());
-            let shown = basic.as_ref().map(|basic| basic.to_str().unwrap());
-            assert_eq!(shown, given.then_some("Basic bWU6aHVudGVyMg=="), "{server} {host}");
+            let found = Credentials::of_auth_config(&config(server)).unwrap().unwrap();
+            assert_eq!(found.basic().unwrap(), "Basic bWU6aHVudGVyMg==");
+            assert_eq!(found.is_for(&Endpoint::parse(url, false).unwrap()), given, "{server} {url}");
         }
-        assert_eq!(Credentials::of_auth_config(&AuthConfig::default(), "r.io"), Ok(None));
+        let empty = AuthConfig { server_address: "r.io".into(), ..AuthConfig::default() };
+        assert_eq!(Credentials::of_auth_config(&empty), Ok(None));
         for wrong in ["%", "bWU="] {
             let config = AuthConfig { auth: wrong.into(), ..AuthConfig::default() };
-            assert!(Credentials::of_auth_config(&config, "r.io").unwrap_err().contains("base64 of USERNAME"));
+            assert!(Credentials::of_auth_config(&config).unwrap_err().contains("base64 of USERNAME"));
         }
         let token = AuthConfig { registry_token: "abc".into(), ..AuthConfig::default() };
-        let found = Credentials::of_auth_config(&token, "r.io").unwrap().unwrap();
+        let found = Credentials::of_auth_config(&token).unwrap().unwrap();
         assert_eq!(found.bearer().unwrap(), "Bearer abc");
         assert_eq!(format!("{found:?}"), "Credentials");
     }

@@ -373,6 +373,7 @@ async fn run_tar(
         time: None,
         command: None,
         owner: None,
+        oom_score_adj: None,
         outlives: false,
     };
     let context = &containers.context;

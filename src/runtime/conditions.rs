@@ -33,6 +33,16 @@ pub fn readiness(settings: &Settings, agent: Option<u32>) -> Vec<RuntimeConditio
     .conditions
 }
 
+/// The condition of a runtime whose containers have copies of their images; another one has no such condition.
+pub const OVERLAY_CONDITION: &str = "Overlay";
+
+/// Overlayfs cannot be mounted where the images are.
+pub(super) fn no_overlay() -> cri::RuntimeCondition {
+    let message = "overlayfs cannot be mounted where the images are: each container gets a full copy of its image, which takes time \
+                   and space";
+    condition(OVERLAY_CONDITION, Some(("NoOverlay", message.to_owned())))
+}
+
 fn condition(kind: &str, trouble: Option<(&str, String)>) -> cri::RuntimeCondition {
     let status = trouble.is_none();
     let (reason, message) = trouble.unwrap_or_default();

@@ -157,6 +157,12 @@ impl Container {
         self.of.root
     }
 
+    /// `oom_score_adj` of its processes: 0, as its monitor's before it starts them, where nothing is configured.
+    pub(super) fn oom_score_adj(&self) -> i64 {
+        let linux = self.record.borrow().config().linux;
+        linux.and_then(|linux| linux.resources).map_or(0, |resources| resources.oom_score_adj)
+    }
+
     pub(super) fn phase(&self) -> ContainerPhase {
         self.record.borrow().phase
     }

@@ -87,8 +87,14 @@ impl Execs {
         // The wait counts: a probe's time is that of its whole call.
         let left = time.saturating_sub(containers.context.clock.now().mono.since(begun));
         let left = (!time.is_zero()).then_some(left);
-        let exec =
-            Exec { command, pid_file: &pid_file, output_bytes_max, time: left, owner: container.root() };
+        let exec = Exec {
+            command,
+            pid_file: &pid_file,
+            output_bytes_max,
+            time: left,
+            owner: container.root(),
+            oom_score_adj: container.oom_score_adj(),
+        };
         let output = match runtime.exec(id.as_str(), exec).await {
             Ok(output) => output,
             Err(ProgramError::TooSlow(..)) => {

@@ -57,6 +57,11 @@ pub trait Images {
         None
     }
 
+    /// Root file systems are copies of their images: overlayfs cannot be mounted.
+    fn makes_copies(&self) -> bool {
+        false
+    }
+
     /// `ImageStatus`.
     fn image_status(
         &self,

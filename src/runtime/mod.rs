@@ -70,7 +70,7 @@ use sandbox::Sandbox;
 use sandboxes::Sandboxes;
 
 pub use apparmor::lacks_apparmor_parser;
-pub use conditions::readiness;
+pub use conditions::{OVERLAY_CONDITION, readiness};
 pub use host::cgroup_version;
 pub use images::{FoundImage, Images, Local};
 pub use pause::main as pause_main;
@@ -288,7 +288,8 @@ impl Embedded {
             let info = request.verbose.then(|| verbose::runtime(&settings, network(&settings)));
             (conditions::conditions(&settings, &pod_cidr), info.unwrap_or_default())
         };
-        let (conditions, info) = self.context.blocking(look).await;
+        let (mut conditions, info) = self.context.blocking(look).await;
+        conditions.extend(self.containers.images.makes_copies().then(conditions::no_overlay));
         Ok(cri::StatusResponse {
             status: Some(cri::RuntimeStatus { conditions }),
             info,

@@ -33,6 +33,8 @@ pub(super) struct Exec<'a> {
     pub(super) time: Option<Duration>,
     /// Whose its outputs are: it may open them by their names (`/dev/stdout`).
     pub(super) owner: Option<Owner>,
+    /// Its container's `oom_score_adj`.
+    pub(super) oom_score_adj: i64,
 }
 
 impl OciRuntime {
@@ -146,6 +148,7 @@ impl OciRuntime {
         program.time = exec.time;
         program.command = Some(exec.pid_file.to_owned());
         program.owner = exec.owner;
+        program.oom_score_adj = Some(exec.oom_score_adj);
         process::run(&self.context.blocking, &self.context.clock, program).await
     }
 
@@ -162,6 +165,7 @@ impl OciRuntime {
             time: Some(OCI_RUNTIME_TIME),
             command: None,
             owner: None,
+            oom_score_adj: None,
             outlives: false,
         }
     }
@@ -208,6 +212,7 @@ async fn features_of(path: &Path, blocking: &Blocking, clock: &SharedClock) -> R
         time: Some(OCI_RUNTIME_TIME),
         command: None,
         owner: None,
+        oom_score_adj: None,
         outlives: false,
     };
     // crun has the command since 1.9, runc since 1.1.

@@ -48,6 +48,8 @@ pub(super) struct Program {
     pub(super) command: Option<PathBuf>,
     /// Whose its pipes are; the agent's own user where it is not given.
     pub(super) owner: Option<Owner>,
+    /// Its `oom_score_adj`, and so that of a command which it runs; the agent's own where it is not given.
+    pub(super) oom_score_adj: Option<i64>,
     /// It is left to run when nobody waits for it any more: ended halfway it would leave behind what nobody mends.
     pub(super) outlives: bool,
 }
@@ -160,13 +162,14 @@ pub(super) async fn run(
         time,
         command,
         owner,
+        oom_score_adj,
         outlives,
     } = program;
     let mut starts = program::command(&path);
     starts.args(arguments).envs(environment).process_group(0);
     starts.stdin(if stdin.is_empty() { Stdio::null() } else { Stdio::piped() });
     starts.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let started = blocking.run(move || spawn(starts, command, owner, outlives)).await;
+    let started = blocking.run(move || spawn(starts, command, (owner, oom_score_adj), outlives)).await;
     let mut running = started.map_err(|error| ProgramError::NotStarted(path.clone(), error))?;
     // Boxed: it waits below many others.
     let ended = Box::pin(ended(&mut running, clock, stdin, (stdout_bytes_max, stderr_bytes_max)));
@@ -195,7 +198,7 @@ pub(super) async fn run(
 fn spawn(
     mut starts: Command,
     command: Option<PathBuf>,
-    owner: Option<Owner>,
+    (owner, oom_score_adj): (Option<Owner>, Option<i64>),
     outlives: bool,
 ) -> io::Result<Running> {
     if let Some(pid_file) = &command {
@@ -203,9 +206,19 @@ fn spawn(
         let _ = std::fs::remove_file(pid_file);
     }
     let child = starts.spawn()?;
+    if let Some(adj) = oom_score_adj {
+        adjust_oom_score(&child, adj);
+    }
     let given = owner.map_or(Ok(()), |owner| give_pipes(&child, owner));
     let running = Running { child: Some(child), command, outlives };
     given.map(|()| running)
+}
+
+/// Gives an OCI runtime, which has just been started, the `oom_score_adj` of the container in which it is to run a command: crun passes on its
+/// own, which would be the agent's, and the kernel would spare the command whatever memory it takes. runc sets it again.
+pub(super) fn adjust_oom_score(child: &Child, adj: i64) {
+    // Not permitted, or it has ended: the score stays.
+    let _ = std::fs::write(format!("/proc/{}/oom_score_adj", child.id()), adj.to_string());
 }
 
 /// Gives the pipes of a program to a user.
@@ -318,9 +331,13 @@ mod tests {
     use crate::clock::SystemClock;
 
     fn sh(line: &str, stdin: &str, time: Option<Duration>) -> Result<Output, ProgramError> {
+        ran(shell(line, stdin, time))
+    }
+
+    fn ran(program: Program) -> Result<Output, ProgramError> {
         let clock: SharedClock = Rc::new(SystemClock);
         let blocking = Blocking::on_threads(clock.clone(), Path::new("/"));
-        smol::block_on(run(&blocking, &clock, shell(line, stdin, time)))
+        smol::block_on(run(&blocking, &clock, program))
     }
 
     fn shell(line: &str, stdin: &str, time: Option<Duration>) -> Program {
@@ -334,6 +351,7 @@ mod tests {
             time,
             command: None,
             owner: None,
+            oom_score_adj: None,
             outlives: false,
         }
     }
@@ -347,6 +365,14 @@ mod tests {
         assert_eq!((much.stdout.len(), much.is_cut), (100, true));
         // It does not read its input.
         assert!(sh("exit 0", &"x".repeat(1 << 20), None).unwrap().status.success());
+    }
+
+    #[test]
+    fn a_program_has_the_oom_score_that_is_given() {
+        // The highest, which nobody is refused. The shell looks when it is set, as an OCI runtime has begun some work before it forks.
+        let line = "sleep 0.5; cat /proc/self/oom_score_adj";
+        let output = ran(Program { oom_score_adj: Some(1000), ..shell(line, "", None) }).unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), "1000\n");
     }
 
     #[test]

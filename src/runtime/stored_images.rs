@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::images::{FoundImage, Images, Local};
 use crate::clock::SharedClock;
 use crate::cri::{PullProgress, RuntimeError, RuntimeResult};
-use crate::image_store::{ImageStore, ImageStoreError, RootfsOptions, StoredImage};
+use crate::image_store::{ImageStore, ImageStoreError, RootfsOptions, Snapshotter, StoredImage};
 use crate::proto::runtime::v1 as cri;
 use crate::registry::{LayerProgress, Registries, RegistryError};
 
@@ -120,6 +120,10 @@ impl Images for StoredImages {
 
     fn written_dir(&self, name: &str) -> Option<PathBuf> {
         self.store.written_dir(name)
+    }
+
+    fn makes_copies(&self) -> bool {
+        self.store.snapshotter() == Snapshotter::Native
     }
 
     fn image_status(

@@ -34,7 +34,7 @@ use smol::future::{or, zip};
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::oci_runtime::message_of;
-use super::process::give_pipes;
+use super::process::{adjust_oom_score, give_pipes};
 use super::users::Owner;
 use super::{Embedded, command};
 use crate::cri::{RuntimeError, RuntimeResult, StreamRequest};
@@ -150,13 +150,14 @@ fn start(
     mut command: Command,
     tty: bool,
     has_stdin: bool,
-    owner: Option<Owner>,
+    (owner, oom_score_adj): (Option<Owner>, i64),
 ) -> io::Result<(Child, Stdio3)> {
     command.process_group(0);
     if !tty {
         command.stdin(if has_stdin { Stdio::piped() } else { Stdio::null() });
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
+        adjust_oom_score(&child, oom_score_adj);
         if let Some(owner) = owner
             && let Err(error) = give_pipes(&child, owner)
         {
@@ -180,6 +181,7 @@ fn start(
     termios::tcsetattr(&terminal, OptionalActions::Now, &mode)?;
     command.stdin(terminal.try_clone()?).stdout(terminal.try_clone()?).stderr(terminal);
     let child = command.spawn()?;
+    adjust_oom_score(&child, oom_score_adj);
     let stdin = if has_stdin { Some(ours.try_clone()?.into()) } else { None };
     Ok((child, Stdio3 { stdin, stdout: ours.into(), stderr: None }))
 }
@@ -202,12 +204,12 @@ async fn exec(streams: &ContainerStreams, request: ExecRequest, ends: Ends) -> R
         command.args(["--tty", "--env", "TERM=xterm"]);
     }
     command.arg(id.as_str()).args(&cmd);
-    let (has_stdin, owner) = (ends.stdin.is_some(), container.root());
+    let (has_stdin, of) = (ends.stdin.is_some(), (container.root(), container.oom_score_adj()));
     let at = pid_file.clone();
     let start = move || {
         // That of a former agent's command.
         let _ = std::fs::remove_file(&at);
-        let (child, stdio) = start(command, tty, has_stdin, owner)?;
+        let (child, stdio) = start(command, tty, has_stdin, of)?;
         Ok::<_, io::Error>((Exec { child, pid_file: at, has_exited: false }, stdio))
     };
     let started = runtime.context.blocking(start).await;

@@ -9,7 +9,7 @@
 //! ```
 
 use std::mem;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Bound;
 
 use crate::decode::Node;
@@ -27,6 +27,7 @@ use super::topology::{self, Endpoint};
 pub(crate) struct Cluster {
     node: Box<str>,
     zone: Box<str>,
+    node_addresses: Vec<IpAddr>,
     /// By `NAMESPACE/NAME`, in the order of the API server's lists: entries are added at the end. Bounded by `used`.
     entries: SortedMap<Box<str>, Box<Entry>>,
     /// At most `SERVICE_PORTS_MAX`, `ENDPOINTS_MAX` and `SERVICES_BYTES_MAX`.
@@ -165,6 +166,7 @@ impl Cluster {
         Self {
             node: node.into(),
             zone: Box::default(),
+            node_addresses: Vec::new(),
             entries: SortedMap::new(),
             used: Used::default(),
             changed: Vec::new(),
@@ -183,6 +185,19 @@ impl Cluster {
         self.zone = zone.into();
         for (key, entry) in self.entries.iter_mut() {
             if entry.slices.iter().any(|held| held.slice.depends_on_zone()) {
+                mark(key, entry, &mut self.changed);
+            }
+        }
+    }
+
+    /// Sets this node's addresses. Services with `loadBalancerSourceRanges` change by it.
+    pub(crate) fn set_node_addresses(&mut self, addresses: &[IpAddr]) {
+        if self.node_addresses == addresses {
+            return;
+        }
+        self.node_addresses = addresses.to_vec();
+        for (key, entry) in self.entries.iter_mut() {
+            if entry.service.as_ref().is_some_and(Service::depends_on_node_addresses) {
                 mark(key, entry, &mut self.changed);
             }
         }

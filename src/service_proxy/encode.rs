@@ -91,7 +91,7 @@ impl Target {
 pub(super) enum Program {
     /// One of `count` endpoints.
     Pick { count: u32 },
-    /// The client's former endpoint among these, else one of them, for so many seconds.
+    /// The client's former endpoint among these, else one of them, for so many seconds; while too many clients stay, one of them.
     Stay { seconds: u32, endpoints: Vec<Endpoint> },
     /// From outside, by policy: `Cluster` masquerades, `Local` serves this node and its pods from all endpoints, others (if there is a local
     /// endpoint) from the local ones.
@@ -249,19 +249,22 @@ impl Encoder {
                 let key = [&ip[..], &ip, &transport, &port(backend.port)].concat();
                 add(Place::HairpinConnections, key, Vec::new());
             }
-            let program = if service.affinity_seconds > 0 {
+            let is_sticky = service.affinity_seconds > 0;
+            let count = if is_sticky { AFFINITY_ENDPOINTS_MAX } else { usize::MAX };
+            let backends = backends.get(..count).unwrap_or(backends);
+            for (index, backend) in (0_u32..).zip(backends) {
+                let end = [&octets(backend.address)[..], &port(backend.port)].concat();
+                add(Place::Endpoints, [group.to_ne_bytes(), index.to_ne_bytes()].concat(), end);
+            }
+            let program = if is_sticky {
                 let endpoint = |of: &Backend| {
                     let backend = [&octets(of.address)[..], &port(of.port)].concat();
                     let mark = mark_of(&[comment.as_bytes(), &transport, &backend]);
                     Endpoint { mark, address: of.address, port: of.port }
                 };
-                let endpoints = backends.iter().take(AFFINITY_ENDPOINTS_MAX).map(endpoint).collect();
+                let endpoints = backends.iter().map(endpoint).collect();
                 Program::Stay { seconds: service.affinity_seconds, endpoints }
             } else {
-                for (index, backend) in (0_u32..).zip(backends) {
-                    let end = [&octets(backend.address)[..], &port(backend.port)].concat();
-                    add(Place::Endpoints, [group.to_ne_bytes(), index.to_ne_bytes()].concat(), end);
-                }
                 Program::Pick { count: u32::try_from(backends.len()).unwrap_or(u32::MAX) }
             };
             let (key, value) = chain(role, &program);

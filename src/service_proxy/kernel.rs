@@ -1,7 +1,7 @@
 //! Brings the rules of all services into the kernel. I/O, blocking.
 //!
 //! ```text
-//!     changed services ─► Rules ─► a transaction of each family ─► the kernel
+//!     changed services ─► Rules ─► a transaction of each family ─► the kernel ─► clients leave endpoints that are gone
 //!                           ▲                                       │ refused, or somebody else deleted the table
 //!                           └── all rules, in one transaction ◄─────┘
 //! ```
@@ -13,16 +13,18 @@ use super::model::{ServiceName, ServicePort};
 use super::rules::{Rules, Settings};
 use super::skeleton::{AFFINITY, TABLE, family_of};
 use crate::conntrack;
-use crate::limits::AFFINITIES_DELETED_MAX;
-use crate::model::{SortedSet, Transport};
+use crate::limits::{AFFINITIES_DELETED_MAX, AFFINITIES_MAX, CONNTRACK_DELETED_MAX, CONNTRACK_ROUNDS_MAX};
+use crate::model::{SortedMap, SortedSet, Transport};
 use crate::netlink::{BatchError, Netlink, Protocol};
-use crate::nftables::{self, Batch, Element, ElementData};
+use crate::nftables::{self, Batch, Element, ElementData, Family};
 
 /// The kernel's tables and what should be in them.
 #[derive(Debug)]
 pub struct Kernel {
     rules: Rules,
     netlink: Netlink,
+    /// The ports of UDP whose connections are still to be looked at, of services that have changed.
+    stale: SortedMap<ServiceName, Vec<Front>>,
     /// IPv4's, IPv6's.
     states: [State; 2],
     /// The kernel's number of its rules up to which all changes were ours.
@@ -49,7 +51,8 @@ impl Kernel {
     /// A kernel without netfilter's netlink.
     pub fn open(settings: Settings) -> io::Result<Self> {
         let netlink = Netlink::open(Protocol::Netfilter)?;
-        Ok(Self { rules: Rules::new(settings), netlink, states: [State::Unknown; 2], own: 0, seen: 0 })
+        let (rules, stale, states) = (Rules::new(settings), SortedMap::new(), [State::Unknown; 2]);
+        Ok(Self { rules, netlink, stale, states, own: 0, seen: 0 })
     }
 
     /// Services with rules.
@@ -64,7 +67,8 @@ impl Kernel {
 
     /// Bytes held on the heap, nearly.
     pub fn bytes(&self) -> usize {
-        self.rules.bytes()
+        let front_bytes = |front: &Front| 160 + size_of::<SocketAddr>() * front.serves.len();
+        self.rules.bytes() + self.stale.values().flatten().map(front_bytes).sum::<usize>()
     }
 
     /// Services that do without an address and port that another one has.
@@ -72,36 +76,42 @@ impl Kernel {
         self.rules.contested().cloned().collect()
     }
 
-    /// Sets what does not depend on services; all rules are written again by the next change.
+    /// Sets what does not depend on services. Other ranges of pods make the next change write all rules again; other addresses of the node
+    /// count for the services that it is called for.
     pub fn set_settings(&mut self, settings: Settings) {
         if self.rules.set_settings(settings) {
             self.states = [State::Unknown; 2];
         }
     }
 
-    /// The services have these ports now; one without ports is gone. Connections of UDP to endpoints that are gone are forgotten
-    /// (`conntrack.CleanStaleEntries`).
+    /// The services have these ports now; one without ports is gone. Then connections of UDP to endpoints that are gone are forgotten
+    /// (`conntrack.CleanStaleEntries`), and which clients stayed with them. `Some`: why they could not be, with rules that are as they
+    /// should be; the next call tries it again.
     ///
     /// # Errors
     /// What the kernel refused, as a sentence; the next call writes everything again.
-    pub fn change(&mut self, changed: Vec<(ServiceName, Vec<ServicePort>)>) -> Result<(), String> {
-        let served: Vec<ServicePort> = changed.iter().flat_map(|(_, ports)| ports).cloned().collect();
+    pub fn change(
+        &mut self,
+        changed: Vec<(ServiceName, Vec<ServicePort>)>,
+    ) -> Result<Option<String>, String> {
+        for (name, ports) in &changed {
+            let fronts: Vec<Front> = ports.iter().filter_map(Front::of).collect();
+            if fronts.is_empty() {
+                self.stale.remove(name);
+            } else {
+                self.stale.insert(name.clone(), fronts);
+            }
+        }
         let batches = self.rules.change(changed);
         let changes = [(false, batches.ipv4), (true, batches.ipv6)];
         let is_whole = !self.states.contains(&State::Current);
-        let before = self.read_generation()?;
+        // Else these batches would be lost.
+        let before = self.read_generation().inspect_err(|_| self.states = [State::Unknown; 2])?;
         // A family that fails keeps the other one from nothing: these batches are all that is said of the change.
-        let applied = changes.map(|(is_ipv6, batch)| {
-            self.apply(is_ipv6, batch)?;
-            if batches.gone.is_empty() || self.states[usize::from(is_ipv6)] != State::Current {
-                return Ok(());
-            }
-            self.forget_affinities(is_ipv6, &batches.gone)
-                .map_err(|error| format!("forgetting the endpoints of clients: {error}"))
-        });
-        let forgotten = self.forget_stale(&served);
-        let failures = applied.into_iter().chain([forgotten]).filter_map(Result::err);
-        let failures: Vec<String> = failures.collect();
+        let applied = changes.map(|(is_ipv6, batch)| self.apply(is_ipv6, batch));
+        // Behind the rules: what comes before them makes the same again.
+        let left = self.forget();
+        let failures: Vec<String> = applied.into_iter().filter_map(Result::err).collect();
         if !failures.is_empty() {
             return Err(failures.join("; "));
         }
@@ -112,7 +122,7 @@ impl Kernel {
                 *known = after;
             }
         }
-        Ok(())
+        Ok(left.err())
     }
 
     /// Deletes the tables.
@@ -138,11 +148,11 @@ impl Kernel {
         Ok(())
     }
 
-    /// Whether the tables are as they should be, as far as can be seen cheaply: somebody may have flushed all rules. With `is_thorough`
-    /// they are written again whenever somebody else changed any table.
+    /// Looks whether the tables are as they should be, as far as can be seen cheaply: somebody may have flushed all rules. The next change
+    /// writes again what is not; with `is_thorough` all rules, whenever somebody else changed any table.
     ///
     /// # Errors
-    /// As [`Kernel::change`].
+    /// The kernel's, as a sentence.
     pub fn check(&mut self, is_thorough: bool) -> Result<(), String> {
         let generation = self.read_generation()?;
         if generation != if is_thorough { self.own } else { self.seen } {
@@ -160,7 +170,7 @@ impl Kernel {
             }
             self.seen = generation;
         }
-        if self.states.contains(&State::Unknown) { self.change(Vec::new()) } else { Ok(()) }
+        Ok(())
     }
 
     fn apply(&mut self, is_ipv6: bool, batch: Batch) -> Result<(), String> {
@@ -204,29 +214,72 @@ impl Kernel {
         Ok(State::Current)
     }
 
-    /// Clients that stayed with an endpoint that is gone do not come back to it when it does.
-    fn forget_affinities(&mut self, is_ipv6: bool, gone: &SortedSet<u32>) -> io::Result<()> {
-        let family = family_of(is_ipv6);
-        let address_bytes = if is_ipv6 { 16 } else { 4 };
-        let mut stale = Vec::new();
-        nftables::elements(&mut self.netlink, family, TABLE, AFFINITY, &mut |key| {
-            let mark = key.get(address_bytes..).and_then(|mark| mark.try_into().ok());
-            let is_gone = mark.is_some_and(|mark| gone.contains(&u32::from_ne_bytes(mark)));
-            if is_gone && stale.len() < AFFINITIES_DELETED_MAX {
-                stale.push(key.to_vec());
-            }
-        })?;
-        for key in stale {
-            let mut batch = Batch::new(family, TABLE);
-            batch.delete_elements(AFFINITY, [Element { key: &key, data: ElementData::None }]);
-            match nftables::run(&mut self.netlink, batch) {
-                Ok(()) => {}
-                // Its time ended meanwhile.
-                Err(error) if error.error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error.error),
+    /// Forgets what leads clients to endpoints that are gone, in families whose rules lead to others. What is left is kept for the next
+    /// change.
+    fn forget(&mut self) -> Result<(), String> {
+        let (mut is_whole, mut result) = (true, Ok(()));
+        for is_ipv6 in [false, true] {
+            match self.states[usize::from(is_ipv6)] {
+                State::Unknown => is_whole = false,
+                State::Absent => {}
+                State::Current => {
+                    let affinities = self
+                        .forget_affinities(is_ipv6)
+                        .map_err(|error| format!("forgetting the endpoints of clients: {error}"));
+                    let stale = self
+                        .forget_stale(is_ipv6)
+                        .map_err(|error| format!("forgetting connections of UDP: {error}"));
+                    result = result.and(affinities).and(stale);
+                }
             }
         }
+        if is_whole && result.is_ok() {
+            self.rules.forget_gone();
+            self.stale.clear();
+        }
+        result
+    }
+
+    /// Clients that stayed with an endpoint that is gone do not come back to it when it does.
+    fn forget_affinities(&mut self, is_ipv6: bool) -> io::Result<()> {
+        let gone = self.rules.gone();
+        if gone.is_empty() {
+            return Ok(());
+        }
+        let (family, address_bytes) = (family_of(is_ipv6), if is_ipv6 { 16 } else { 4 });
+        let key_bytes = address_bytes + 4;
+        let is_stale = |key: &[u8]| {
+            let mark = key.get(address_bytes..).and_then(|mark| mark.try_into().ok());
+            mark.is_some_and(|mark| gone.contains(&u32::from_ne_bytes(mark)))
+        };
+        let most = AFFINITIES_MAX as usize * key_bytes;
+        let keys = match nftables::keys(&mut self.netlink, family, (TABLE, AFFINITY), most, &is_stale) {
+            // No service of this family is one that clients stay with.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            keys => keys?,
+        };
+        for some in keys.chunks(AFFINITIES_DELETED_MAX * key_bytes) {
+            self.delete_affinities(family, some, key_bytes)?;
+        }
         Ok(())
+    }
+
+    /// In one transaction, or in several when the time of one of them has ended, for which the kernel refuses all.
+    fn delete_affinities(&mut self, family: Family, keys: &[u8], key_bytes: usize) -> io::Result<()> {
+        let mut batch = Batch::new(family, TABLE);
+        let elements = keys.chunks(key_bytes).map(|key| Element { key, data: ElementData::None });
+        batch.delete_elements(AFFINITY, elements);
+        match nftables::run(&mut self.netlink, batch) {
+            Err(error) if error.error.kind() == io::ErrorKind::NotFound => {
+                if keys.len() > key_bytes {
+                    let (one, other) = keys.split_at(keys.len() / key_bytes / 2 * key_bytes);
+                    self.delete_affinities(family, one, key_bytes)?;
+                    self.delete_affinities(family, other, key_bytes)?;
+                }
+                Ok(())
+            }
+            done => done.map_err(|error| error.error),
+        }
     }
 
     fn read_generation(&mut self) -> Result<u32, String> {
@@ -236,30 +289,29 @@ impl Kernel {
 
     /// Connections of UDP to an address of these ports that go to nobody who serves it: a client that goes on sending would never
     /// reach another endpoint.
-    fn forget_stale(&mut self, served: &[ServicePort]) -> Result<(), String> {
-        for is_ipv6 in [false, true] {
-            let of_udp = |port: &&ServicePort| {
-                port.transport == Transport::Udp && port.cluster_ip.is_ipv6() == is_ipv6
-            };
-            let ports: Vec<&ServicePort> = served.iter().filter(of_udp).collect();
-            // Without endpoints new packets are rejected, and what is under way ends by itself.
-            let fronts: Vec<Front> = ports.iter().filter_map(|port| Front::of(port)).collect();
-            if fronts.is_empty() {
-                continue;
-            }
-            let is_stale = |flow: &conntrack::Flow| {
-                let front = fronts.iter().find(|front| front.is_reached_by(flow.destination));
-                front.is_some_and(|front| !front.serves.contains(&flow.replier))
-            };
-            conntrack::forget_udp(&mut self.netlink, is_ipv6, &is_stale)
-                .map_err(|error| format!("forgetting connections of UDP: {error}"))?;
+    fn forget_stale(&mut self, is_ipv6: bool) -> io::Result<()> {
+        let fronts = self.stale.values().flatten().filter(|front| front.is_ipv6 == is_ipv6);
+        let fronts: Vec<&Front> = fronts.collect();
+        if fronts.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let is_stale = |flow: &conntrack::Flow| {
+            let front = fronts.iter().find(|front| front.is_reached_by(flow.destination));
+            front.is_some_and(|front| !front.serves.contains(&flow.replier))
+        };
+        for _ in 0..CONNTRACK_ROUNDS_MAX {
+            if conntrack::forget_udp(&mut self.netlink, is_ipv6, &is_stale)? < CONNTRACK_DELETED_MAX {
+                return Ok(());
+            }
+        }
+        Err(io::Error::other("there are too many at a time"))
     }
 }
 
 /// The addresses of a UDP port, and who serves it.
+#[derive(Debug)]
 struct Front {
+    is_ipv6: bool,
     addresses: Vec<IpAddr>,
     port: u16,
     node_port: u16,
@@ -267,15 +319,19 @@ struct Front {
 }
 
 impl Front {
+    /// None of a port without endpoints: new packets are rejected, and what is under way ends by itself.
     fn of(port: &ServicePort) -> Option<Self> {
-        let serves: SortedSet<SocketAddr> = port.serving.iter().copied().collect();
+        if port.transport != Transport::Udp || port.serving.is_empty() {
+            return None;
+        }
         let addresses = [port.cluster_ip].into_iter();
         let addresses = addresses.chain(port.external_ips.iter().chain(&port.load_balancer_ips).copied());
-        (!serves.is_empty()).then(|| Self {
+        Some(Self {
+            is_ipv6: port.cluster_ip.is_ipv6(),
             addresses: addresses.collect(),
             port: port.port,
             node_port: port.node_port,
-            serves,
+            serves: port.serving.iter().copied().collect(),
         })
     }
 

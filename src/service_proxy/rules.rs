@@ -10,6 +10,7 @@ use super::encode::{Encoder, Program, Role, Target, chain_of};
 use super::entries::{Change, Entries, Entry, Place};
 use super::model::{ServiceName, ServicePort};
 use super::skeleton::{IPV4, IPV6, Kind, TABLE};
+use crate::limits::AFFINITY_BACKENDS_GONE_MAX;
 use crate::model::{Network, SortedMap, SortedSet, Transport};
 use crate::nftables::{Batch, Element, ElementData, Verdict};
 
@@ -18,8 +19,6 @@ use crate::nftables::{Batch, Element, ElementData, Verdict};
 pub(super) struct Batches {
     pub ipv4: Batch,
     pub ipv6: Batch,
-    /// Marks of endpoints that clients stayed with, and that are gone.
-    pub gone: SortedSet<u32>,
 }
 
 /// What does not depend on services.
@@ -119,6 +118,8 @@ pub(super) struct Rules {
     owners: Owners,
     /// Services that want an address and port that another one has.
     contested: SortedSet<ServiceName>,
+    /// Marks of endpoints that are gone, and whose clients are still to be forgotten; at most `limits::AFFINITY_BACKENDS_GONE_MAX`.
+    gone: SortedSet<u32>,
 }
 
 impl Rules {
@@ -126,9 +127,10 @@ impl Rules {
         Self { settings, ..Self::default() }
     }
 
-    /// Whether they are other ones: these count from the next [`Rules::all`] on, for services that [`Rules::change`] is called for.
+    /// Whether all rules are others: they are from the next [`Rules::all`] on. The node's addresses count for services that
+    /// [`Rules::change`] is called for.
     pub(super) fn set_settings(&mut self, settings: Settings) -> bool {
-        let is_changed = self.settings != settings;
+        let is_changed = self.settings.cluster_cidrs != settings.cluster_cidrs;
         self.settings = settings;
         is_changed
     }
@@ -154,6 +156,16 @@ impl Rules {
     /// Services that had to do without an address and port, because another one has it.
     pub(super) fn contested(&self) -> impl Iterator<Item = &ServiceName> {
         self.contested.iter()
+    }
+
+    /// Marks of endpoints that clients stayed with, and that are gone since [`Rules::forget_gone`].
+    pub(super) fn gone(&self) -> &SortedSet<u32> {
+        &self.gone
+    }
+
+    /// Nobody stays with those any more.
+    pub(super) fn forget_gone(&mut self) {
+        self.gone.clear();
     }
 
     /// The services have these ports now; without ports a service is gone. What the kernel has to do: nothing, if nothing changed.
@@ -229,18 +241,21 @@ impl Rules {
         encoder
     }
 
-    fn write(&self, steps: &Steps) -> Batches {
+    fn write(&mut self, steps: &Steps) -> Batches {
+        let deleted = marks_of(&steps.deleted);
+        if !(deleted.is_empty() && self.gone.is_empty()) {
+            let kept = marks_of(&steps.added);
+            // One that is there again has its clients.
+            self.gone.retain(|mark| !kept.contains(mark));
+            let room = AFFINITY_BACKENDS_GONE_MAX - self.gone.len();
+            self.gone.extend(deleted.into_iter().filter(|mark| !kept.contains(mark)).take(room));
+        }
         let write = |kind: Kind| {
             let mut batch = Batch::new(kind.family, TABLE);
             steps.write(kind, &mut batch, &self.settings.cluster_cidrs);
             batch
         };
-        let mut gone = marks_of(&steps.deleted);
-        if !gone.is_empty() {
-            let kept = marks_of(&steps.added);
-            gone.retain(|mark| !kept.contains(mark));
-        }
-        Batches { ipv4: write(IPV4), ipv6: write(IPV6), gone }
+        Batches { ipv4: write(IPV4), ipv6: write(IPV6) }
     }
 
     /// One family's table from nothing, or from what an earlier agent left there: `chains` are those that are there. With `is_new` a table that
@@ -357,5 +372,79 @@ fn write_elements(batch: &mut Batch, place: Place, entries: &[Pair], is_added: b
         batch.add_elements(place.set(), elements);
     } else {
         batch.delete_elements(place.set(), elements);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::service_proxy::Backend;
+
+    /// A service whose clients stay with these endpoints.
+    fn sticky(ends: &[u8]) -> Vec<(ServiceName, Vec<ServicePort>)> {
+        let service = ServiceName { namespace: "default".into(), name: "web".into() };
+        let backend =
+            |end: &u8| Backend { address: IpAddr::from([10, 42, 0, *end]), port: 8080, is_local: false };
+        let port = ServicePort {
+            service: service.clone(),
+            port_name: Box::default(),
+            transport: Transport::Tcp,
+            cluster_ip: IpAddr::from([10, 43, 0, 10]),
+            port: 80,
+            node_port: 0,
+            external_ips: Box::default(),
+            load_balancer_ips: Box::default(),
+            source_ranges: Box::default(),
+            affinity_seconds: 600,
+            is_internal_local: false,
+            is_external_local: false,
+            health_check_node_port: 0,
+            cluster: ends.iter().map(backend).collect(),
+            local: Vec::new(),
+            serving: Vec::new(),
+            has_endpoints: true,
+        };
+        vec![(service, vec![port])]
+    }
+
+    #[test]
+    fn endpoints_that_are_gone_are_known_until_their_clients_are_forgotten() {
+        let mut rules = Rules::new(Settings::default());
+        for (ends, gone) in [
+            (&[1, 2, 3][..], 0),
+            (&[1], 2),
+            (&[1], 2),
+            // One is there again, and has its clients.
+            (&[1, 3], 1),
+            (&[3], 2),
+        ] {
+            rules.change(sticky(ends));
+            assert_eq!(rules.gone().len(), gone, "{ends:?}");
+        }
+        // The kernel refused it; the next attempt has nothing new to say.
+        rules.change(Vec::new());
+        assert_eq!(rules.gone().len(), 2);
+        rules.forget_gone();
+        rules.change(sticky(&[3, 4]));
+        assert!(rules.gone().is_empty());
+    }
+
+    #[test]
+    fn endpoints_that_are_gone_are_bounded() {
+        let mut rules = Rules::new(Settings::default());
+        rules.gone = (0..).take(AFFINITY_BACKENDS_GONE_MAX).collect();
+        rules.change(sticky(&[1, 2]));
+        rules.change(sticky(&[]));
+        assert_eq!(rules.gone().len(), AFFINITY_BACKENDS_GONE_MAX);
+    }
+
+    #[test]
+    fn other_addresses_of_the_node_are_no_reason_to_write_all_rules() {
+        let mut rules = Rules::new(Settings::default());
+        let node_addresses = vec![IpAddr::from([192, 168, 9, 1])];
+        let settings = Settings { node_addresses, ..Settings::default() };
+        assert!(!rules.set_settings(settings.clone()));
+        let cluster_cidrs = vec![Network { address: IpAddr::from([10, 42, 0, 0]), prefix: 16 }];
+        assert!(rules.set_settings(Settings { cluster_cidrs, ..settings }));
     }
 }

@@ -91,6 +91,11 @@ impl Service {
         self.ports.len() > SERVICE_PORTS_EACH_MAX || self.source_ranges.len() > SOURCE_RANGES_MAX
     }
 
+    /// The node's own addresses count for who may use it.
+    pub(super) fn depends_on_node_addresses(&self) -> bool {
+        !self.source_ranges.is_empty() && !self.load_balancer_ips.is_empty()
+    }
+
     /// Heap that it holds.
     pub(super) fn bytes(&self) -> usize {
         let names: usize = self.ports.iter().map(|port| held(&*port.name)).sum();

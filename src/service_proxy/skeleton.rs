@@ -147,7 +147,6 @@ impl Kind {
             self.set(place.set(), batch);
             batch.flush_set(place.set());
         }
-        self.set(AFFINITY, batch);
         self.drop_invalid(batch, cluster_cidrs);
         for (chain, bases) in CHAINS {
             for base in bases {
@@ -230,13 +229,14 @@ impl Kind {
         let chain = &*role.chain(number);
         match program {
             Program::Pick { count: 0 } => {}
-            Program::Pick { count } => {
-                let (address, port) = (Register(2), Register(2 + self.wide));
-                let rule = Self::pick(Rule::new(), group(role, number), *count, FIRST, address);
-                batch.add_rule(chain, &rule.dnat(self.family, address, port).comment(comment));
-            }
+            Program::Pick { count } => self.write_pick(batch, chain, group(role, number), *count, comment),
             Program::Stay { seconds, endpoints } => {
+                // Here and not with all sets: the kernel makes a table for all of its size at once.
+                self.set(AFFINITY, batch);
                 self.write_affinity(batch, chain, *seconds, endpoints, comment);
+                // The set is full, and ended each of the rules before: the client is served, and does not stay.
+                let count = u32::try_from(endpoints.len()).unwrap_or(u32::MAX);
+                self.write_pick(batch, chain, group(role, number), count, comment);
             }
             Program::External { is_local: false, .. } => {
                 batch.add_rule(chain, &masquerade_later(Rule::new()).comment(comment));
@@ -270,13 +270,12 @@ impl Kind {
         }
     }
 
-    /// Loads a random endpoint of the group to `into` (address, then port), by two registers from `key` on.
-    fn pick(rule: Rule<'_>, group: u32, count: u32, key: Register, into: Register) -> Rule<'_> {
-        rule.immediate(&group.to_ne_bytes(), key).random(count, Register(key.0 + 1)).look_up(
-            key,
-            Place::Endpoints.set(),
-            into,
-        )
+    /// Translates to a random one of the first `count` endpoints of the group.
+    fn write_pick(self, batch: &mut Batch, chain: &str, group: u32, count: u32, comment: &str) {
+        let (address, port) = (Register(2), Register(2 + self.wide));
+        let rule = Rule::new().immediate(&group.to_ne_bytes(), FIRST).random(count, Register(1));
+        let rule = rule.look_up(FIRST, Place::Endpoints.set(), address);
+        batch.add_rule(chain, &rule.dnat(self.family, address, port).comment(comment));
     }
 
     /// A client and its endpoint are in the set of affinities for so long. First the rules of clients that have one, then each endpoint by

@@ -924,6 +924,30 @@ fn a_change_of_the_zone_changes_what_depends_on_it() {
     }
 }
 
+#[test]
+fn a_change_of_the_nodes_addresses_changes_services_with_ranges() {
+    let balanced = |name: &str, ranges: &[&str], ingress: &[&str]| {
+        let spec = json!({"type": "LoadBalancer", "clusterIP": "10.43.0.1", "ports": [{"port": 80}],
+            "loadBalancerSourceRanges": ranges});
+        let mut object = service(name, spec);
+        let ingress: Value = ingress.iter().map(|ip| json!({"ip": ip})).collect();
+        object["status"] = json!({"loadBalancer": {"ingress": ingress}});
+        object
+    };
+    let services = [
+        balanced("a", &["192.168.9.0/24"], &["192.0.2.1"]),
+        balanced("b", &[], &["192.0.2.2"]),
+        balanced("c", &["192.168.9.0/24"], &[]),
+        web("d"),
+    ];
+    let mut cluster = cluster(&services, &[]);
+    assert_eq!(changed(&mut cluster).len(), 4);
+    for (address, said) in [("192.168.9.1", 1), ("192.168.9.1", 0), ("192.168.8.1", 1)] {
+        cluster.set_node_addresses(&[address.parse().unwrap()]);
+        assert_eq!(changed(&mut cluster), &["default/a"][..said], "{address}");
+    }
+}
+
 /// More different sets of zones in a slice than are kept: the hints do not count, and no endpoint is lost.
 #[test]
 fn too_many_sets_of_zones_count_as_none() {

@@ -2,11 +2,12 @@
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::Command;
-use std::time::Duration;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use smolet::config::{Config, ServiceProxySettings};
+use smolet::limits::SERVICES_CHECK_PERIOD;
 
 use crate::common::namespace::{in_namespace, ip, lease, make_link};
 use crate::k3s::joining;
@@ -66,6 +67,23 @@ fn table() -> Option<String> {
     let output = Command::new("nft").args(["list", "table", "ip", "smolet-services"]).output();
     let output = output.expect("nftables is there");
     output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
+}
+
+/// Whether the kernel takes these commands of nft(8), all or none.
+fn nft(commands: &str) -> bool {
+    let mut program =
+        Command::new("nft").args(["-f", "-"]).stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    program.stdin.take().unwrap().write_all(commands.as_bytes()).unwrap();
+    program.wait().unwrap().success()
+}
+
+/// What a balancer learns at that `healthCheckNodePort`.
+fn health(port: u16) -> Option<String> {
+    let mut connection = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    connection.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer).ok()?;
+    Some(answer)
 }
 
 fn serving(world: &World) -> Config {
@@ -155,13 +173,7 @@ fn a_balancer_learns_whether_the_node_has_endpoints() {
     world.api.create("services", service("web", "10.43.0.10", &balanced));
     world.api.create("endpointslices", slice("web", &["10.42.0.3"]));
     world.start_with(serving(&world));
-    let health = || {
-        let mut connection = TcpStream::connect("127.0.0.1:32123").ok()?;
-        connection.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
-        let mut answer = String::new();
-        connection.read_to_string(&mut answer).ok()?;
-        Some(answer)
-    };
+    let health = || health(32123);
     world.until("it has one", |_| {
         health().is_some_and(|answer| {
             answer.starts_with("HTTP/1.1 200") && answer.contains("\"localEndpoints\": 1")
@@ -172,6 +184,62 @@ fn a_balancer_learns_whether_the_node_has_endpoints() {
     world.until("it has none", |_| health().is_some_and(|answer| answer.starts_with("HTTP/1.1 503")));
     world.api.delete("services", "default", "web", None);
     world.until("nobody asks any more", |_| health().is_none());
+}
+
+#[test]
+fn a_balancer_learns_that_rules_are_not_put_back() {
+    if !in_namespace("services::a_balancer_learns_that_rules_are_not_put_back") {
+        return;
+    }
+    serve_pods();
+    let world = World::on_real_time_without_agent();
+    let balanced =
+        json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 32123});
+    world.api.create("services", service("web", "10.43.0.10", &balanced));
+    world.api.create("endpointslices", slice("web", &["10.42.0.3"]));
+    world.start_with(serving(&world));
+    let says = |words: &str| health(32123).is_some_and(|answer| answer.contains(words));
+    world.until("it has one", |_| says("HTTP/1.1 200"));
+    // Somebody flushes all rules. Where a hook has 1024 chains the kernel takes no further one.
+    let filled = |count: usize| {
+        let chain = |number| format!("chain c{number} {{ type filter hook forward priority 0; }}\n");
+        let chains: String = (0..count).map(chain).collect();
+        nft(&format!("table ip filler {{\n{chains}}}\n"))
+    };
+    assert!(nft("flush ruleset\n") && (1000..=1024).rev().any(filled));
+    world.until("they are not put back", |_| {
+        says("HTTP/1.1 503") && says("\"localEndpoints\": 1") && says("\"serviceProxyHealthy\": false")
+    });
+    assert_eq!(table(), None);
+    assert!(nft("delete table ip filler\n"));
+    let begun = Instant::now();
+    world.until("they are", |_| says("HTTP/1.1 200"));
+    assert!(begun.elapsed() < SERVICES_CHECK_PERIOD / 2, "with the next look: {:?}", begun.elapsed());
+    assert_eq!(ask(CLUSTER_IP), Ok("one".to_owned()));
+}
+
+#[test]
+fn ranges_of_sources_follow_the_nodes_address() {
+    if !in_namespace("services::ranges_of_sources_follow_the_nodes_address") {
+        return;
+    }
+    serve_pods();
+    let world = World::on_real_time_without_agent();
+    let balanced = json!({"type": "LoadBalancer", "loadBalancerSourceRanges": ["192.168.9.0/24"]});
+    let mut web = service("web", "10.43.0.10", &balanced);
+    web["status"] = json!({"loadBalancer": {"ingress": [{"ip": "203.0.113.8", "ipMode": "VIP"}]}});
+    world.api.create("services", web);
+    world.api.create("endpointslices", slice("web", &["10.42.0.3"]));
+    world.start_with(serving(&world));
+    // A node with an address in the ranges reaches the balancer's address, which is its own source then.
+    let is_source = || table().map(|table| table.contains("ip saddr 203.0.113.8"));
+    world.until("it is served", |_| is_source() == Some(true));
+    ip("address flush dev up0");
+    lease("192.168.8.1", "192.168.8.2");
+    world.until("the node has left the ranges", |_| is_source() == Some(false));
+    ip("address flush dev up0");
+    lease("192.168.9.7", "192.168.9.2");
+    world.until("it is back", |_| is_source() == Some(true));
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! SIGKILL at any instant: of the process that works with the runtime, of OCI runtimes, of monitors. The next start finds or removes
 //! what was made, and after the removal of the pods nothing is left.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -81,8 +84,8 @@ fn a_killed_agent_leaves_nothing_behind() {
     machine.assert_clean_soon();
 }
 
-/// Processes of that program that work for the machine.
-fn processes_of(machine: &Machine, program: &str) -> Vec<Pid> {
+/// Processes that work for the machine and whose arguments are such.
+fn processes_of(machine: &Machine, is_one: impl Fn(&[&str]) -> bool) -> Vec<Pid> {
     let root = machine.root.display().to_string();
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -92,42 +95,79 @@ fn processes_of(machine: &Machine, program: &str) -> Vec<Pid> {
         };
         let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
         let line = String::from_utf8_lossy(&line).into_owned();
-        if line.split('\0').next().is_some_and(|name| name.ends_with(program)) && line.contains(&root) {
+        // No other test's: the directory is the machine's own.
+        if line.contains(&root) && is_one(&line.split('\0').collect::<Vec<_>>()) {
             found.push(pid);
         }
     }
     found
 }
 
+/// Ends the thread that kills, also when the test fails.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn killed_oci_runtimes_and_monitors_fail_one_call_and_leave_nothing_behind() {
+    /// Pods, at least; and at most, until there was a kill of each kind.
+    const PODS: [u32; 2] = [12, 100];
+    /// Monitors of one container: one is started for each that is killed, and needs a moment to record an end.
+    const MONITORS_MAX: u32 = 3;
     let machine = Machine::new();
-    let over = std::sync::atomic::AtomicBool::new(false);
+    let over = AtomicBool::new(false);
+    // Of OCI runtimes, and of monitors.
+    let kills = [AtomicUsize::new(0), AtomicUsize::new(0)];
     std::thread::scope(|threads| {
-        let (machine_, over_) = ((&machine.root, machine.number), &over);
+        let _over = Over(&over);
+        let (root, number, over, kills) = (&machine.root, machine.number, &over, &kills);
         threads.spawn(move || {
-            let machine = Machine::beside(machine_.0.clone(), machine_.1);
+            let machine = Machine::beside(root.clone(), number);
+            let runtime = machine.settings.handlers.get("").unwrap().file_name().unwrap().to_str().unwrap();
+            let of_containers = RefCell::new(BTreeMap::<String, u32>::new());
+            let is_monitor = |words: &[&str]| {
+                let ["smolet", "monitor", _, directory, ..] = words else { return false };
+                let mut all = of_containers.borrow_mut();
+                let of_one = all.entry((*directory).to_owned()).or_default();
+                *of_one += 1;
+                *of_one <= MONITORS_MAX
+            };
             for round in 0_u64.. {
-                if over_.load(std::sync::atomic::Ordering::Relaxed) {
+                if over.load(Ordering::Relaxed) {
                     return;
                 }
-                let program = if round.is_multiple_of(2) { "runc" } else { "exe" };
-                for pid in processes_of(&machine, program) {
-                    let _ = kill_process(pid, Signal::KILL);
-                }
+                let (kind, found) = if round.is_multiple_of(2) {
+                    (0, processes_of(&machine, |words| words[0].ends_with(runtime)))
+                } else {
+                    (1, processes_of(&machine, is_monitor))
+                };
+                let killed = found.into_iter().filter(|pid| kill_process(*pid, Signal::KILL).is_ok()).count();
+                kills[kind].fetch_add(killed, Ordering::Relaxed);
                 std::thread::sleep(Duration::from_millis(20 + (round * 31) % 150));
             }
         });
         machine.run(async {
             let runtime = machine.open().await;
-            for attempt in 0..12 {
+            let were_killed = || kills.iter().all(|of| of.load(Ordering::Relaxed) > 0);
+            for attempt in 0..PODS[1] {
+                if attempt >= PODS[0] && were_killed() {
+                    break;
+                }
                 let mut config = machine.pod("kill");
                 config.metadata.as_mut().unwrap().attempt = attempt;
                 let id = run_sandbox(&runtime, config).await;
                 let app = create(&runtime, &id, script("app", "sleep 1000")).await.unwrap();
                 if start(&runtime, &app).await.is_ok() {
                     let request = cri::StopContainerRequest { container_id: app.clone(), timeout: 0 };
-                    let _ = runtime.stop_container_cri(request).await;
+                    if runtime.stop_container_cri(request).await.is_ok() {
+                        // Unknown where its monitor was killed, and init has reaped it before the next one has looked.
+                        let code = exited(&runtime, &app).await.exit_code;
+                        assert!([137, 255].contains(&code), "exit code {code}");
+                    }
                 }
                 let mut removed = Err(());
                 for _ in 0..50 {
@@ -139,9 +179,10 @@ fn killed_oci_runtimes_and_monitors_fail_one_call_and_leave_nothing_behind() {
                 }
                 assert!(removed.is_ok());
             }
-            over.store(true, std::sync::atomic::Ordering::Relaxed);
         });
     });
+    let [runtimes, monitors] = kills.map(AtomicUsize::into_inner);
+    assert!(runtimes > 0 && monitors > 0, "killed: {runtimes} OCI runtimes, {monitors} monitors");
     // What a killed OCI runtime left is found at the next start at the latest.
     machine.run(async {
         drop(machine.open().await);

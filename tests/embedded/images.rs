@@ -9,9 +9,12 @@ use std::rc::Rc;
 use sha2::{Digest as _, Sha256};
 use smol::block_on;
 use smolet::blocking::Blocking;
+use smolet::clock::{SharedClock, SystemClock};
 use smolet::image_store::{
     Digest, IdMapping, ImageStore, ImageStoreError, LayerSource, NewImage, RootfsOptions, Snapshotter,
 };
+use smolet::registry::{Hosts, Platform, Registries};
+use smolet::runtime::{Images as _, StoredImages};
 
 /// A directory below /var/tmp, with its mounts removed at the end.
 pub(super) struct Folder(pub(super) PathBuf);
@@ -390,6 +393,68 @@ pub(super) fn large_layer(random: &mut fastrand::Rng, bytes: usize) -> Vec<u8> {
     tar(&entries)
 }
 
+/// zstd's form with a window of 32 MiB.
+fn large_window(bytes: &[u8]) -> Vec<u8> {
+    through("zstd", &["-c", "-1", "--long=25"], bytes)
+}
+
+#[test]
+fn one_layer_at_a_time_has_a_large_window() {
+    let folder = Folder::new("windows");
+    let store = folder.store();
+    let layers = [1, 2].map(|seed| large_layer(&mut fastrand::Rng::with_seed(seed), 3 << 20));
+    let packed = [large_window(&layers[0]), large_window(&layers[1])];
+    let half = 600 << 10;
+    assert!(packed.iter().all(|packed| packed.len() > 2 * half), "more than is collected before it is fed");
+    block_on(async {
+        let lease = store.lease();
+        let open = async |index: usize| {
+            let opened = lease.layer(source(&layers[index], &packed[index])).await;
+            opened.unwrap().expect("is not there")
+        };
+        let mut first = open(0).await;
+        first.write(&packed[0][..half]).await.unwrap();
+        let mut second = open(1).await;
+        {
+            let mut waits = Box::pin(second.write(&packed[1]));
+            for _ in 0..100 {
+                assert!(smol::future::poll_once(&mut waits).await.is_none(), "the first one has it");
+                smol::future::yield_now().await;
+            }
+            // What is left of an interrupted pull goes on at the very byte while nobody has taken its window.
+            drop(first);
+            first = open(0).await;
+            assert_eq!(first.offset(), half as u64);
+            first.write(&packed[0][half..2 * half]).await.unwrap();
+            assert!(smol::future::poll_once(&mut waits).await.is_none(), "it has it again");
+            drop(first);
+            waits.await.unwrap();
+        }
+        first = open(0).await;
+        assert_eq!(first.offset(), 0, "one window is in memory");
+        second.commit().await.unwrap();
+        drop(second);
+        first.write(&packed[0]).await.unwrap();
+        first.commit().await.unwrap();
+    });
+    assert!(layers.iter().all(|layer| store.has_layer(&Digest::of(layer))));
+}
+
+#[test]
+fn zeros_become_a_hole_and_are_no_bomb() {
+    let folder = Folder::new("zeros");
+    let store = folder.store();
+    let layer = tar(&[file("disk.img", &vec![0; 90 << 20])]);
+    for compressed in [gzip(&layer), through("zstd", &["-c"], &layer)] {
+        pull(&store, &layer, &compressed, &mut std::iter::empty()).unwrap();
+        let found = folder.0.join("images/layers").join(sha256(&layer)).join("fs/disk.img");
+        let found = fs::metadata(found).unwrap();
+        assert_eq!(found.len(), 90 << 20);
+        assert!(found.blocks() * 512 < 4 << 20, "{} blocks", found.blocks());
+        block_on(store.remove("pulled:1")).unwrap();
+    }
+}
+
 #[test]
 fn layers_of_every_compression_arrive_in_any_pieces() {
     let folder = Folder::new("pieces");
@@ -409,6 +474,8 @@ fn layers_of_every_compression_arrive_in_any_pieces() {
         through("zstd", &["-c"], &layer),
         skippable,
         frames.concat(),
+        // A frame with a usual window, then one as large as Go's encoder has it at its highest level.
+        [through("zstd", &["-c"], &layer[..half]), large_window(&layer[half..])].concat(),
     ] {
         for size in [usize::MAX, 4096, 7] {
             let store = folder.store();
@@ -516,7 +583,9 @@ fn hostile_and_damaged_layers_are_refused_and_nothing_of_them_stays() {
     let mut flipped = compressed.clone();
     let at = flipped.len() / 2;
     flipped[at] ^= 1;
-    let bomb = gzip(&tar(&[file("zero", &vec![0; 200 << 20])]));
+    let bomb = gzip(&tar(&[file("same", &vec![b'a'; 200 << 20])]));
+    // Of an input that zstd reads at once the window is as small.
+    let wide = through("zstd", &["-c", "-1", "--long=26"], &vec![0; 1 << 20]);
     let digest = |compressed: &[u8], diff_id: &[u8]| source(diff_id, compressed);
     for (source, bytes, reason) in [
         (digest(&compressed, b"another"), compressed.clone(), "has the digest"),
@@ -530,6 +599,7 @@ fn hostile_and_damaged_layers_are_refused_and_nothing_of_them_stays() {
         (digest(&compressed[..at], &layer), compressed[..at].to_vec(), "cut off"),
         (digest(&layer[..1000], &layer), layer[..1000].to_vec(), "cut off"),
         (digest(&bomb, &layer), bomb.clone(), "200 times its size"),
+        (digest(&wide, &layer), wide.clone(), "need a window of more than 32 MiB"),
         (digest(b"BZh91AYxx", &layer), b"BZh91AYxx".to_vec(), "bzip2"),
         (
             digest(b"no archive at all".repeat(99).as_slice(), &layer),
@@ -560,6 +630,15 @@ fn hostile_and_damaged_layers_are_refused_and_nothing_of_them_stays() {
     assert!(store.has_layer(&Digest::of(&layer)));
 }
 
+/// What the runtime's status tells of the store.
+fn makes_copies(store: &ImageStore) -> bool {
+    let clock: SharedClock = Rc::new(SystemClock);
+    let blocking = Rc::new(Blocking::on_this_thread());
+    let platform = Platform::new("linux", "amd64", "");
+    let registries = Registries::new(Hosts::default(), platform, clock.clone(), blocking);
+    StoredImages::new(store.clone(), registries, clock).makes_copies()
+}
+
 #[test]
 fn containers_get_copies_where_overlayfs_cannot_be_mounted() {
     let folder = Folder::new("native");
@@ -574,6 +653,7 @@ fn containers_get_copies_where_overlayfs_cannot_be_mounted() {
     rustix::mount::mount("overlay", folder.0.join("images"), "overlay", flags, Some(&*options)).unwrap();
     let store = folder.store();
     assert_eq!(store.snapshotter(), Snapshotter::Native);
+    assert!(makes_copies(&store) && !makes_copies(&Folder::new("no-copies").store()));
     let id = import(&folder, &store, &docker_archive("busybox:1", "1000", &layers())).unwrap();
     let image = store.resolve(&id).unwrap();
     let made = block_on(store.rootfs("c1", &image, &RootfsOptions::default())).unwrap();

@@ -228,6 +228,56 @@ fn a_process_killed_for_want_of_memory_is_recorded() {
     assert_eq!((exit.code, exit.oom_killed), (137, true));
 }
 
+/// systemd removes the empty cgroup, and the counter with it, while the last output is written. Here the log takes the counter away: with an
+/// entry behind it the counter is no number any more.
+#[test]
+fn a_counter_that_goes_while_the_last_output_is_written_was_read_before() {
+    let container = Container::new(&format!("{WAIT}; echo last words"), |arguments, _| {
+        let log = arguments.log.clone().unwrap();
+        fs::write(&log, "oom_kill 1").unwrap();
+        arguments.oom_events = Some(log);
+    });
+    let created = container.run();
+    let signal = |name: &str| {
+        let sent = Command::new("kill").args([name, &created.monitor.to_string()]).status().unwrap();
+        assert!(sent.success());
+    };
+    let is_in = |pid: u32, state: &str| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        stat.contains(&format!(") {state} ")).then_some(())
+    };
+    // When it goes on it finds the output and the end at once.
+    signal("-STOP");
+    until("the monitor stands still", || is_in(created.monitor, "T"));
+    container.go();
+    until("the container ends", || is_in(created.pid, "Z"));
+    signal("-CONT");
+    let exit = container.exit();
+    assert_eq!((exit.code, exit.oom_killed), (0, true));
+    assert!(container.log().starts_with("oom_kill 12") && container.log().contains("last words"));
+}
+
+/// A handler may have a subreaper of its own: the first process is no child of the monitor, which cannot wait for it.
+#[test]
+fn the_end_of_a_process_that_another_one_reaps_is_recorded() {
+    let mut process = Command::new("sleep").arg("600").spawn().unwrap();
+    let container = Container::new("", |arguments, _| {
+        let handler = arguments.bundle.join("handler");
+        let script = format!(
+            "#!/bin/sh\nwhile [ $# -gt 0 ]; do [ \"$1\" = --pid-file ] && echo {} >\"$2\"; shift; done\n",
+            process.id()
+        );
+        write_program(&handler, &script);
+        arguments.runtime = handler;
+    });
+    let created = container.run();
+    assert_eq!(created.pid, process.id());
+    process.kill().unwrap();
+    // Until it is reaped its status stands in /proc.
+    assert_eq!(container.exit().code, 137);
+    process.wait().unwrap();
+}
+
 #[test]
 fn long_lines_come_in_parts() {
     let container =

@@ -19,6 +19,8 @@ use smolet::streaming::command::{self, Ending, Size, Streams};
 use smolet::streaming::upgrade::{COMMAND_PROTOCOL, FORWARD_PROTOCOL, connect};
 use smolet::streaming::{Connection, forward};
 
+use crate::common::write_program;
+
 use super::machine::{
     Machine, create, exec, exited, remove_sandbox, run_container, run_sandbox, script, start, stop_sandbox,
 };
@@ -171,6 +173,43 @@ fn a_command_has_a_terminal_of_the_clients_size() {
         assert_eq!(ending, Ok(Ending::Exit(5)), "{stdout:?}");
         assert!(stdout.ends_with("xterm typed\r\n"), "{stdout:?}");
         stop_sandbox(&runtime, &sandbox).await;
+        remove_sandbox(&runtime, &sandbox).await;
+    });
+    machine.assert_clean();
+}
+
+/// runc gives a command its container's score, crun the one that it has itself: a program in the place of the OCI runtime tells that one.
+#[test]
+fn commands_are_started_with_the_oom_score_of_their_container() {
+    let mut machine = Machine::new();
+    let path = machine.root.join("oci");
+    let scores = machine.root.join("scores");
+    let text = format!(
+        "#!/bin/sh\n\
+         for word; do\n\
+         [ \"$word\" = exec ] || continue\n\
+         sleep 0.5; cat /proc/self/oom_score_adj >>{}; exit 7\n\
+         done\n\
+         exec runc \"$@\"\n",
+        scores.display()
+    );
+    write_program(&path, &text);
+    machine.settings.handlers.insert("".into(), path);
+    machine.run(async {
+        let runtime = open(&machine).await;
+        let sandbox = run_sandbox(&runtime, machine.pod("score")).await;
+        let mut config = script("app", "sleep 1000");
+        config.linux.as_mut().unwrap().resources =
+            Some(cri::LinuxContainerResources { oom_score_adj: 765, ..Default::default() });
+        let id = run_container(&runtime, &sandbox, config).await;
+        assert_eq!(exec(&runtime, &id, "true").await.unwrap().exit_code, 7);
+        for tty in [false, true] {
+            let size = tty.then_some(Size { width: 80, height: 24 });
+            // No command was started.
+            let ran = of_url(&runtime, command(&id, "true", false, tty)).await;
+            assert!(run(ran, None, size).await.ending.is_err());
+        }
+        assert_eq!(std::fs::read_to_string(&scores).unwrap(), "765\n".repeat(3));
         remove_sandbox(&runtime, &sandbox).await;
     });
     machine.assert_clean();

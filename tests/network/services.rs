@@ -1,11 +1,16 @@
 //! Services on a real kernel: a node with two pods, a host outside; connections of real sockets.
 
+use std::cell::Cell;
 use std::io::{ErrorKind, Write as _};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use smolet::conntrack::{Flow, forget_udp};
+use smolet::limits::{AFFINITIES_MAX, CONNTRACK_DELETED_MAX};
 use smolet::model::{Network, Transport};
+use smolet::netlink::{Netlink, Protocol};
+use smolet::nftables::{Batch, Element, ElementData, Family, run};
 use smolet::service_proxy::{Backend, Kernel, ServiceName, ServicePort, Settings, TABLE};
 
 use super::space::{PATIENCE, Space};
@@ -59,11 +64,7 @@ impl World {
 
     /// As by a new agent.
     fn restart(&mut self) {
-        let settings = Settings {
-            cluster_cidrs: vec![Network { address: "10.42.0.0".parse().unwrap(), prefix: 16 }],
-            node_addresses: vec!["192.168.9.1".parse().unwrap()],
-        };
-        self.kernel = Some(self.node.within(move || Kernel::open(settings).unwrap()));
+        self.kernel = Some(self.node.within(|| Kernel::open(settings("192.168.9.1")).unwrap()));
     }
 
     /// Within the node, whose namespace the kernel's socket belongs to anyway.
@@ -72,7 +73,14 @@ impl World {
         for port in ports {
             services.entry(port.service.clone()).or_default().push(port);
         }
-        self.kernel.as_mut().unwrap().change(services.into_iter().collect()).unwrap();
+        let changed = self.kernel.as_mut().unwrap().change(services.into_iter().collect());
+        assert_eq!(changed, Ok(None));
+    }
+
+    /// As each minute.
+    fn check(&mut self, is_thorough: bool) {
+        self.kernel.as_mut().unwrap().check(is_thorough).unwrap();
+        self.change(Vec::new());
     }
 
     fn gone(&mut self, name: &str) {
@@ -82,6 +90,14 @@ impl World {
     /// As nft(8) shows it, which can read all of it.
     fn table(&self) -> String {
         self.node.run("nft", &format!("list table ip {TABLE}"))
+    }
+}
+
+/// Of a node with that address.
+fn settings(address: &str) -> Settings {
+    Settings {
+        cluster_cidrs: vec![Network { address: "10.42.0.0".parse().unwrap(), prefix: 16 }],
+        node_addresses: vec![address.parse().unwrap()],
     }
 }
 
@@ -119,6 +135,61 @@ fn port(name: &str, pods: &[u8]) -> ServicePort {
         local: Vec::new(),
         serving: Vec::new(),
     }
+}
+
+/// Port 53 of UDP, by the pods of these numbers.
+fn dns(pods: &[u8]) -> ServicePort {
+    let backends: Vec<Backend> = pods.iter().map(|number| backend(*number, 5353)).collect();
+    ServicePort {
+        transport: Transport::Udp,
+        port: 53,
+        serving: backends.iter().map(|of| SocketAddr::new(of.address, of.port)).collect(),
+        cluster: backends,
+        ..port("dns", pods)
+    }
+}
+
+fn udp_client(of: &Space) -> UdpSocket {
+    let socket = of.within(|| UdpSocket::bind("0.0.0.0:0").unwrap());
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket
+}
+
+/// Which pod answers port 53.
+fn ask_dns(client: &UdpSocket) -> String {
+    client.send_to(b"?", "10.43.0.10:53").unwrap();
+    let mut answer = [0; 16];
+    let (bytes, _) = client.recv_from(&mut answer).expect("an answer");
+    String::from_utf8(answer[..bytes].to_vec()).unwrap()
+}
+
+/// How many connections of UDP the node tracks for which that holds.
+fn flows(world: &World, holds: impl Fn(&Flow) -> bool + Send + 'static) -> usize {
+    world.node.within(move || {
+        let found = Cell::new(0);
+        let count = |flow: &Flow| {
+            found.set(found.get() + usize::from(holds(flow)));
+            false
+        };
+        forget_udp(&mut Netlink::open(Protocol::Netfilter).unwrap(), false, &count).unwrap();
+        found.get()
+    })
+}
+
+/// The table of IPv4 is another process's, as long as that is there: nobody else may write it.
+fn take_table(node: &Space) -> (Child, ChildStdin) {
+    node.run("nft", &format!("delete table ip {TABLE}"));
+    let mut owner = node.within(|| {
+        Command::new("nft").arg("-i").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
+    });
+    let mut commands = owner.stdin.take().unwrap();
+    writeln!(commands, "add table ip {TABLE} {{ flags owner; }}").unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while !node.run("nft", "list tables").contains(&format!("ip {TABLE}")) {
+        assert!(Instant::now() < deadline, "the table is there");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    (owner, commands)
 }
 
 #[test]
@@ -225,6 +296,22 @@ fn a_load_balancer_and_external_addresses_are_served_and_ranges_of_sources_hold(
     assert_eq!(world.kernel.as_ref().unwrap().contested(), []);
 }
 
+/// A node that reaches a balancer's address of its own has that as its source.
+#[test]
+fn the_balancers_address_is_a_source_while_the_nodes_is_in_the_ranges() {
+    let mut world = World::new();
+    let balanced = ServicePort {
+        load_balancer_ips: Box::new(["203.0.113.8".parse().unwrap()]),
+        source_ranges: Box::new([Network { address: "192.168.9.0".parse().unwrap(), prefix: 24 }]),
+        ..port("web", &[3])
+    };
+    for (address, is_in) in [("192.168.9.1", true), ("192.168.8.1", false), ("192.168.9.7", true)] {
+        world.kernel.as_mut().unwrap().set_settings(settings(address));
+        world.change(vec![balanced.clone()]);
+        assert_eq!(world.table().contains("ip saddr 203.0.113.8"), is_in, "{}", world.table());
+    }
+}
+
 #[test]
 fn a_client_stays_with_its_endpoint() {
     let mut world = World::new();
@@ -245,27 +332,71 @@ fn a_client_stays_with_its_endpoint() {
     assert_eq!(world.client.ask_often(address), [name], "it stays with the next one");
 }
 
+/// Whoever sends from enough addresses fills the kernel's set: others are served all the same.
+#[test]
+fn clients_are_served_when_no_further_one_can_stay() {
+    let mut world = World::new();
+    world.change(vec![ServicePort { affinity_seconds: 600, ..port("web", &[3, 4]) }]);
+    assert!(world.table().contains(&format!("size {AFFINITIES_MAX}")), "{}", world.table());
+    let address = at("10.43.0.10:80");
+    let first = world.client.ask_often(address);
+    assert_eq!(first.len(), 1, "{first:?}");
+    world.node.within(|| {
+        let key = |number: u32| {
+            let [a, b, c, d] = (0xac10_0000 + number).to_be_bytes();
+            [a, b, c, d, 0xff, 0xff, 0xff, 0xff]
+        };
+        let keys: Vec<[u8; 8]> = (1..AFFINITIES_MAX).map(key).collect();
+        let mut batch = Batch::new(Family::Ip, TABLE);
+        let elements = keys.iter().map(|key| Element { key: &key[..], data: ElementData::None });
+        batch.add_elements("affinity", elements);
+        run(&mut Netlink::open(Protocol::Netfilter).unwrap(), batch).unwrap();
+    });
+    assert_eq!(world.outside.ask_often(address), ["one", "two"], "by any, at each connection");
+    assert_eq!(world.client.ask_often(address), first, "who has an endpoint stays with it");
+    world.node.run("nft", &format!("flush set ip {TABLE} affinity"));
+    assert_eq!(world.outside.ask_often(address).len(), 1, "there is room again");
+}
+
+#[test]
+fn a_client_goes_anywhere_when_its_time_has_ended() {
+    let mut world = World::new();
+    world.change(vec![ServicePort { affinity_seconds: 1, ..port("web", &[3, 4]) }]);
+    let address = at("10.43.0.10:80");
+    let first = world.client.ask(address).unwrap().0;
+    let deadline = Instant::now() + PATIENCE;
+    while world.client.ask(address).unwrap().0 == first {
+        assert!(Instant::now() < deadline, "it still goes to {first}");
+        std::thread::sleep(Duration::from_millis(1200));
+    }
+}
+
+#[test]
+fn all_clients_of_an_endpoint_that_is_gone_are_forgotten() {
+    let mut world = World::new();
+    let sticky = |pods: &[u8]| ServicePort { affinity_seconds: 600, ..port("web", pods) };
+    world.change(vec![sticky(&[3])]);
+    let clients = |world: &World| {
+        let shown = world.node.run("nft", &format!("list set ip {TABLE} affinity"));
+        shown.matches("expires").count()
+    };
+    for client in [&world.client, &world.node, &world.outside] {
+        assert_eq!(client.ask(at("10.43.0.10:80")).unwrap().0, "one");
+    }
+    assert_eq!(clients(&world), 3);
+    world.change(vec![sticky(&[4])]);
+    assert_eq!(clients(&world), 0);
+    // Of a family without such services there is no set.
+    let other = ServicePort { cluster_ip: "fd43::11".parse().unwrap(), ..port("other", &[]) };
+    world.change(vec![sticky(&[3]), other]);
+    assert_eq!(world.client.ask_often(at("10.43.0.10:80")), ["one"]);
+}
+
 #[test]
 fn udp_clients_reach_another_endpoint_when_theirs_is_gone() {
     let mut world = World::new();
-    let dns = |pods: &[u8]| {
-        let backends: Vec<Backend> = pods.iter().map(|number| backend(*number, 5353)).collect();
-        ServicePort {
-            transport: Transport::Udp,
-            port: 53,
-            serving: backends.iter().map(|of| SocketAddr::new(of.address, of.port)).collect(),
-            cluster: backends,
-            ..port("dns", pods)
-        }
-    };
-    let socket = world.client.within(|| UdpSocket::bind("0.0.0.0:0").unwrap());
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
-    let ask = || {
-        socket.send_to(b"?", "10.43.0.10:53").unwrap();
-        let mut answer = [0; 16];
-        let (bytes, _) = socket.recv_from(&mut answer).expect("an answer");
-        String::from_utf8(answer[..bytes].to_vec()).unwrap()
-    };
+    let socket = udp_client(&world.client);
+    let ask = || ask_dns(&socket);
     world.change(vec![dns(&[3, 4])]);
     let first = ask();
     assert_eq!(ask(), first, "the same connection");
@@ -274,6 +405,55 @@ fn udp_clients_reach_another_endpoint_when_theirs_is_gone() {
     assert_eq!(ask(), other);
     world.change(vec![dns(&[3, 4])]);
     assert_eq!(ask(), other, "a connection that is served is kept");
+}
+
+/// Connections that were made while the kernel refused the rules are forgotten behind the rules that it takes.
+#[test]
+fn udp_clients_reach_the_endpoint_of_rules_that_come_late() {
+    let mut world = World::new();
+    world.change(vec![dns(&[3])]);
+    let known = udp_client(&world.client);
+    assert_eq!(ask_dns(&known), "one");
+    // Connections are tracked without the table too.
+    world.node.run("nft", "add table ip other");
+    world.node.run("nft", "add chain ip other tracked { type filter hook prerouting priority 0 ; }");
+    world.node.run("nft", "add rule ip other tracked ct state new accept");
+    let (mut owner, commands) = take_table(&world.node);
+    let changed = world.kernel.as_mut().unwrap().change(vec![(service("dns"), vec![dns(&[4])])]);
+    assert!(changed.unwrap_err().contains("nf_tables refused"));
+    let early = udp_client(&world.client);
+    early.send_to(b"?", "10.43.0.10:53").unwrap();
+    let untranslated = |flow: &Flow| flow.replier == at("10.43.0.10:53");
+    let deadline = Instant::now() + PATIENCE;
+    while flows(&world, untranslated) == 0 {
+        assert!(Instant::now() < deadline, "it is tracked");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    drop(commands);
+    owner.wait().unwrap();
+    world.change(Vec::new());
+    assert_eq!((ask_dns(&early), ask_dns(&known)), ("two".into(), "two".into()));
+}
+
+#[test]
+fn all_udp_connections_to_an_endpoint_that_is_gone_are_forgotten() {
+    let mut world = World::new();
+    world.change(vec![dns(&[3])]);
+    let last = 20_000 + u16::try_from(CONNTRACK_DELETED_MAX).unwrap() + 500;
+    world.client.within(move || {
+        for port in 20_000..last {
+            let socket = UdpSocket::bind(("0.0.0.0", port)).unwrap();
+            socket.send_to(b"?", "10.43.0.10:53").unwrap();
+        }
+    });
+    let to_one = |flow: &Flow| flow.replier == at("10.42.0.3:5353");
+    let deadline = Instant::now() + PATIENCE;
+    while flows(&world, to_one) <= CONNTRACK_DELETED_MAX {
+        assert!(Instant::now() < deadline, "they are tracked");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    world.change(vec![dns(&[4])]);
+    assert_eq!(flows(&world, to_one), 0);
 }
 
 /// The CNI plugin portmap, for a pod of servicelb with the port of its Service.
@@ -315,18 +495,18 @@ fn rules_stay_while_no_agent_runs_and_come_back_when_somebody_deletes_them() {
     assert!(world.client.ask(address).is_err());
     // News that change nothing hide it from nobody.
     world.change(Vec::new());
-    world.kernel.as_mut().unwrap().check(false).unwrap();
+    world.check(false);
     assert_eq!(world.client.ask_often(address), ["two"]);
     // A look that is not thorough does not hide from a thorough one what somebody else has changed.
     world.node.run("nft", &format!("flush chain ip {TABLE} services"));
     assert!(world.client.ask(address).is_err());
-    world.kernel.as_mut().unwrap().check(false).unwrap();
+    world.check(false);
     assert!(world.client.ask(address).is_err(), "the table is there");
-    world.kernel.as_mut().unwrap().check(true).unwrap();
+    world.check(true);
     assert_eq!(world.client.ask_often(address), ["two"]);
     // Nobody else changed anything: nothing is written.
     let before = world.node.run("nft", "-j list ruleset").len();
-    world.kernel.as_mut().unwrap().check(true).unwrap();
+    world.check(true);
     assert_eq!(world.node.run("nft", "-j list ruleset").len(), before);
     // A table of another make in its place.
     world.node.run("nft", "flush ruleset");
@@ -372,7 +552,7 @@ fn services_of_ipv6_have_a_table_of_their_own_while_there_are_any() {
     world.change(vec![other]);
     assert_eq!(world.client.ask_often(at("[fd43::11]:80")), ["two"]);
     assert!(world.client.ask(at("10.43.0.10:80")).is_err());
-    world.kernel.as_mut().unwrap().check(false).unwrap();
+    world.check(false);
     assert_eq!(world.client.ask_often(at("10.43.0.10:80")), ["one"]);
     world.restart();
     world.change(vec![port("web", &[3])]);
@@ -392,18 +572,7 @@ fn a_family_that_the_kernel_refuses_keeps_the_other_from_nothing() {
     };
     world.change(vec![port("web", &[3]), six(3)]);
     assert_eq!(world.client.ask_often(at("[fd43::10]:80")), ["one"]);
-    // A table that belongs to another process, as long as that is there.
-    world.node.run("nft", &format!("delete table ip {TABLE}"));
-    let mut owner = world.node.within(|| {
-        Command::new("nft").arg("-i").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
-    });
-    let mut commands = owner.stdin.take().unwrap();
-    writeln!(commands, "add table ip {TABLE} {{ flags owner; }}").unwrap();
-    let deadline = Instant::now() + PATIENCE;
-    while !world.node.run("nft", "list tables").contains(&format!("ip {TABLE}")) {
-        assert!(Instant::now() < deadline, "the table is there");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let (mut owner, commands) = take_table(&world.node);
     let why = world
         .kernel
         .as_mut()

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 
-use crate::agent::{Agent, PATIENCE, id_of};
+use crate::agent::{Agent, PATIENCE, container, id_of, waits_for};
 use crate::runtime::{Runtime, wait_for};
 
 /// Devices of this machine that no container may open by default: FUSE, the control of loop devices, a loop device.
@@ -144,5 +144,33 @@ pub fn a_device_that_comes_and_changes_is_usable_soon(runtime: &Runtime) {
     println!("  back with other numbers, used {:.2} s later", at.elapsed().as_secs_f64());
     let page = String::from_utf8_lossy(&agent.ask(&["describe", "app"]).stdout).into_owned();
     assert!(page.contains("a device volume has another device now, will be restarted"), "{page}");
+    agent.end_pods();
+}
+
+/// A program that ends without its adapter does not wait for the crash back-off once that is there again.
+pub fn a_device_that_comes_back_ends_the_crash_back_off(runtime: &Runtime) {
+    let agent = Agent::started(runtime, "replugged");
+    let dev = Dev::new(&agent);
+    dev.plug_in("one", "adapter", FUSE);
+    let spec = pod(&dev.by_id("adapter"), "CharDevice", false)
+        .replace("      while :; do\n", "      while [ ! -e /out/fails ]; do\n");
+    agent.apply_pod("app", &spec);
+    agent.running("app");
+    fs::write(agent.out().join("fails"), "").expect("written");
+    // Of 10 s, then of 20 s.
+    for restarts in [1, 2] {
+        agent.wait_pod("app", "in its crash back-off", |status| {
+            waits_for(status, "app") == Some("CrashLoopBackOff")
+                && container(status, "app").is_some_and(|app| app.restart_count == restarts)
+        });
+    }
+    fs::remove_file(agent.out().join("fails")).expect("removed");
+    let at = Instant::now();
+    dev.unplug("one", "adapter");
+    dev.plug_in("two", "adapter", LOOP_CONTROL);
+    says(&agent, "a:ed open open");
+    let late = at.elapsed();
+    println!("  back while its program waited to be started again, used {:.2} s later", late.as_secs_f64());
+    assert!(late < Duration::from_secs(15), "it has not waited: {late:?}");
     agent.end_pods();
 }

@@ -76,6 +76,7 @@ const TESTS: &[Test] = tests![
     volumes::volumes_are_what_the_spec_says,
     devices::a_device_is_open_to_the_container_that_mounts_it,
     devices::a_device_that_comes_and_changes_is_usable_soon,
+    devices::a_device_that_comes_back_ends_the_crash_back_off,
     volumes::a_sub_path_leads_nowhere_outside_its_volume,
     volumes::an_empty_dir_that_outgrows_its_limit_ends_its_pod,
     volumes::a_pod_that_takes_more_disk_than_it_may_fails_for_good,

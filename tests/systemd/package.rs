@@ -416,8 +416,11 @@ fn the_service_runs_as_it_is_installed() {
         line.unwrap_or_else(|| panic!("{name}")).trim().to_owned()
     };
     assert_eq!([field("NoNewPrivs:"), field("Seccomp:")], ["1", "2"]);
-    // CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL: 0, 1, 3, 4, 5; NET_ADMIN, NET_RAW, SYS_ADMIN, SYSLOG: 12, 13, 21, 34.
-    assert_eq!(u64::from_str_radix(&field("CapBnd:"), 16).unwrap(), 0x4_0020_303b);
+    // CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL: 0, 1, 3, 4, 5; NET_ADMIN, NET_RAW, SYS_PTRACE, SYS_ADMIN, SYSLOG: 12, 13, 19, 21, 34.
+    assert_eq!(u64::from_str_radix(&field("CapBnd:"), 16).unwrap(), 0x4_0028_303b);
+    wait_for("what the runtime has written", || {
+        service.ask(&["top", "--self"]).contains("\nruntime: ").then_some(())
+    });
     assert_eq!(core_limits(&proc("limits")), ["0", "0"]);
     if lowers {
         assert_eq!(fs::read_to_string(proc("oom_score_adj")).unwrap().trim(), "-999");

@@ -284,6 +284,19 @@ fn each_fault_is_one_finding_with_its_mend() {
             "containers get no labels: run smolet with --selinux",
         ),
         (
+            |f| {
+                runtime_of(f).conditions = Ok(vec![RuntimeCondition {
+                    kind: OVERLAY_CONDITION.into(),
+                    status: false,
+                    reason: "NoOverlay".into(),
+                    message: "containers are copies".into(),
+                }]);
+            },
+            "overlayfs",
+            Warning,
+            "containers are copies: load the kernel module overlay",
+        ),
+        (
             |f| runtime_of(f).foreign_sandboxes = Some((3, "default/web".to_owned())),
             "other agents",
             Warning,

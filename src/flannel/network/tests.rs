@@ -268,15 +268,18 @@ fn pods_of_two_nodes_reach_each_other_by_vxlan() {
     for of in 0..2 {
         assert_eq!(nodes[of].bring_up(&wanted[of]).changes, 0);
     }
-    // What others have there stays.
-    space.sh("ip route add 10.99.0.0/16 via 192.168.7.2; ip route add 10.42.9.0/24 dev eth0");
+    // What others have there stays, also a route to pods by way of a gateway.
+    space.sh("ip route add 10.99.0.0/16 via 192.168.7.2; ip route add 10.42.9.0/24 dev eth0
+         ip route add 10.42.8.0/24 via 192.168.7.9; ip route add fd00:42:0:8::/64 via fd07::9");
     // They are not known: an agent has started.
     let unknown = Wanted { peers: None, ..wanted[0].clone() };
     assert_eq!(nodes[0].bring_up(&unknown).changes, 0);
     let alone = Wanted { peers: Some(Vec::new()), ..wanted[0].clone() };
     assert_eq!(nodes[0].bring_up(&alone).changes, 6);
     assert_eq!(space.sh("ip route show dev flannel.1; ip neigh show dev flannel.1 nud permanent; bridge fdb show dev flannel.1"), "");
-    assert_eq!(space.sh("ip route show 10.99.0.0/16; ip route show 10.42.9.0/24").lines().count(), 2);
+    let others = "ip route show 10.99.0.0/16; ip route show 10.42.9.0/24; ip route show 10.42.8.0/24
+                  ip -6 route show fd00:42:0:8::/64";
+    assert_eq!(space.sh(others).lines().count(), 4, "{}", space.sh("ip route; ip -6 route"));
     assert_eq!(nodes[0].bring_up(&wanted[0]).changes, 6);
     pods_reach_each_other(&nodes);
 }
@@ -359,6 +362,9 @@ fn host_gw_takes_the_place_of_vxlan_and_gives_it_back() {
         space.sh("ip route show 10.42.2.0/24").trim(),
         "10.42.2.0/24 via 10.42.2.0 dev flannel.1 onlink"
     );
+    // One of IPv6 does not take the place of another, which is on another link.
+    let routes = space.sh("ip -6 route show fd00:42:0:2::/64");
+    assert!(routes.lines().count() == 1 && routes.contains("dev flannel-v6.1"), "{routes}");
     pods_reach_each_other(&nodes);
 }
 

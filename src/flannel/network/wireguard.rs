@@ -50,9 +50,9 @@ pub(super) fn bring_up(
     asked.map_err(refused)?;
     let family_id = family_id.ok_or_else(|| refused(io::ErrorKind::NotFound.into()))?;
     let read = |netlink: &mut Netlink| {
-        let mut device = Device::default();
-        let read = netlink.dump(&wireguard::device(family_id, link), &mut |_, answer| device.read(answer));
-        read.map(|()| device).map_err(refused)
+        let question = wireguard::device(family_id, link);
+        let device = netlink.collect(&question, &mut |device: &mut Device, _, answer| device.read(answer));
+        device.map_err(refused)
     };
     let (mut device, mut changes) = (read(&mut netlink)?, 0);
     if device.private_key.as_ref() != Some(key) || device.port != port || device.mark != 0 {

@@ -3,14 +3,16 @@
 use super::Pods;
 use crate::cri::Runtime;
 use crate::limits::DEVICE_PATH_BYTES_MAX;
-use crate::model::{ContainerState, ContainerStatus, ObservedPod};
+use crate::model::backoff::BackoffKey;
+use crate::model::{ContainerState, ContainerStatus, ObservedPod, Wall};
 use crate::node::devices::FoundDevices;
 use crate::node::effects::Effects;
 use crate::sync::{ProbeResult, ProbeResults};
 use crate::volume::device_paths;
 
 impl<R: Runtime + 'static> Pods<R> {
-    /// Sets what is behind the watched paths: the pods that have them are planned again, also while a failed sync waits.
+    /// Sets what is behind the watched paths: the pods that have them are planned again, also while a failed sync waits. A device that
+    /// has come ends the crash back-off of its pod, whose program may have ended for want of it.
     pub(in crate::node) fn set_devices(&mut self, found: FoundDevices, out: &mut Effects) {
         let before = std::mem::replace(&mut self.facts.devices, found).by_path;
         for (path, device) in &self.facts.devices.by_path {
@@ -26,7 +28,17 @@ impl<R: Runtime + 'static> Pods<R> {
         }
         for (uid, record) in &mut self.records {
             let Some(entry) = self.desired.pod(uid) else { continue };
-            if device_paths(&entry.wanted.pod).next().is_some() {
+            let pod = &entry.wanted.pod;
+            let has_come = |path: &str| {
+                let (before, now) = (before.get(path), self.facts.devices.by_path.get(path));
+                now.is_some_and(Option::is_some) && before.is_some_and(|before| Some(before) != now)
+            };
+            if device_paths(pod).any(|path| path.to_str().is_some_and(has_come)) {
+                for container in pod.init_containers().iter().chain(pod.containers()) {
+                    self.backoff.forget(BackoffKey::container(pod, container));
+                }
+            }
+            if device_paths(pod).next().is_some() {
                 record.worker.runtime_is_back();
                 record.worker.plan_again();
                 out.drive(uid);
@@ -47,10 +59,17 @@ impl<R: Runtime + 'static> Pods<R> {
 }
 
 /// Marks the running containers with a device volume behind which there is another device now. One that is gone comes back, or its
-/// container ends by itself. A container that is newer than the look has a newer device.
-pub(super) fn other_devices(found: &FoundDevices, observed: &ObservedPod, marked: &mut ProbeResults) {
-    let is_older =
-        |status: &&ContainerStatus| status.state == ContainerState::Running && status.created_at < found.at;
+/// container ends by itself. A container that is newer than the look has a newer device; one from the future is from before the
+/// clock was set back.
+pub(super) fn other_devices(
+    found: &FoundDevices,
+    observed: &ObservedPod,
+    now: Wall,
+    marked: &mut ProbeResults,
+) {
+    let is_older = |status: &&ContainerStatus| {
+        status.state == ContainerState::Running && (status.created_at < found.at || status.created_at > now)
+    };
     for status in observed.containers.iter().filter(is_older) {
         let devices = status.meta.devices.iter().flat_map(|devices| devices.iter());
         let mut now =
@@ -64,8 +83,8 @@ pub(super) fn other_devices(found: &FoundDevices, observed: &ObservedPod, marked
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::ContainerMeta;
     use crate::model::device::parse_device_lines;
-    use crate::model::{ContainerMeta, Wall};
 
     #[test]
     fn only_what_runs_and_is_older_than_the_look_has_another_device() {
@@ -91,8 +110,15 @@ mod tests {
         let by_path = [("/dev/a".into(), number(0)), ("/dev/b".into(), number(1)), ("/dev/c".into(), None)];
         let found = FoundDevices { by_path: by_path.into_iter().collect(), at: Wall(5) };
         let mut marked = ProbeResults::default();
-        other_devices(&found, &observed, &mut marked);
-        let ids = observed.containers.iter().filter(|status| marked.of(&status.id).is_some());
-        assert_eq!(ids.map(|status| status.id.as_str()).collect::<Vec<_>>(), ["other"]);
+        other_devices(&found, &observed, Wall(6), &mut marked);
+        let of = |marked: &ProbeResults| {
+            let ids = observed.containers.iter().filter(|status| marked.of(&status.id).is_some());
+            ids.map(|status| status.id.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&marked), ["other"]);
+        // The clock was set back to before any of them.
+        let (found, mut marked) = (FoundDevices { at: Wall(0), ..found }, ProbeResults::default());
+        other_devices(&found, &observed, Wall(0), &mut marked);
+        assert_eq!(of(&marked), ["other", "newer"]);
     }
 }

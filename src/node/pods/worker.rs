@@ -151,7 +151,7 @@ impl<R: Runtime + 'static> Pods<R> {
             return None;
         }
         let mut probes = record.probers.for_plan();
-        other_devices(&self.facts.devices, &observed, &mut probes.devices);
+        other_devices(&self.facts.devices, &observed, now.wall, &mut probes.devices);
         let input = PlanInput {
             pod: &pod,
             observed: &observed,

@@ -250,6 +250,7 @@ impl Plugins {
             time: Some(CNI_PLUGIN_TIME),
             command: None,
             owner: None,
+            oom_score_adj: None,
             outlives: false,
         };
         let ran = process::run(&self.blocking, &self.clock, program).await;

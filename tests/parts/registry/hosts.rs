@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use smolet::proto::runtime::v1::AuthConfig;
 use smolet::registry::Proxies;
 
 use super::server::{Auth, Faults, LOGIN, Registry};
@@ -131,6 +132,62 @@ fn mirrors_of_registries_yaml() {
         "{:?}",
         mirror.log()[0]
     );
+}
+
+/// A mirror may be somebody else's, and is asked by HTTP here.
+#[test]
+fn a_login_that_names_its_server_goes_to_no_other_host() {
+    let (origin, image) = with_app(&[5000]);
+    let mirror = Registry::start();
+    put_app(&mirror, &[5000]);
+    let directory = TempDir::new();
+    let knows_login =
+        |registry: &Registry| registry.log().iter().any(|of| of.headers.contains_key("authorization"));
+    for (server_address, is_mirrors) in
+        [(origin.host(), false), (format!("https://{}/v2/", mirror.host()), true), (String::new(), true)]
+    {
+        for asks in [Auth::Basic, Auth::TokenForLogin] {
+            for registry in [&origin, &mirror] {
+                registry.set(asks.clone(), Faults::default());
+            }
+            let mut node = with_mirror(directory.path(), &origin, &mirror.host());
+            node.auth = Some(AuthConfig {
+                username: LOGIN.0.into(),
+                password: LOGIN.1.into(),
+                server_address: server_address.clone(),
+                ..AuthConfig::default()
+            });
+            node.pull(&image).unwrap();
+            let known = (knows_login(&mirror), knows_login(&origin));
+            assert_eq!(known, (is_mirrors, !is_mirrors), "{server_address:?} {asks:?}");
+        }
+    }
+}
+
+#[test]
+fn a_registry_with_mirrors_is_not_asked_itself_where_that_is_disabled() {
+    let (origin, image) = with_app(&[5000]);
+    let directory = TempDir::new();
+    let mut by_toml = with_mirror(directory.path(), &origin, "127.0.0.1:1");
+    let mut by_yaml = Node::new();
+    let file = directory.path().join("registries.yaml");
+    let of_origin = format!("mirrors: {{\"{}\": {{endpoint: [\"http://127.0.0.1:1\"]}}}}", origin.host());
+    write(&file, &of_origin);
+    by_yaml.hosts.registries = Some(file.clone());
+    for node in [&mut by_toml, &mut by_yaml] {
+        node.hosts.only_mirrors = true;
+        let error = node.pull(&image).unwrap_err().to_string();
+        assert!(error.contains("http://127.0.0.1:1/v2/"), "{error}");
+        assert!(origin.log().is_empty(), "{:?}", origin.log());
+        node.hosts.only_mirrors = false;
+        node.pull(&image).unwrap();
+        origin.set(Auth::Anyone, Faults::default());
+    }
+    // As with k3s: a configuration of its own names it.
+    write(&file, &format!("{of_origin}\nconfigs: {{\"{}\": {{}}}}", origin.host()));
+    let mut named = Node::new();
+    (named.hosts.registries, named.hosts.only_mirrors) = (Some(file), true);
+    named.pull(&image).unwrap();
 }
 
 #[test]
