@@ -179,6 +179,8 @@ embedded: setup release  ## the release binary as the runtime of its own contain
 	$(call step,tests of the embedded runtime)
 	@tests/env/setup.sh criu
 	@PATH="$(CURDIR)/.cache/tools/criu/bin:$$PATH" SMOLET_BIN=$(CURDIR)/$(RELEASE) $(TEST) --quiet --test embedded -- --nocapture --test-threads=$(THREADS)
+	$(call step,pods of an agent that runs them itself)
+	@ONCE=1 RUNTIME=embedded tests/env/demo.sh $(RELEASE) target/tmp/demo-embedded tests/manifests
 
 systemd: setup package  ## the release binary with the cgroup driver systemd and as a service, on a systemd and a containerd of its own
 	$(call step,tests on a real systemd)

@@ -28,13 +28,15 @@ pub(super) struct ImageSync {
     record: LayerRecord,
     at: Option<Mono>,
     in_flight: bool,
+    /// The last write failed: the next one that fails waits for the next request.
+    has_failed: bool,
     /// Number of images when last looked at.
     images: usize,
 }
 
 impl ImageSync {
     pub(super) fn new(store: Option<ImageStore>, record: LayerRecord, now: Mono) -> Self {
-        let mut sync = Self { store, record, at: None, in_flight: false, images: 0 };
+        let mut sync = Self { store, record, at: None, in_flight: false, has_failed: false, images: 0 };
         sync.request(now);
         sync
     }
@@ -76,9 +78,12 @@ impl ImageSync {
     /// A write has ended.
     pub(super) fn take(&mut self, written: Result<(), String>, now: Mono) {
         self.in_flight = false;
+        let has_failed = std::mem::replace(&mut self.has_failed, written.is_err());
         if let Err(error) = written {
-            // Else the next boot would doubt layers that are well.
-            self.at.get_or_insert(now + IMAGE_SYNC_RETRY);
+            // Else the next boot would doubt layers that are well. Not for ever: a runtime may report a disk that is not there.
+            if !has_failed {
+                self.at.get_or_insert(now + IMAGE_SYNC_RETRY);
+            }
             log::debug!(
                 "images are not written out: {error}; a power cut within half a minute may damage new ones"
             );
