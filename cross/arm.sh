@@ -312,6 +312,8 @@ run_tests() {
     # What starts the release binary under the emulator is the machine's own program, as `make test` has built it.
     if [ "$test" = program ]; then
         if is_plain "$t"; then export SMOLET_TEST_PLAIN=1; fi
+        export SMOLET_BIN=${SMOLET_BIN:-$CARGO_TARGET_DIR/$t/release/smolet}
+        [ -e "$SMOLET_BIN" ] || { echo "arm.sh: $SMOLET_BIN is not there: arm.sh release $t" >&2; return 1; }
         env -u RUSTC -u RUSTDOC -u CARGO_BUILD_TARGET -u CARGO_TARGET_DIR \
             cargo test --locked --quiet --test program "$@" -- "${NOT_HERE[@]}"
         return

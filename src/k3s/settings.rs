@@ -120,7 +120,8 @@ impl Settings {
             ("--flannel", !does.flannel && has_flannel),
             ("--network-policy", !does.policies && !self.disable_network_policy),
         ];
-        all.map(|(switch, is_out)| if is_out { switch } else { "" }).join(" ").trim().replace("  ", " ")
+        let left_out = all.into_iter().filter(|(_, is_out)| *is_out).map(|(switch, _)| switch);
+        left_out.collect::<Vec<_>>().join(" ")
     }
 
     /// Ranges of the cluster's pods.

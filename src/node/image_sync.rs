@@ -127,6 +127,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_write_that_failed_is_tried_again_once_and_after_a_success_once_more() {
+        let (start, retry) = (Mono::default(), Mono::default() + IMAGE_SYNC_RETRY);
+        let mut sync = ImageSync::new(None, LayerRecord::new(Path::new("/"), "boot".into()), start);
+        let failed = || Err("the disk hangs".to_owned());
+        for (written, due) in [
+            (failed(), Some(retry)),
+            (failed(), None),
+            (failed(), None),
+            (Ok(()), None),
+            (failed(), Some(retry)),
+        ] {
+            sync.at = None;
+            sync.take(written, start);
+            assert_eq!(sync.due(), due);
+        }
+    }
+
+    #[test]
     fn what_cannot_be_written_out_is_named() {
         assert_eq!(write_out(&std::env::temp_dir()), Ok(()));
         assert_eq!(

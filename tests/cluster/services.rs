@@ -161,11 +161,8 @@ fn services_are_served_while_they_are_there() {
     world.until("the table is gone", |_| table().is_none());
 }
 
-#[test]
-fn a_balancer_learns_whether_the_node_has_endpoints() {
-    if !in_namespace("services::a_balancer_learns_whether_the_node_has_endpoints") {
-        return;
-    }
+/// A node with the one endpoint of a Service whose balancer asks it at port 32123.
+fn balancing() -> World {
     serve_pods();
     let world = World::on_real_time_without_agent();
     let balanced =
@@ -173,6 +170,15 @@ fn a_balancer_learns_whether_the_node_has_endpoints() {
     world.api.create("services", service("web", "10.43.0.10", &balanced));
     world.api.create("endpointslices", slice("web", &["10.42.0.3"]));
     world.start_with(serving(&world));
+    world
+}
+
+#[test]
+fn a_balancer_learns_whether_the_node_has_endpoints() {
+    if !in_namespace("services::a_balancer_learns_whether_the_node_has_endpoints") {
+        return;
+    }
+    let world = balancing();
     let health = || health(32123);
     world.until("it has one", |_| {
         health().is_some_and(|answer| {
@@ -191,13 +197,7 @@ fn a_balancer_learns_that_rules_are_not_put_back() {
     if !in_namespace("services::a_balancer_learns_that_rules_are_not_put_back") {
         return;
     }
-    serve_pods();
-    let world = World::on_real_time_without_agent();
-    let balanced =
-        json!({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 32123});
-    world.api.create("services", service("web", "10.43.0.10", &balanced));
-    world.api.create("endpointslices", slice("web", &["10.42.0.3"]));
-    world.start_with(serving(&world));
+    let world = balancing();
     let says = |words: &str| health(32123).is_some_and(|answer| answer.contains(words));
     world.until("it has one", |_| says("HTTP/1.1 200"));
     // Somebody flushes all rules. Where a hook has 1024 chains the kernel takes no further one.
