@@ -5,7 +5,8 @@
 //! smolet stands the floor: the same CRI calls with the same configurations, made directly one after another, in turn
 //! with smolet's, so that a machine that is slow for a while is slow for both. With a kubelet's path in `KUBELET` the
 //! same is measured of that kubelet, on the same containerd with the same pods; then of smolet with the embedded runtime. `PICTURE` names a file for the chart.
-//! The argument `quick` watches and repeats less, to try things out; `embedded-times` measures the embedded runtime's times alone.
+//! The argument `quick` watches and repeats less, to try things out; `embedded-times` measures the embedded runtime's times alone,
+//! `pulls` what pulls cost.
 //!
 //! Times end at the CRI's `started_at` and begin with the clock it is taken from.
 
@@ -21,6 +22,9 @@ mod floor;
 #[path = "../../tests/common/kubelet.rs"]
 mod kubelet;
 mod picture;
+mod pulls;
+#[path = "../../tests/common/registry.rs"]
+mod registry;
 mod report;
 #[allow(dead_code, reason = "as above")]
 #[path = "../../tests/real/runtime.rs"]
@@ -40,6 +44,7 @@ use smolet::sync::plan::{PlanInput, plan};
 
 use finding::Idle;
 use floor::{Floor, RawPod, ms};
+use pulls::Pulls;
 use report::{Figures, Floored, Report, Times};
 use runtime::Runtime;
 use subject::{Kind, PATIENCE, Subject, now};
@@ -79,44 +84,35 @@ fn main() -> ExitCode {
         println!("{}", embedded_times(&floor, binary, &effort));
         return ExitCode::SUCCESS;
     }
-    let (smolet, raw) = {
-        let subject = Subject::start(&runtime, Kind::Smolet(binary.clone()));
+    if std::env::args().any(|word| word == "pulls") {
+        let embedded = Runtime::up_as("bench-embedded", true);
+        let pulls = [Pulls::of(&embedded, &binary), Pulls::of(&runtime, &binary)];
+        println!("{}", report::table_of_pulls(&pulls));
+        return ExitCode::SUCCESS;
+    }
+    let measured = |kind: Kind, runtime: &Runtime, floor: Option<&Floor<'_>>| {
+        let subject = Subject::start(runtime, kind);
         let (idle, node_pss_kib) = idle(&subject, &effort);
-        let (start, raw_start) = starts(&subject, Some(&floor), &effort);
-        let (restart, raw_restart) = restarts(&subject, Some(&floor), &effort);
-        let (burst, raw_burst) = bursts(&subject, Some(&floor), &effort);
+        let (start, raw_start) = starts(&subject, floor, &effort);
+        let (restart, raw_restart) = restarts(&subject, floor, &effort);
+        let (burst, raw_burst) = bursts(&subject, floor, &effort);
         let probe_ms = probes(&subject, &effort);
         (
             Figures { idle, node_pss_kib, start, restart, burst, probe_ms },
             Floored { start: raw_start, restart: raw_restart, burst: raw_burst },
         )
     };
-    let kubelet = kubelet.map(|kubelet| {
-        let subject = Subject::start(&runtime, Kind::Kubelet(kubelet));
-        let (idle, node_pss_kib) = idle(&subject, &effort);
-        let (start, _) = starts(&subject, None, &effort);
-        let (restart, _) = restarts(&subject, None, &effort);
-        let (burst, _) = bursts(&subject, None, &effort);
-        let probe_ms = probes(&subject, &effort);
-        Figures { idle, node_pss_kib, start, restart, burst, probe_ms }
-    });
+    let (smolet, raw) = measured(Kind::Smolet(binary.clone()), &runtime, Some(&floor));
+    let kubelet = kubelet.map(|kubelet| measured(Kind::Kubelet(kubelet), &runtime, None).0);
     // In turn with containerd's raw calls, as smolet with containerd.
-    let (embedded, embedded_raw) = {
-        let runtime = Runtime::up_as("bench-embedded", true);
-        let subject = Subject::start(&runtime, Kind::Embedded(binary.clone()));
-        let (idle, node_pss_kib) = idle(&subject, &effort);
-        let (start, raw_start) = starts(&subject, Some(&floor), &effort);
-        let (restart, raw_restart) = restarts(&subject, Some(&floor), &effort);
-        let (burst, raw_burst) = bursts(&subject, Some(&floor), &effort);
-        let probe_ms = probes(&subject, &effort);
-        (
-            Figures { idle, node_pss_kib, start, restart, burst, probe_ms },
-            Floored { start: raw_start, restart: raw_restart, burst: raw_burst },
-        )
-    };
+    let runtime_embedded = Runtime::up_as("bench-embedded", true);
+    let (embedded, embedded_raw) = measured(Kind::Embedded(binary.clone()), &runtime_embedded, Some(&floor));
+    eprintln!("{}", embedded_raw.beside(&embedded.start, &embedded.restart, &embedded.burst));
+    let pulls = [Pulls::of(&runtime_embedded, &binary), Pulls::of(&runtime, &binary)];
 
     let binary_bytes = fs::metadata(&binary).expect("the binary is there").len();
-    let report = Report { smolet, raw, kubelet, embedded, embedded_raw, binary_bytes, plan_us: plan_us() };
+    let report =
+        Report { smolet, raw, kubelet, embedded, embedded_raw, pulls, binary_bytes, plan_us: plan_us() };
     println!("{}", report.table());
     if let Some(path) = std::env::var_os("PICTURE") {
         fs::write(&path, picture::svg(&report)).expect("the picture can be written");

@@ -4,6 +4,7 @@ use std::fmt::{self, Write as _};
 
 use crate::PODS;
 use crate::finding::Idle;
+use crate::pulls::Pulls;
 
 /// Some milliseconds, or other numbers of one thing.
 #[derive(Clone, Debug, Default)]
@@ -115,6 +116,8 @@ pub struct Report {
     pub embedded: Figures,
     /// containerd's raw calls meanwhile.
     pub embedded_raw: Floored,
+    /// With the embedded runtime, and with containerd.
+    pub pulls: [Pulls; 2],
     pub binary_bytes: u64,
     pub plan_us: f64,
 }
@@ -132,6 +135,8 @@ impl Report {
         self.table_of_times(&mut out);
         out.push('\n');
         self.table_of_the_node(&mut out);
+        out.push('\n');
+        out.push_str(&table_of_pulls(&self.pulls));
         out
     }
 
@@ -300,8 +305,41 @@ impl Report {
                 self.embedded.burst.agent.median() / self.embedded_raw.best_burst().1,
                 0.6,
             ),
+            promise(
+                "embedded: a pull writes, as a multiple of the files on the disk",
+                "",
+                *self.pulls[0].written.as_ref().unwrap_or(&f64::NAN),
+                1.05,
+            ),
+            promise(
+                "embedded: a pull over a link that is cut every 30 s, as a multiple of the image's bytes",
+                "",
+                self.pulls[0].over_link.as_ref().map_or(f64::NAN, |link| link.sent),
+                1.05,
+            ),
         ]
     }
+}
+
+/// With the embedded runtime beside containerd.
+pub fn table_of_pulls(pulls: &[Pulls; 2]) -> String {
+    let written = |pulls: &Pulls| match &pulls.written {
+        Ok(ratio) => format!("{ratio:.3}"),
+        Err(why) => format!("fails: {why}"),
+    };
+    let link = |pulls: &Pulls| match &pulls.over_link {
+        Ok(link) => format!("{:.3}; {:.2} ({} cuts)", link.sent, link.time, link.cuts),
+        Err(why) => format!("fails: {why}"),
+    };
+    let row = |what: &str, of: &dyn Fn(&Pulls) -> String| {
+        format!("| {what} | {} | {} |\n", of(&pulls[0]), of(&pulls[1]))
+    };
+    [
+        "| a pull | embedded | containerd |\n|---|--:|--:|\n".to_owned(),
+        row("bytes written by the runtime, over those of the files on the disk", &written),
+        row("over a link that is cut every 30 s: bytes, and time, over those of the image alone", &link),
+    ]
+    .concat()
 }
 
 fn both(times: &Times) -> String {

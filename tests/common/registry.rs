@@ -246,8 +246,9 @@ impl Registry {
         for (layer, _) in layers {
             let digest = Digest::of(layer).to_string();
             self.put(&format!("{repository}/blobs/{digest}"), "application/octet-stream", layer.clone());
+            let packed = if layer.starts_with(&[0x1f, 0x8b]) { "+gzip" } else { "" };
             described.push(json!({
-                "mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": digest, "size": layer.len(),
+                "mediaType": format!("application/vnd.oci.image.layer.v1.tar{packed}"), "digest": digest, "size": layer.len(),
             }));
         }
         let manifest = json!({

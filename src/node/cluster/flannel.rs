@@ -257,7 +257,10 @@ impl Flannel {
 
     /// What became of the rules of iptables.
     fn take_forward(&mut self, refused: Option<&str>, now: Mono) {
-        let Some(why) = refused else { return };
+        let Some(why) = refused else {
+            self.forward_said.clear();
+            return;
+        };
         // With the next look.
         (self.whole_at, self.forwarded) = (now, None);
         if self.forward_said != why {
