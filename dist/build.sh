@@ -80,6 +80,8 @@ E
 }
 
 work=$(mktemp -d)
+# What is made there would have a set-group-ID bit of its parent's.
+chmod g-s "$work"
 trap 'rm -rf "$work"' EXIT
 umask 022
 root=$work/root
@@ -107,6 +109,8 @@ pack_tar() {
 }
 # in_bytes DIRECTORY: of all files there.
 in_bytes() { find "$1" -type f -printf '%s\n' | awk '{ n += $1 } END { print n }'; }
+# in_kib DIRECTORY: as dpkg-gencontrol counts, which does not ask the file system how large its directories are.
+in_kib() { find "$1" -path "$1/DEBIAN" -prune -o -printf '%y %s\n' | awk '{ n += $1 == "f" ? int(($2 + 1023) / 1024) : 1 } END { print n }'; }
 
 # What every package has in the same place.
 common() {
@@ -162,7 +166,7 @@ Package: smolet
 Version: $version
 Architecture: $arch
 Maintainer: smolet maintainers <maintainers@smolet.invalid>
-Installed-Size: $(du -k --apparent-size -s --exclude=DEBIAN "$root" | cut -f1)
+Installed-Size: $(in_kib "$root")
 Recommends: containerd | containerd.io | cri-o | crun | runc, crun | runc, containernetworking-plugins, iptables
 Suggests: nfs-common
 Section: admin

@@ -26,11 +26,15 @@ rm -rf "$out"
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 work=$(mktemp -d)
+# What is made there would have a set-group-ID bit of its parent's.
+chmod g-s "$work"
 trap 'rm -rf "$work"' EXIT
 umask 022
 
 # packed DIRECTORY NAME FILE: as dist/build.sh packs.
 packed() {
+    # The modes of a checkout are those of whoever made it.
+    chmod -R u=rwX,go=rX "$1/$2"
     tar --create --format=ustar --sort=name --owner=root:0 --group=root:0 --mtime="@$SOURCE_DATE_EPOCH" -C "$1" "$2" | gzip -9n >"$3"
 }
 
@@ -53,7 +57,7 @@ done
 PYTHONPATH=$repo/.cache/tools/sbom "$dist/sbom.py" --validate "$out"/*.cdx.json
 
 # What is committed, and nothing else.
-git -C "$repo" archive --format=tar --prefix="smolet-$version/" HEAD | gzip -9n >"$out/smolet_${version}_source.tar.gz"
+git -C "$repo" -c tar.umask=0022 archive --format=tar --prefix="smolet-$version/" HEAD | gzip -9n >"$out/smolet_${version}_source.tar.gz"
 
 # fill FILE TO: a recipe with this release's version and sums.
 fill() {

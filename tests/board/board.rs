@@ -184,8 +184,10 @@ impl Board {
     /// A manifest there. It is one of those that [`Self::wait_for_pods`] waits for unless `wanted` is `None`.
     pub fn put(&self, name: &str, text: &str, wanted: Wanted) {
         self.write(&format!("/etc/smolet/{name}.new"), text);
+        // A power cut does not take it: it is its author's to have on the disk.
         self.run(&format!(
-            "chmod 600 /etc/smolet/{name}.new && mv /etc/smolet/{name}.new /etc/smolet/manifests/{name}.yaml"
+            "chmod 600 /etc/smolet/{name}.new && sync /etc/smolet/{name}.new && \
+             mv /etc/smolet/{name}.new /etc/smolet/manifests/{name}.yaml && sync /etc/smolet/manifests"
         ));
         self.wanted.borrow_mut().insert(name.to_owned(), wanted);
     }
@@ -247,7 +249,7 @@ impl Board {
 
     /// What a failed step has left is undone, pods with other names than these among it, so that it fails none of the next; false when the board no longer answers.
     pub fn settle(&self, names: &[String]) -> bool {
-        let undo = "mount -o remount,rw /; rm -f /fill /fill-too; \
+        let undo = "mount -o remount,rw /; rm -f /fill /fill-too; systemctl enable smolet; \
                     cp -a /root/config.yaml /etc/smolet/; ! [ -e /root/config.toml ] || cp -a /root/config.toml /etc/containerd/; \
                     if [ -d /etc/smolet/aside ]; then rm -f /etc/smolet/manifests/*; \
                     mv /etc/smolet/aside/* /etc/smolet/manifests/; rmdir /etc/smolet/aside; fi";

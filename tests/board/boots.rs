@@ -118,7 +118,8 @@ pub fn clock_steps(board: &Board) {
         board.run("sleep 1");
     }
     assert_eq!(board.agent(), agent, "the agent is the same");
-    let list = board.run("smolet pods");
+    // The pod that ends again and again may have ended while the clock was ahead: that is `<invalid> ago`, as kubectl says it.
+    let list = board.run("smolet pods | grep -v crash-board");
     assert!(!list.contains("-1") && !list.contains("invalid"), "{list}");
 }
 

@@ -193,6 +193,7 @@ procd_close_instance() { echo close; }
 procd_set_param() { echo "$*"; }
 enable() { ln -sf "../init.d/smolet" "/etc/rc.d/S$START"smolet; ln -sf ../init.d/smolet "/etc/rc.d/K$STOP"smolet; }
 disable() { rm -f /etc/rc.d/???smolet; }
+enabled() { [ -L "/etc/rc.d/S$START"smolet ]; }
 stop() { echo stop; }
 restart() { echo restart; start_service; }
 start() { start_service; }
@@ -247,6 +248,10 @@ fn openwrts_package_is_as_opkg_reads_it() {
     assert_eq!(told.lines().map(str::trim).take(3).collect::<Vec<_>>(), ["restart", "open", command]);
     assert!(told.contains("\nrespawn 3600 5 0\n") && told.ends_with("close\n"), "{told}");
     assert!(root.path("/etc/rc.d/S95smolet").is_symlink() && root.path("/etc/rc.d/K05smolet").is_symlink());
+    let disabled =
+        text(&there(&["sh", "-c", "/etc/init.d/smolet disable; PKG_UPGRADE=1 /tmp/ipk/control/postinst"]));
+    assert!(disabled.is_empty() && !root.path("/etc/rc.d/S95smolet").is_symlink(), "stays so: {disabled}");
+    text(&there(&["sh", "-c", "/etc/init.d/smolet enable; PKG_UPGRADE=1 /tmp/ipk/control/postinst"]));
     // The program has these arguments, and another place of the state is the owner's to say.
     let words = ["run", "--config", "/etc/smolet/config.yaml", "--root-dir", "/srv/smolet", "--help"];
     text(&there(&[&["/usr/bin/smolet"], &words[..]].concat()));
@@ -279,16 +284,28 @@ fn a_release_is_whole_and_the_same_again() {
         "-out",
         secret.to_str().unwrap(),
     ]);
-    let mut release = Command::new(repository().join("dist/release.sh"));
-    release.arg(repository().join("target/pages")).arg(&out);
-    release.arg(format!("amd64={triple}={}", tested_program().display()));
     // Of these nothing is seen in what comes out.
-    release
-        .env("TZ", "Asia/Tokyo")
-        .env("COSIGN_KEY", &secret)
-        .env("TMPDIR", own.0.join("tmp"))
-        .current_dir("/");
-    text(&release.output().unwrap());
+    let release = |out: &Path, umask: &str, zone: &str, scratch: &Path| {
+        let mut release = Command::new("sh");
+        release.args(["-c", "umask $0 && exec \"$@\"", umask]).arg(repository().join("dist/release.sh"));
+        release.arg(repository().join("target/pages")).arg(out);
+        release.arg(format!("amd64={triple}={}", tested_program().display()));
+        release.env("TZ", zone).env("COSIGN_KEY", &secret).env("TMPDIR", scratch).current_dir("/");
+        text(&release.output().unwrap());
+    };
+    release(&out, "022", "Asia/Tokyo", &own.0.join("tmp"));
+    // Another file system, whose directories have other sizes.
+    let (again, scratch) =
+        (own.0.join("again"), Path::new("/dev/shm").join(format!("smolet-release-{}", std::process::id())));
+    fs::create_dir(&scratch).unwrap();
+    release(&again, "077", "America/Lima", &scratch);
+    fs::remove_dir(&scratch).expect("nothing is left there");
+    for entry in fs::read_dir(&out).unwrap() {
+        let name = entry.unwrap().file_name();
+        let is_same = fs::read(out.join(&name)).unwrap() == fs::read(again.join(&name)).unwrap();
+        // ECDSA's signatures differ each time.
+        assert!(is_same || name == "SHA256SUMS.sig", "{}: other bytes the second time", name.display());
+    }
 
     let version = env!("CARGO_PKG_VERSION");
     let name = |end: &str| out.join(format!("smolet_{version}{end}"));
@@ -359,15 +376,20 @@ fn a_release_is_whole_and_the_same_again() {
     let license = sum("md5sum", &repository().join("LICENSE"));
     assert!(recipe.contains(&format!("file://LICENSE;md5={license}\"")), "{recipe}");
     assert!(!recipe.contains("\n@") && !recipe.contains("=@"), "what was to be filled in: {recipe}");
-    let (source, destination) = (unpacked(&own.0.join("source")), own.0.join("image"));
-    fs::create_dir(&destination).unwrap();
-    let install = format!(
-        "set -eu\nS={} D={}\n{}",
-        source.display(),
-        destination.display(),
-        body(&recipe, "do_install")
+    let source = unpacked(&own.0.join("source"));
+    let install_to = |name: &str, units: &str| {
+        let destination = own.0.join(name);
+        fs::create_dir(&destination).unwrap();
+        let (s, d, body) = (source.display(), destination.display(), body(&recipe, "do_install"));
+        run(&["sh", "-c", &format!("set -eu\nS={s} D={d} systemd_system_unitdir={units}\n{body}")]);
+        destination
+    };
+    // Where /lib is no link to /usr/lib, systemd's class looks for units there.
+    let split = install_to("split", "/lib/systemd/system");
+    assert!(
+        split.join("lib/systemd/system/smolet.service").exists() && !split.join("usr/lib/systemd").exists()
     );
-    run(&["sh", "-c", &install]);
+    let destination = install_to("image", "/usr/lib/systemd/system");
     let mut find = Command::new("find");
     let staged = text(
         &find.args([".", "!", "-type", "d", "-printf", "/%P\\n"]).current_dir(&destination).output().unwrap(),
