@@ -132,9 +132,9 @@ vectors: setup-rust  ## the pure core against the kubelet's own answers: agree/t
 	$(call step,vectors)
 	@$(TEST) --quiet --test vectors -- --nocapture --test-threads=1 | sed -u 's/^\.\+//'
 
-network: setup  ## services on the kernel's nf_tables, in network namespaces
-	$(call step,services in network namespaces)
-	@$(TEST) --quiet --test network -- --nocapture
+network: setup release  ## services on the kernel's nf_tables; two nodes of a cluster with pods of their own; in network namespaces
+	$(call step,services and two nodes in network namespaces)
+	@SMOLET_BIN=$(CURDIR)/$(RELEASE) $(TEST) --quiet --test network -- --nocapture
 
 # This machine's kernel may have no WireGuard: the tests say then that it is missing.
 kernel: setup-rust  ## the pods' network on Debian's kernel, emulated, which has WireGuard; some minutes
@@ -177,7 +177,7 @@ real-embedded: setup release  ## the same tests on private embedded runtimes
 
 embedded: setup release  ## the release binary as the runtime of its own containers, with a real OCI runtime and CNI plugins
 	$(call step,tests of the embedded runtime)
-	@tests/env/setup.sh criu
+	@tests/env/setup.sh crun criu
 	@PATH="$(CURDIR)/.cache/tools/criu/bin:$$PATH" SMOLET_BIN=$(CURDIR)/$(RELEASE) $(TEST) --quiet --test embedded -- --nocapture --test-threads=$(THREADS)
 	$(call step,pods of an agent that runs them itself)
 	@ONCE=1 RUNTIME=embedded tests/env/demo.sh $(RELEASE) target/tmp/demo-embedded tests/manifests

@@ -5,6 +5,7 @@
 //!     every nodeStatusUpdateFrequency ─► the runtime is asked: status, images
 //!        it has answered, or RUNTIME_STATUS_WAIT is over ─► register, or report
 //!        its status comes later, and has other errors    ─► the next look, at once
+//!        the Node is not ready, shortly after the start  ─► the next look, NODE_UNREADY_UPDATE_PERIOD later (`fastStatusUpdateOnce`)
 //! ```
 //!
 //! | the Node | what is sent (`tryUpdateNodeStatus`) |
@@ -31,7 +32,7 @@ use super::runtime_state::RuntimeState;
 use super::task::Task;
 use crate::events::EventKind;
 use crate::eviction::NodeCondition;
-use crate::limits::{NODE_IMAGES_PERIOD, RUNTIME_STATUS_WAIT};
+use crate::limits::{NODE_IMAGES_PERIOD, NODE_UNREADY_TIME, NODE_UNREADY_UPDATE_PERIOD, RUNTIME_STATUS_WAIT};
 use crate::model::runtime::RuntimeStatus;
 use crate::model::{Mono, SortedMap};
 
@@ -59,6 +60,8 @@ pub struct NodeStatusSync {
     conditions: Vec<Value>,
     /// The events of a start were noted.
     started: bool,
+    /// Until then a Node that is not ready is looked at more often.
+    starts_until: Mono,
 }
 
 /// What the runtime is asked at a look.
@@ -118,6 +121,7 @@ impl NodeStatusSync {
             report_again: false,
             conditions: Vec::new(),
             started: false,
+            starts_until: now + NODE_UNREADY_TIME,
         }
     }
 
@@ -254,11 +258,11 @@ impl NodeStatusSync {
 
     /// A report ended. Returns its event.
     pub fn reported(&mut self, end: ReportEnd, machine: &Machine, now: Mono) -> Option<NodeEvent> {
-        let period = machine.periods.look;
+        let look = machine.periods.look;
         let mut news = None;
         match end {
             ReportEnd::Failed => {
-                self.failed(period, now);
+                self.failed(look, now);
                 return None;
             }
             ReportEnd::Unchanged => {}
@@ -273,6 +277,8 @@ impl NodeStatusSync {
                 self.conditions = conditions;
             }
         }
+        let waits_for_ready = now < self.starts_until && ready_of(&self.conditions) != Some("True");
+        let period = if waits_for_ready { look.min(NODE_UNREADY_UPDATE_PERIOD) } else { look };
         self.task.ended(true, now, period);
         if std::mem::take(&mut self.report_again) {
             self.reported = None;
@@ -370,8 +376,8 @@ mod tests {
 
     /// The questions and calls that follow from these steps, with the second of each.
     ///
-    /// Steps: `status`, `broken`, `silent` and `images` are the runtime's answers; `registered`, `sent`, `same`, `failed` and
-    /// `missing` the server's; `tell`, `deleted`, `Ready=STATUS` are what the watch or another part says; a number waits so many
+    /// Steps: `status`, `broken`, `silent` and `images` are the runtime's answers; `registered`, `sent`, `unready`, `same`, `failed`
+    /// and `missing` the server's; `tell`, `deleted`, `Ready=STATUS` are what the watch or another part says; a number waits so many
     /// seconds, with one turn at their end. Calls: `ask:s`, `ask:si`, `ask:`, `register`, `report`, and `compare` of a
     /// status that is reported only when it is another one.
     fn calls(steps: &str) -> String {
@@ -389,6 +395,7 @@ mod tests {
                     sync.registered(registered(Some("now"), "True"), &machine, mono);
                 }
                 "sent" => drop(sync.reported(ReportEnd::Reported(7, ready("True")), &machine, mono)),
+                "unready" => drop(sync.reported(ReportEnd::Reported(7, ready("False")), &machine, mono)),
                 "same" => drop(sync.reported(ReportEnd::Unchanged, &machine, mono)),
                 "failed" if is_registered => drop(sync.reported(ReportEnd::Failed, &machine, mono)),
                 "failed" => sync.failed(LOOK, mono),
@@ -465,6 +472,22 @@ mod tests {
             ("2 registered", "ask:si@0 register@2 ask:@2"),
             ("2 registered status images", "ask:si@0 register@2 ask:@2 report@2"),
         ];
+        #[rustfmt::skip]
+        let unready = [
+            // A Node that is not ready is looked at more often, until it is, and for two minutes after the start.
+            ("unready 1", "ask:s@1"),
+            ("unready 1 broken same 1", "ask:s@1 compare@1 ask:s@2"),
+            ("unready 1 status sent 9", "ask:s@1 compare@1"),
+            ("unready 1 status sent 10", "ask:s@1 compare@1 ask:s@11"),
+            ("unready 1 broken failed 9 broken", "ask:s@1 compare@1 ask:s@10 compare@10"),
+            ("unready 119 broken images same 1", "ask:si@119 compare@119 ask:s@120"),
+            ("unready 120 broken images same 9", "ask:si@120 compare@120"),
+            ("unready 120 broken images same 10", "ask:si@120 compare@120 ask:s@130"),
+        ];
+        for (steps, want) in unready {
+            let all = format!("broken images registered broken {steps}");
+            assert_eq!(calls(&all), format!("{begin} {want}"), "{steps}");
+        }
         for (steps, want) in starts {
             assert_eq!(calls(steps), want, "{steps}");
         }

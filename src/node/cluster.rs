@@ -355,7 +355,7 @@ impl Cluster {
             ClusterEventKind::FlannelUp(result) => {
                 if let Some(flannel) = &mut self.flannel {
                     flannel.take(result, &mut self.of, now);
-                    self.metadata.compare(&self.of);
+                    self.metadata.changed(&self.of, now);
                 }
             }
             ClusterEventKind::Settings(settings) => self.set_settings(settings, now, out),
@@ -429,7 +429,7 @@ impl Cluster {
         if let Some(flannel) = &mut self.flannel {
             flannel.set_conf(settings.network.clone(), now);
         }
-        self.metadata.compare(&self.of);
+        self.metadata.changed(&self.of, now);
         self.status.report_now(now);
         if let Some(services) = &self.services {
             services.set_cluster(!settings.disable_kube_proxy, settings.cluster_cidrs());
@@ -546,7 +546,7 @@ impl Cluster {
     pub(super) fn set_addresses(&mut self, addresses: &[Box<str>], now: Mono) {
         self.of.change_machine(|machine| machine.addresses = addresses.to_vec());
         self.flannel_changed(now);
-        self.metadata.compare(&self.of);
+        self.metadata.changed(&self.of, now);
         self.status.report_now(now);
     }
 

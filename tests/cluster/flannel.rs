@@ -6,7 +6,9 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 use smolet::config::{Config, EmbeddedSettings, FlannelSettings};
+use smolet::limits::NODE_STATUS_UPDATE_PERIOD;
 
+use crate::common::Stopwatch;
 use crate::common::namespace::{in_namespace, ip, lease, make_link};
 use crate::k3s::{is_ready, joining};
 use crate::supervisor::K3s;
@@ -84,7 +86,9 @@ fn a_node_reaches_the_others_pods_and_they_its() {
     add_node(&world, "b", 2);
     world.start_with(config.clone());
     give_range(&world);
+    let begun = Stopwatch::start();
     world.until("it says how its pods are reached", |world| annotation(world, "backend-data").is_string());
+    assert!(begun.elapsed() < NODE_STATUS_UPDATE_PERIOD / 2, "at once: {:?}", begun.elapsed());
     let own = mac();
     assert_eq!(annotation(&world, "backend-data"), format!(r#"{{"VNI":1,"VtepMAC":"{own}"}}"#));
     for (name, value) in

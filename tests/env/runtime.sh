@@ -501,6 +501,9 @@ sweep() {
     for file in "${TMPDIR:-/tmp}"/smolet-test-* /dev/shm/smolet-test-*; do
         in_use "$file" || rm -rf --one-file-system "$file"
     done
+    for file in $(find /sys/fs/cgroup -depth -type d -path '*/smolet-test-[0-9]*-[0-9]*' 2>/dev/null); do
+        in_use "$file" || rmdir "$file" 2>/dev/null || true
+    done
 }
 
 # ---- commands --------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 #   setup.sh systemd     systemd, its tools and a bus daemon, not started
 #   setup.sh board       what makes and emulates a board of ARM
 #   setup.sh kernel      what emulates a machine with Debian's kernel
+#   setup.sh crun        crun, the other OCI runtime
 #   setup.sh criu        CRIU of Debian 13, unpacked into .cache/tools: that of Debian 12 knows no kernel after 6.11
 #   setup.sh openrc      OpenRC and logrotate, unpacked into .cache/tools
 #   setup.sh rust        a C linker, and Debian's Rust when no cargo is in PATH
@@ -116,6 +117,13 @@ openrc() {
     touch "$root/.done"
 }
 
+crun() {
+    local need=()
+    # The program, not this function.
+    type -P crun >/dev/null || need+=(crun)
+    install "${need[@]}"
+}
+
 # With the libraries of its release, and their loader: nothing of it is installed.
 criu() {
     local to=$repo/.cache/tools/criu apt uri options packages file
@@ -218,6 +226,7 @@ for part; do
     systemd) systemd ;;
     board) board ;;
     kernel) kernel ;;
+    crun) crun ;;
     criu) criu ;;
     openrc) openrc ;;
     rust) rust ;;
@@ -225,6 +234,6 @@ for part; do
     sign) sign ;;
     sbom) sbom ;;
     cargo-deny) cargo_deny ;;
-    *) die "unknown part $part; one of: runtime systemd board kernel criu openrc rust fuzz sign sbom cargo-deny" ;;
+    *) die "unknown part $part; one of: runtime systemd board kernel crun criu openrc rust fuzz sign sbom cargo-deny" ;;
     esac
 done

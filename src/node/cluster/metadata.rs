@@ -1,5 +1,5 @@
 //! Keeps the labels, annotations and the provider ID of a node of k3s in its Node, as [`crate::cluster::k3s_node`] decides: when
-//! the Node, the machine's addresses or the server's settings change.
+//! the Node, the machine's addresses, its pods' network or the server's settings change.
 
 use hyper::Method;
 use serde_json::Value;
@@ -13,8 +13,11 @@ use crate::node::effects::Effects;
 
 /// The Node as it was watched last, and the patch that it needs.
 pub(super) struct MetadataKeeper {
-    /// At most one patch is in flight, and one is sent in `NODE_STATUS_UPDATE_PERIOD`, whoever else changes the Node.
+    /// At most one patch is in flight, and one is sent in `NODE_STATUS_UPDATE_PERIOD`, whoever else changes the Node. What changes here
+    /// is sent at once: other nodes reach this one's pods by it.
     task: Task,
+    /// It changed here while a patch was in flight.
+    again: bool,
     /// `None`: it is not known, or does not exist.
     there: Option<NodeMetadata>,
     patch: Option<Value>,
@@ -22,7 +25,7 @@ pub(super) struct MetadataKeeper {
 
 impl MetadataKeeper {
     pub(super) fn new(now: Mono, seed: u64) -> Self {
-        Self { task: Task::new(now, seed), there: None, patch: None }
+        Self { task: Task::new(now, seed), again: false, there: None, patch: None }
     }
 
     /// The Node is so; `None`: there is none.
@@ -35,6 +38,18 @@ impl MetadataKeeper {
     /// Compares the Node with what it should be.
     pub(super) fn compare(&mut self, of: &Membership) {
         self.patch = self.there.as_ref().and_then(|there| of.machine.k3s_patch(there));
+    }
+
+    /// What the Node should be has changed.
+    pub(super) fn changed(&mut self, of: &Membership, now: Mono) {
+        self.compare(of);
+        if self.patch.is_none() {
+            return;
+        }
+        match self.task.due() {
+            Some(at) => self.task.at = at.min(now),
+            None => self.again = true,
+        }
     }
 
     pub(super) fn due(&self, of: &Membership) -> Option<Mono> {
@@ -57,6 +72,9 @@ impl MetadataKeeper {
     /// A patch ended. What became of it the watch says.
     pub(super) fn take(&mut self, result: Result<(), KubeError>, of: &mut Membership, now: Mono) {
         self.task.ended(result.is_ok(), now, NODE_STATUS_UPDATE_PERIOD);
+        if std::mem::take(&mut self.again) && result.is_ok() {
+            self.task.at = now;
+        }
         if let Err(why) = result {
             self.compare(of);
             of.log_failure("update of the Node's labels and annotations failed", &why, now);

@@ -31,7 +31,7 @@ mod write;
 
 use std::fs;
 use std::io::Write as _;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -102,21 +102,29 @@ impl ApiServer {
 
     /// Listens on its own port, with the namespaces of an empty cluster.
     pub fn start_on(clock: impl Into<FakeClock>) -> Self {
+        Self::start_at(Ipv4Addr::LOCALHOST, clock)
+    }
+
+    /// The same on another address of this machine.
+    pub fn start_at(host: Ipv4Addr, clock: impl Into<FakeClock>) -> Self {
         let shared = Arc::new(Shared {
             state: Mutex::default(),
             clock: clock.into(),
-            pki: Pki::new(),
+            pki: Pki::new(host),
             link: wire::Link::default(),
             gauge: Arc::default(),
         });
-        let port = TcpListener::from(wire::bound(0).expect("loopback has a free port"));
+        let any = SocketAddrV4::new(host, 0);
+        let port =
+            TcpListener::from(wire::bound(any).expect("the address is this machine's and has a free port"));
         let address = port.local_addr().expect("a bound socket has an address");
+        let listens_at = SocketAddrV4::new(host, address.port());
         let (commands, inbox) = smol::channel::unbounded();
         let thread = {
             let shared = shared.clone();
             std::thread::Builder::new()
                 .name("api-server".into())
-                .spawn(move || wire::run(shared, address.port(), inbox))
+                .spawn(move || wire::run(shared, listens_at, inbox))
                 .expect("a thread can be started")
         };
         let server = Self { shared, commands, thread: Some(thread), address, _port: port };

@@ -98,12 +98,14 @@ impl Authority {
         self.issue(named(user, groups), Vec::new(), Use { purpose, valid })
     }
 
-    /// A server certificate for loopback addresses; several for a cluster of several servers.
-    pub fn server(&self) -> Identity {
+    /// A server certificate for that address and for loopback addresses; several for a cluster of several servers.
+    pub fn server(&self, host: Ipv4Addr) -> Identity {
         let localhost = "localhost".try_into().expect("a name in ASCII");
         let purpose = ExtendedKeyUsagePurpose::ServerAuth;
         let mut names = vec![SanType::DnsName(localhost)];
-        names.extend((1..=4).map(|host| SanType::IpAddress(IpAddr::V4(Ipv4Addr::new(127, 0, 0, host)))));
+        let hosts = (1..=4).map(|host| Ipv4Addr::new(127, 0, 0, host));
+        let hosts = hosts.chain((!host.is_loopback()).then_some(host));
+        names.extend(hosts.map(|host| SanType::IpAddress(IpAddr::V4(host))));
         self.issue(named("kube-apiserver", &[]), names, Use { purpose, valid: None })
     }
 
@@ -406,13 +408,15 @@ pub struct Pki {
     /// Signs certificates of clients and nodes.
     pub clients: Authority,
     pub verifier: Arc<Clients>,
+    /// The server's address.
+    host: Ipv4Addr,
 }
 
 impl Pki {
-    pub fn new() -> Self {
+    pub fn new(host: Ipv4Addr) -> Self {
         let clients = Authority::new("kubernetes-client-ca");
         let verifier = Arc::new(Clients::new(&clients));
-        Self { cluster: Authority::new("kubernetes-ca"), clients, verifier }
+        Self { cluster: Authority::new("kubernetes-ca"), clients, verifier, host }
     }
 
     /// TLS 1.2 and 1.3, for HTTP/2 only.
@@ -422,7 +426,7 @@ impl Pki {
 
     /// The same, with a certificate of that authority.
     pub fn server_config_of(&self, authority: &Authority, clock: &FakeClock) -> ServerConfig {
-        let own = authority.server();
+        let own = authority.server(self.host);
         let key = PrivateKeyDer::Pkcs8(own.key.into());
         let provider = Arc::new(ring::default_provider());
         let mut config = ServerConfig::builder_with_details(provider, Arc::new(TlsTime(clock.clone())))

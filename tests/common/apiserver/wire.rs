@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
+use std::net::{SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::pin::{Pin, pin};
 use std::rc::{Rc, Weak};
@@ -149,17 +149,17 @@ impl Drop for Open {
 
 // ---- sockets -------------------------------------------------------------------------------------------------
 
-/// A socket with a port on loopback; port 0 selects any. It may share its port with others that do not listen, so that one
-/// socket reserves the port between listeners.
-pub fn bound(port: u16) -> io::Result<OwnedFd> {
+/// A socket with that address; port 0 selects any. It may share its port with others that do not listen, so that one socket
+/// reserves the port between listeners.
+pub fn bound(address: SocketAddrV4) -> io::Result<OwnedFd> {
     let socket = net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
-    net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port))?;
+    net::bind(&socket, &address)?;
     Ok(socket)
 }
 
-fn listening(port: u16) -> io::Result<Async<TcpListener>> {
-    let socket = bound(port)?;
+fn listening(address: SocketAddrV4) -> io::Result<Async<TcpListener>> {
+    let socket = bound(address)?;
     net::listen(&socket, BACKLOG)?;
     Async::new(TcpListener::from(socket))
 }
@@ -194,7 +194,7 @@ impl Signals {
 }
 
 /// Serves until the command channel is closed; all sockets are closed then.
-pub fn run(shared: Arc<Shared>, port: u16, inbox: Receiver<Message>) {
+pub fn run(shared: Arc<Shared>, address: SocketAddrV4, inbox: Receiver<Message>) {
     let executor = Rc::new(LocalExecutor::new());
     let acceptor = TlsAcceptor::from(Arc::new(shared.pki.server_config(&shared.clock)));
     let signals = Rc::new(RefCell::new(Signals::new()));
@@ -204,7 +204,7 @@ pub fn run(shared: Arc<Shared>, port: u16, inbox: Receiver<Message>) {
             match command {
                 Command::Listen if listener.is_some() => {}
                 Command::Listen => {
-                    let socket = listening(port).expect("the port is held for this server");
+                    let socket = listening(address).expect("the port is held for this server");
                     let spawner = Spawner(Rc::downgrade(&executor));
                     let accepting =
                         accept(shared.clone(), socket, acceptor.clone(), spawner, signals.clone());

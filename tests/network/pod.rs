@@ -1,0 +1,180 @@
+//! A pod of the tests' nodes as a client: sockets in its network namespace.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::Pid;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::node::PATIENCE;
+
+/// A connection that is neither accepted nor refused by then is dropped. A refusal of the kernel's own may come with the second packet,
+/// after a second.
+const DROPPED: Duration = Duration::from_millis(2500);
+/// Connections after which each of two endpoints was certainly chosen.
+const ASKED: usize = 24;
+/// Between two connections of a client that asks all the time.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Who answered, and which client's address it saw.
+pub type Answer = Result<(String, IpAddr), ErrorKind>;
+
+pub struct Pod {
+    pub name: &'static str,
+    pub ip: IpAddr,
+    net: Arc<File>,
+}
+
+impl Pod {
+    /// With the network namespace of that process.
+    pub fn new(name: &'static str, ip: IpAddr, process: Pid) -> Self {
+        let net = File::open(format!("/proc/{}/ns/net", process.as_raw_nonzero())).expect("it runs");
+        Self { name, ip, net: Arc::new(net) }
+    }
+
+    pub fn at(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.ip, port)
+    }
+
+    /// Runs it on a thread in the pod's network namespace.
+    fn spawn<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+        let net = self.net.clone();
+        std::thread::spawn(move || {
+            move_into_link_name_space(net.as_fd(), Some(LinkNameSpaceType::Network)).expect("root may");
+            work()
+        })
+    }
+
+    fn within<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        self.spawn(work).join().expect("the work does not panic")
+    }
+
+    pub fn ask(&self, to: SocketAddr) -> Answer {
+        self.within(move || ask(to))
+    }
+
+    /// Whether somebody of that name answers, and sees the pod's own address.
+    pub fn reaches(&self, to: SocketAddr, name: &str) -> bool {
+        self.ask(to) == Ok((name.to_owned(), self.ip))
+    }
+
+    /// Whether the connection is refused, and not lost.
+    pub fn is_refused(&self, to: SocketAddr) -> bool {
+        self.ask(to) == Err(ErrorKind::ConnectionRefused)
+    }
+
+    /// See [`servers`].
+    pub fn servers(&self, to: SocketAddr) -> Result<Vec<String>, ErrorKind> {
+        self.within(move || servers(to))
+    }
+
+    /// Bytes of that page.
+    pub fn fetch(&self, to: SocketAddr, path: &'static str) -> Result<usize, ErrorKind> {
+        self.within(move || get(to, path).map(|page| page.len()))
+    }
+
+    /// Whether a connection is accepted.
+    pub fn connects(&self, to: SocketAddr) -> bool {
+        self.within(move || TcpStream::connect_timeout(&to, DROPPED).is_ok())
+    }
+
+    /// A client that asks until it is told to stop.
+    pub fn keep_asking(&self, to: SocketAddr) -> Traffic {
+        let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let (told, answers) = (stop.clone(), answered.clone());
+        let what = format!("{} to {to}", self.name);
+        let thread = self.spawn(move || {
+            let mut tally = Tally { what, ..Tally::default() };
+            while !told.load(Ordering::Relaxed) {
+                let begun = Instant::now();
+                match ask(to) {
+                    Ok(_) => {
+                        tally.answered += 1;
+                        answers.store(tally.answered, Ordering::Relaxed);
+                    }
+                    Err(why) => tally.failed.push(why),
+                }
+                tally.longest = tally.longest.max(begun.elapsed());
+                std::thread::sleep(PAUSE);
+            }
+            tally
+        });
+        Traffic { stop, answered, thread: Some(thread) }
+    }
+}
+
+/// What became of a client's connections.
+#[derive(Debug, Default)]
+pub struct Tally {
+    pub what: String,
+    pub answered: usize,
+    pub failed: Vec<ErrorKind>,
+    pub longest: Duration,
+}
+
+/// A client that asks all the time.
+pub struct Traffic {
+    stop: Arc<AtomicBool>,
+    answered: Arc<AtomicUsize>,
+    thread: Option<JoinHandle<Tally>>,
+}
+
+impl Traffic {
+    /// Answers so far.
+    pub fn answered(&self) -> usize {
+        self.answered.load(Ordering::Relaxed)
+    }
+
+    pub fn stop(mut self) -> Tally {
+        self.stop.store(true, Ordering::Relaxed);
+        let tally = self.thread.take().expect("it is stopped once").join().expect("it does not panic");
+        println!(
+            "{}: {} answers, {} refusals, longest {:?}",
+            tally.what,
+            tally.answered,
+            tally.failed.len(),
+            tally.longest
+        );
+        tally
+    }
+}
+
+impl Drop for Traffic {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Who answers a client in this thread's namespace.
+pub fn ask(to: SocketAddr) -> Answer {
+    let page = get(to, "/cgi-bin/who")?;
+    let page = String::from_utf8(page).expect("a name");
+    let answer = page.trim_end().lines().last().and_then(|line| line.split_once(' '));
+    let (name, client) = answer.ok_or(ErrorKind::UnexpectedEof)?;
+    Ok((name.to_owned(), client.parse().map_err(|_| ErrorKind::InvalidData)?))
+}
+
+/// The names of all who answer there, in order.
+pub fn servers(to: SocketAddr) -> Result<Vec<String>, ErrorKind> {
+    let names: Result<Vec<String>, ErrorKind> = (0..ASKED).map(|_| Ok(ask(to)?.0)).collect();
+    let mut names = names?;
+    names.sort();
+    names.dedup();
+    Ok(names)
+}
+
+/// A page, with the head before it.
+fn get(to: SocketAddr, path: &str) -> Result<Vec<u8>, ErrorKind> {
+    let mut connection = TcpStream::connect_timeout(&to, DROPPED).map_err(|error| error.kind())?;
+    connection.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+    let mut page = Vec::new();
+    write!(connection, "GET {path} HTTP/1.0\r\n\r\n").map_err(|error| error.kind())?;
+    connection.read_to_end(&mut page).map_err(|error| error.kind())?;
+    Ok(page)
+}
