@@ -183,7 +183,8 @@ esac
 said=$("$zig" cc $z "$@" -v 2>&1) || { echo "$said" >&2; exit 1; }
 exec "$zig" $(echo "$said" | sed -n '/^ld\.lld /h; ${x;p}') $ZIG_LINK
 E
-    # What panics names file and line of smolet, and of others' crates the file; for x86-64, whose code is the longest, the file alone.
+    # What panics names file and line of smolet, and of others' crates the file; for x86-64, whose code is the longest, the file of
+    # smolet alone.
     # For that alone a stable compiler is told to take an unstable flag, and only for the targets' crates, so that no build
     # script takes it for a nightly one.
     cat >"$ARM_HOME/bin/rustc-places" <<'E'
@@ -193,6 +194,7 @@ case " $* " in *" --target "*) ;; *) exec "$@" ;; esac
 case " $* " in
 *" --crate-name smolet "*" x86_64-"*) places=file ;;
 *" --crate-name smolet "*) places=file,line ;;
+*" x86_64-"*) places=none ;;
 *) places=file ;;
 esac
 # Symbols as without that: build.rs goes by their names.

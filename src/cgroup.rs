@@ -8,6 +8,7 @@
 //! A runtime that was killed in the middle of a call may lose a container and leave its processes running. They get SIGKILL, as
 //! from the kubelet (`tryKillingCgroupProcesses`).
 
+mod devices;
 mod settings;
 use std::fmt;
 use std::io::{self, Read as _};
@@ -25,6 +26,7 @@ use crate::render::NodeSettings;
 use crate::render::cgroup_name::pod_cgroup_candidates;
 use crate::render::cgroup_settings::Controller;
 
+pub use devices::DeviceChange;
 pub use settings::{Missing, SettingError};
 
 /// A cgroup that could not be read or removed. It is retried with the pod's next sync.

@@ -230,7 +230,7 @@ fn read(path: &Path) -> io::Result<String> {
 }
 
 /// Files of a cgroup cannot be created.
-fn put(path: &Path, text: &str) -> io::Result<()> {
+pub(super) fn put(path: &Path, text: &str) -> io::Result<()> {
     fs::File::options().write(true).truncate(true).open(path)?.write_all(text.as_bytes())
 }
 

@@ -3,7 +3,7 @@
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
-use super::{fail, print};
+use super::{SocketArg, fail, print};
 use crate::config::{Config, Flags};
 use crate::doctor::{self, facts, judge};
 use crate::printers::style::Style;
@@ -12,6 +12,8 @@ use crate::printers::style::Style;
 pub(super) struct Args {
     #[command(flatten)]
     pub(super) flags: Flags,
+    #[command(flatten)]
+    socket: SocketArg,
     /// json, for scripts
     #[arg(short, long, value_name = "FORMAT", value_parser = ["json"])]
     output: Option<String>,
@@ -19,9 +21,10 @@ pub(super) struct Args {
 
 /// Exit code 1 when there is a problem.
 pub(super) fn run(args: &Args) -> ExitCode {
-    let (config, bad_settings) = match Config::load(&args.flags, None) {
+    let socket = &*args.socket.socket;
+    let (config, bad_settings) = match Config::load(&args.flags, Some(socket)) {
         Ok(config) => (Some(config), None),
-        Err(error) => (facts::usual_settings(&args.flags), Some(error.to_string())),
+        Err(error) => (facts::usual_settings(&args.flags, socket), Some(error.to_string())),
     };
     let Some(config) = config else { return fail(&bad_settings.unwrap_or_default()) };
     let findings = judge::judge(&facts::collect(&config, bad_settings));

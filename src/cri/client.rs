@@ -20,8 +20,8 @@ use crate::executor::Executor;
 use crate::fair_semaphore::{Acquire, FairSemaphore};
 use crate::grpc::{Call, Channel, Code, Field, GrpcError, Value};
 use crate::limits::{
-    CRI_ITEM_BYTES_MAX, CRI_PULLS, CRI_STOPS, CRI_TEXT_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX,
-    RUNTIME_REQUEST_TIMEOUT, STREAM_URL_BYTES_MAX,
+    CNI_PLUGIN_TIME, CRI_ITEM_BYTES_MAX, CRI_PULLS, CRI_STOPS, CRI_TEXT_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX,
+    NETWORK_CHECKS_TIME, RUNTIME_REQUEST_TIMEOUT, STREAM_URL_BYTES_MAX,
 };
 use crate::model::SortedMap;
 use crate::model::{
@@ -121,6 +121,17 @@ impl GrpcRuntime {
         let request = cri::StatusRequest { verbose: true };
         let mut answer: cri::StatusResponse = self.call(method!("Runtime", "Status"), request).await?;
         Ok(answer.info.remove("config"))
+    }
+
+    /// Conditions of pods' networks that are not as they were made, as an embedded runtime finds them.
+    ///
+    /// # Errors
+    /// The runtime's; others do not implement it.
+    pub async fn check_networks(&self) -> RuntimeResult<RuntimeStatus> {
+        // The last one may have begun just before the time was over.
+        let deadline = Some(NETWORK_CHECKS_TIME + CNI_PLUGIN_TIME + self.timeout);
+        let call = self.call_within(requests::CHECK_NETWORKS, cri::StatusRequest::default(), deadline);
+        call.await.map(convert::runtime_status)
     }
 
     /// True when the server implements `method`, called with an empty request.

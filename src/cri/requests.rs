@@ -5,6 +5,9 @@ use crate::model::{PodUid, SandboxId};
 use crate::proto::runtime::v1 as cri;
 use crate::render::labels::POD_UID;
 
+/// CNI CHECK of all pods' networks: a method of smolet's own, beside those of the CRI. Its messages are those of `Status`.
+pub const CHECK_NETWORKS: &str = "/smolet.v1.Network/Check";
+
 fn of_pod(uid: &PodUid) -> convert::Map {
     convert::Map::from([(POD_UID.to_owned(), uid.to_string())])
 }

@@ -29,6 +29,7 @@ impl Cri for Embedded {
     of_runtime! {
         version version_cri VersionRequest VersionResponse,
         status status_cri StatusRequest StatusResponse,
+        check_networks check_networks_cri StatusRequest StatusResponse,
         runtime_config runtime_config_cri RuntimeConfigRequest RuntimeConfigResponse,
         update_runtime_config update_runtime_config_cri UpdateRuntimeConfigRequest UpdateRuntimeConfigResponse,
         run_pod_sandbox run_pod_sandbox_cri RunPodSandboxRequest RunPodSandboxResponse,

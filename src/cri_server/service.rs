@@ -7,6 +7,7 @@ use std::rc::Rc;
 use prost::Message;
 use smol::stream::{Stream, StreamExt as _};
 
+use crate::cri::requests::CHECK_NETWORKS;
 use crate::cri::{RuntimeError, RuntimeResult};
 use crate::grpc::Code;
 use crate::grpc::server::{Replies, Reply, Service, Serving, Status, decoded, encoded};
@@ -22,6 +23,8 @@ pub type Events = Pin<Box<dyn Stream<Item = cri::ContainerEventResponse>>>;
 pub trait Cri {
     async fn version(&self, request: cri::VersionRequest) -> RuntimeResult<cri::VersionResponse>;
     async fn status(&self, request: cri::StatusRequest) -> RuntimeResult<cri::StatusResponse>;
+    /// [`CHECK_NETWORKS`], which is smolet's own.
+    async fn check_networks(&self, request: cri::StatusRequest) -> RuntimeResult<cri::StatusResponse>;
     async fn runtime_config(
         &self,
         request: cri::RuntimeConfigRequest,
@@ -191,6 +194,9 @@ where
 
 impl<R: Cri + 'static> Service for CriService<R> {
     fn call(&self, path: &str, request: Vec<u8>) -> Option<Serving> {
+        if path == CHECK_NETWORKS {
+            return Some(self.status(request, true));
+        }
         let (service, method) = path.strip_prefix("/runtime.v1.")?.split_once('/')?;
         match service {
             "RuntimeService" => self.runtime_service(method, request),
@@ -251,9 +257,9 @@ impl<R: Cri + 'static> CriService<R> {
                 |runtime, request| async move { Ok(runtime.list_pod_sandbox_metrics(request).await?.pod_metrics) },
                 |pod_metrics| cri::ListPodSandboxMetricsResponse { pod_metrics },
             )),
+            "Status" => Some(self.status(request, false)),
             _ => unary!(runtime, method, request,
                 "Version" => version,
-                "Status" => status,
                 "RuntimeConfig" => runtime_config,
                 "UpdateRuntimeConfig" => update_runtime_config,
                 "RunPodSandbox" => run_pod_sandbox,
@@ -283,6 +289,13 @@ impl<R: Cri + 'static> CriService<R> {
                 "ListPodSandboxMetrics" => list_pod_sandbox_metrics,
             ),
         }
+    }
+
+    /// Of the runtime or, with the same messages, of pods' networks.
+    fn status(&self, request: Vec<u8>, of_networks: bool) -> Serving {
+        one(&self.0, request, move |runtime, request| async move {
+            if of_networks { runtime.check_networks(request).await } else { runtime.status(request).await }
+        })
     }
 
     fn image_service(&self, method: &str, request: Vec<u8>) -> Option<Serving> {

@@ -8,6 +8,7 @@
 //! | cgroups | none; no cpu or pids controller | |
 //! | kernel | built without what containers need | |
 //! | runtime | none answers, or not ready | its status is unknown |
+//! | pod network | CNI CHECK of a running pod fails | not all could be checked |
 //! | overlayfs | | cannot be mounted: containers are copies of their images |
 //! | other agents | one on the same runtime | running sandboxes that smolet did not create |
 //! | cgroup driver | differs from the runtime's, which does not report it by the CRI | differs from the configured one |
@@ -25,10 +26,10 @@
 
 use std::fmt::Write as _;
 
-use super::Finding;
 use super::facts::{
     CgroupFacts, ClockFacts, CniFacts, DiskFacts, Facts, InotifyFacts, Kubelet, RuntimeFacts,
 };
+use super::{Finding, Level};
 use crate::cri::endpoint::{self, USUAL_SOCKETS};
 use crate::cri::shims::Shim;
 use crate::kernel_tunables::network::Lacking;
@@ -37,7 +38,9 @@ use crate::limits::MIB;
 use crate::model::Wall;
 use crate::render::CgroupDriver;
 use crate::resolv_conf::PodServers;
-use crate::runtime::{OVERLAY_CONDITION, SELINUX_CONDITION};
+use crate::runtime::{
+    OVERLAY_CONDITION, POD_NETWORK_CONDITION, POD_NETWORK_UNKNOWN_CONDITION, SELINUX_CONDITION,
+};
 
 /// Required controllers for pods' limits, besides memory.
 const CONTROLLERS: [&str; 2] = ["cpu", "pids"];
@@ -71,12 +74,18 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
         findings.extend(orphaned_shims(&runtime.orphaned_shims));
         findings.extend(runtime.lacks_apparmor_parser.then(apparmor));
         for of in runtime.conditions.iter().flatten() {
-            let (check, mend) = match &*of.kind {
-                SELINUX_CONDITION => ("SELinux", SELINUX_MEND),
-                OVERLAY_CONDITION => ("overlayfs", OVERLAY_MEND),
+            let (level, check, mend) = match &*of.kind {
+                SELINUX_CONDITION => (Level::Warning, "SELinux", SELINUX_MEND),
+                OVERLAY_CONDITION => (Level::Warning, "overlayfs", OVERLAY_MEND),
+                POD_NETWORK_CONDITION => (Level::Problem, "pod network", POD_NETWORK_MEND),
+                POD_NETWORK_UNKNOWN_CONDITION => (
+                    Level::Warning,
+                    "pod network",
+                    "the time was over: try again while the machine has less to do",
+                ),
                 _ => continue,
             };
-            findings.push(Finding::warning(check, of.message.to_string(), mend));
+            findings.push(Finding { level, check, message: of.message.to_string(), mend: mend.to_owned() });
         }
     }
     findings.push(network(&facts.cni, facts.runtime.as_ref().ok()));
@@ -212,8 +221,11 @@ fn other_agents(kubelets: &[Kubelet], runtime: Option<&RuntimeFacts>) -> Finding
     Finding::warning(CHECK, message, mend)
 }
 
-const OVERLAY_MEND: &str = "load the kernel module overlay (modprobe overlay, and at each boot by a file of /etc/modules-load.d), and restart smolet; where the \
-     kernel has it, use another file system for the images";
+const OVERLAY_MEND: &str = "load the kernel module overlay (modprobe overlay, and at each boot by a file of /etc/modules-load.d), or use a kernel with \
+     CONFIG_OVERLAY_FS, and restart smolet; where the kernel has it, use another file system for the images";
+
+const POD_NETWORK_MEND: &str = "give the pod a new sandbox, and with it a new network: kubectl delete pod; of a static pod move the manifest \
+     away and, once the pod has ended, back";
 
 const SELINUX_MEND: &str =
     "run smolet with --selinux, and install the distribution's policy for containers (container-selinux)";

@@ -4,7 +4,7 @@
 //!     the machine, the runtime ──► facts (I/O) ──► judge (PURE) ──► findings ──► lines or JSON (PURE)
 //! ```
 //!
-//! Works with a running agent and without one: it reads the machine and the runtime, never the agent, and changes nothing.
+//! Works with a running agent and without one: it reads the machine and the runtime, of the agent only its embedded runtime, and changes nothing.
 
 pub mod facts;
 mod forward;

@@ -42,6 +42,7 @@ use smol::lock::{Mutex as AsyncMutex, MutexGuardArc, Semaphore};
 pub use digest::Digest;
 pub use error::{ImageStoreError, ImageStoreResult};
 pub use layer::LayerSource;
+pub use overlay::refusal_at as overlay_refusal_at;
 pub use record::{Layer, Snapshotter, StoredImage, Tag};
 pub use rootfs::{IdMapping, Rootfs, RootfsOptions, Usage};
 pub use writer::LayerWriter;

@@ -130,6 +130,18 @@ pub(super) fn probe(dir: &Path) -> io::Result<()> {
     tried
 }
 
+/// Why containers have copies of their images where the store is, or will be; `None`: overlays can be mounted there, or that cannot be known
+/// now. Nothing of the try stays. Blocking.
+pub fn refusal_at(root: &Path) -> Option<io::Error> {
+    let above = root.ancestors().find(|above| above.is_dir())?;
+    let dir = above.join(format!(".smolet-overlay-{}", std::process::id()));
+    // Made anew: above may be a directory of others.
+    std::fs::create_dir(&dir).ok()?;
+    let tried = probe(&dir);
+    let _ = std::fs::remove_dir(&dir);
+    tried.err().filter(is_refusal)
+}
+
 /// The kernel or the file system has none. A disk that is full or read-only, or a process without memory, says nothing of that. PURE.
 pub(super) fn is_refusal(error: &io::Error) -> bool {
     let is_of_now = [

@@ -23,6 +23,10 @@ pub const CNI_CONFIGURATION_BYTES_MAX: usize = 64 * KIB;
 pub const CNI_RESULT_BYTES_MAX: usize = 256 * KIB;
 /// Longest run of one CNI plugin. Later: it is killed, and counts as failed.
 pub const CNI_PLUGIN_TIME: Duration = Duration::from_mins(1);
+/// After this time of a look at the networks of all pods (CNI CHECK), for `smolet doctor`, no further one is begun, and the answer says so.
+pub const NETWORK_CHECKS_TIME: Duration = Duration::from_secs(30);
+/// Pods that it names. More: the rest is not looked at.
+pub const NETWORK_FAULTS_MAX: usize = 16;
 /// Port mappings of a sandbox. More: the sandbox is refused.
 pub const PORT_MAPPINGS_MAX: usize = 1024;
 

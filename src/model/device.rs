@@ -3,7 +3,27 @@
 use std::fmt;
 use std::rc::Rc;
 
+use super::DesiredPod;
 use crate::limits::{CONTAINER_DEVICES_OPENED_MAX, DEVICE_PATH_BYTES_MAX};
+use crate::text::quoted;
+
+/// smolet's own annotation on pods: what is done with running containers when another device is behind a device volume.
+pub const DEVICE_CHANGE_ANNOTATION: &str = "smolet.io/device-change";
+
+/// True when the pod's running containers are to be given other devices, where that is possible; false: they are restarted.
+///
+/// # Errors
+/// The annotation has another value than `restart`, which is the default, or `update`.
+pub fn updates_devices(pod: &DesiredPod) -> Result<bool, String> {
+    let annotations = pod.pod.metadata.annotations.as_ref();
+    match annotations.and_then(|all| all.get(DEVICE_CHANGE_ANNOTATION)).map(String::as_str) {
+        None | Some("restart") => Ok(false),
+        Some("update") => Ok(true),
+        Some(text) => {
+            Err(format!("annotation {DEVICE_CHANGE_ANNOTATION}: {}: must be restart or update", quoted(text)))
+        }
+    }
+}
 
 /// Type and numbers of a device node, written as `c 188:0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +84,20 @@ pub fn parse_device_lines(text: &str) -> Option<Rc<[ContainerDevice]>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn running_containers_get_other_devices_where_their_pod_says_so() {
+        let of = |annotations: serde_json::Value| {
+            let pod = serde_json::json!({"metadata": {"name": "p", "annotations": annotations},
+                "spec": {"containers": []}});
+            updates_devices(&DesiredPod::new(serde_json::from_value(pod).unwrap()))
+        };
+        let with = |value: &str| of(serde_json::json!({DEVICE_CHANGE_ANNOTATION: value}));
+        assert_eq!(of(serde_json::json!({})), Ok(false));
+        assert_eq!((with("restart"), with("update")), (Ok(false), Ok(true)));
+        let why = "annotation smolet.io/device-change: \"Update\": must be restart or update";
+        assert_eq!(with("Update"), Err(why.to_owned()));
+    }
 
     #[test]
     fn the_lines_of_devices_are_read_as_they_are_written() {

@@ -124,15 +124,19 @@ fn try_create(directory: &Path, arguments: &Arguments) -> Result<Ready, MonitorE
     }
     let text = read_bounded(&pid_file, MONITOR_RECORD_BYTES_MAX).map_err(failed(names::RUNTIME_PID))?;
     let number = std::str::from_utf8(&text).ok().and_then(|text| text.trim().parse().ok());
-    let (Some(number), Some(pid)) = (number, number.and_then(pid_of)) else {
+    let Some(number) = number.filter(|number| pid_of(*number).is_some()) else {
         return Err(MonitorError::Refused(format!("{} wrote no process ID", arguments.runtime.display())));
     };
-    // It is the subreaper's child: its ID stays its own until it is reaped.
-    let init_fd = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| failed(names::PID)(error.into()))?;
-    let init = Init::of(number).ok_or_else(|| failed(names::PID)(io::ErrorKind::NotFound.into()))?;
+    let unknown = |error: Errno| failed(names::PID)(error.into());
+    let init = match Init::of(number) {
+        // Mostly it is this subreaper's child. Another one, a handler's own, may have reaped it already: it has ended.
+        Err(Errno::SRCH) => Init::gone(number),
+        init => init.map_err(unknown)?,
+    };
+    let init_fd = init.held().map_err(unknown)?;
     let text = serde_json::to_vec(&init).map_err(|error| failed(names::PID)(error.into()))?;
     place(directory, names::PID, &text).map_err(failed(names::PID))?;
-    Ok(Ready { init, init_fd: Some(init_fd), is_own: true, stdio })
+    Ok(Ready { init, init_fd, is_own: true, stdio })
 }
 
 /// Finds the container of a monitor that was killed.
@@ -144,9 +148,9 @@ pub(super) fn adopted(directory: &Path, arguments: &Arguments) -> Result<Ready, 
             arguments.runtime.display()
         )));
     };
-    let init_fd = pid_of(init.pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-    // After the pidfd, so that it is of that very process.
-    let init_fd = init_fd.filter(|_| init.is_there());
+    let init_fd = init
+        .held()
+        .map_err(|error| MonitorError::Io { path: directory.join(names::PID), source: error.into() })?;
     let mut stdio = Stdios::default();
     if !arguments.tty {
         let ours = |name, access| {

@@ -82,17 +82,30 @@ pub struct Init {
 }
 
 impl Init {
-    /// The process that has this ID now; `None` when there is none.
-    pub(super) fn of(pid: u32) -> Option<Self> {
-        let stat = read_start(Path::new(&format!("/proc/{pid}/stat")), MONITOR_RECORD_BYTES_MAX).ok()?;
-        let started = stat_field(&stat, STAT_START_TIME)?;
-        let boot = read_start(Path::new("/proc/sys/kernel/random/boot_id"), 64).ok()?;
-        Some(Self { pid, started, boot: String::from_utf8_lossy(&boot).trim().to_owned() })
+    /// The process that has this ID now.
+    ///
+    /// # Errors
+    /// There is none (`SRCH`); the kernel's.
+    pub(super) fn of(pid: u32) -> rustix::io::Result<Self> {
+        let read = |path: &str| {
+            read_start(Path::new(path), MONITOR_RECORD_BYTES_MAX).map_err(|error| {
+                Errno::from_io_error(&error).filter(|errno| *errno != Errno::NOENT).unwrap_or(Errno::SRCH)
+            })
+        };
+        let stat = read(&format!("/proc/{pid}/stat"))?;
+        let started = stat_field(&stat, STAT_START_TIME).ok_or(Errno::SRCH)?;
+        let boot = read("/proc/sys/kernel/random/boot_id")?;
+        Ok(Self { pid, started, boot: String::from_utf8_lossy(&boot).trim().to_owned() })
+    }
+
+    /// A process that had this ID and is gone: none that gets it later is taken for it.
+    pub(super) fn gone(pid: u32) -> Self {
+        Self { pid, started: 0, boot: String::new() }
     }
 
     /// Whether the process is there, be it as a zombie.
     pub fn is_there(&self) -> bool {
-        Self::of(self.pid).as_ref() == Some(self)
+        Self::of(self.pid).as_ref() == Ok(self)
     }
 
     /// Sends it a signal.
@@ -111,11 +124,21 @@ impl Init {
         }
     }
 
-    /// A pidfd of it.
+    /// A pidfd of it; `None` when it is not there any more.
+    ///
+    /// # Errors
+    /// The kernel's: whether it is there is not known.
+    pub(super) fn held(&self) -> rustix::io::Result<Option<OwnedFd>> {
+        match self.handle() {
+            Err(Errno::SRCH) => Ok(None),
+            handle => handle.map(Some),
+        }
+    }
+
     fn handle(&self) -> rustix::io::Result<OwnedFd> {
         let handle = pidfd_open(super::pid_of(self.pid).ok_or(Errno::SRCH)?, PidfdFlags::empty())?;
         // Looked at after it is held: the number may be another process's by now.
-        if self.is_there() { Ok(handle) } else { Err(Errno::SRCH) }
+        if Self::of(self.pid)? == *self { Ok(handle) } else { Err(Errno::SRCH) }
     }
 }
 
@@ -245,6 +268,18 @@ mod tests {
         }
         assert_eq!(stat_field(b"17 (sh) S", STAT_START_TIME), None);
         assert_eq!(stat_field(b"", STAT_START_TIME), None);
+    }
+
+    #[test]
+    fn a_process_that_is_gone_is_not_the_one_that_has_its_id() {
+        let own = Init::of(std::process::id()).unwrap();
+        assert!(own.is_there() && own.held().unwrap().is_some() && !own.exits_within(Duration::ZERO));
+        let before = Init { started: own.started.wrapping_sub(1), ..own.clone() };
+        for gone in [Init::gone(own.pid), before, Init { boot: "another".to_owned(), ..own }] {
+            assert!(!gone.is_there() && gone.held().unwrap().is_none() && gone.exits_within(Duration::ZERO));
+            assert_eq!(gone.signal(Signal::CONT), Err(Errno::SRCH));
+        }
+        assert_eq!(Init::of(0), Err(Errno::SRCH));
     }
 
     #[test]

@@ -39,7 +39,7 @@ use crate::cri::{ImageStore, Runtime, RuntimeEvent, RuntimeResult};
 use crate::events::EventKind;
 use crate::limits::EVENT_QUEUED_BYTES_MAX;
 use crate::metrics::{self, Shown};
-use crate::model::{Mono, Now, PodUid};
+use crate::model::{ContainerId, Mono, Now, PodUid};
 use crate::pleg::Relist;
 use crate::pleg::evented::AwaitedState;
 use crate::probe::run::Answer;
@@ -104,6 +104,8 @@ pub(super) enum Event {
     Addresses(Vec<Box<str>>),
     /// Other devices are behind the paths of device volumes.
     Devices(Box<FoundDevices>),
+    /// A running container was to get other devices: those that it has got, or why it cannot have them.
+    DevicesChanged(PodUid, ContainerId, Result<String, String>),
     /// A signal, or a notification by logind.
     Stop(Stop),
 }
@@ -134,7 +136,7 @@ impl Event {
             Self::Cluster(_) => "loop: cluster event",
             Self::Query(_) => "loop: request",
             Self::Addresses(_) => "loop: node addresses",
-            Self::Devices(_) => "loop: devices",
+            Self::Devices(_) | Self::DevicesChanged(..) => "loop: devices",
             Self::Stop(_) => "loop: stop",
         }
     }
@@ -297,6 +299,7 @@ impl<R: Runtime + 'static> Agent<R> {
             Event::Swept(slow) => pods.sweep_ended(slow, out),
             Event::Addresses(addresses) => self.addresses_changed(&addresses),
             Event::Devices(found) => pods.set_devices(*found, out),
+            Event::DevicesChanged(uid, id, done) => pods.devices_changed(&uid, &id, done, out),
             Event::Cluster(event) => {
                 if let Some(cluster) = &mut self.cluster {
                     cluster.take(*event, pods, now, out);

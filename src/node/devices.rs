@@ -1,5 +1,7 @@
 //! Devices of the machine that pods have through volumes of type `CharDevice` and `BlockDevice`: which device is behind each path now.
-//! When one comes, pods that wait for it start; where it is another one than before, the containers that have it are restarted.
+//! When one comes, pods that wait for it start; where it is another one than before, the containers that have it are restarted or given it.
+//!
+//! The kernel's uevents are not asked for: they come before udev has made the node's links and set its owner and mode.
 //!
 //! ```text
 //!     pods' volumes ─► paths ─► a task: inotify on the directories of each path and its links ─► look ─► the loop
@@ -111,6 +113,8 @@ impl Watch {
                         changed.await;
                     }
                 }
+                // One of the directories went away meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => {
                     log::debug!("devices: {error}; looking again in {} s", DEVICE_RETRY.as_secs());
                     self.clock.sleep(DEVICE_RETRY).await;

@@ -7,6 +7,7 @@
 //!                                 ├─► disk: then unused images (`image_gc`), then observe again
 //!                                 ▼
 //!                    measure the evictable pods (task) ──► evict one pod; the next observation waits for its end
+//!                                                     └──► memory is to be had again: observe again
 //!
 //!     no condition is true any more ──► the evicted static pods start again
 //! ```
@@ -28,7 +29,7 @@ use crate::cri::{Runtime, RuntimeError, RuntimeResult};
 use crate::events::EventKind;
 use crate::eviction::pods::{Evictable, PodUsage, first_to_go, is_critical};
 use crate::eviction::threshold::Resource;
-use crate::eviction::{NodeCondition, Observation, Pressure, Signal, Threshold};
+use crate::eviction::{NodeCondition, Observation, Observations, Pressure, Signal, Threshold};
 use crate::limits::{
     EVICTION_CLEANUP_MAX, EVICTION_NEAR_TIMES, EVICTION_PERIOD, EVICTION_PERIOD_NEAR, IMAGE_GC_PERIOD_MIN,
 };
@@ -180,8 +181,17 @@ impl EvictionManager {
         }
         self.in_flight = true;
         let ctx = pods.ctx().clone();
+        let meminfo = (threshold.signal == Signal::MemoryAvailable).then(|| self.meminfo.clone());
         let task = async move {
             let usages = node_stats::measure(&ctx, measured, counted).await;
+            // A node without memory measures its pods for half a minute, and the kernel ends a process meanwhile. The kubelet takes both
+            // from one summary.
+            let seen = match meminfo {
+                Some(path) => {
+                    ctx.manager.blocking.run(move || node_stats::memory(&path)).await.unwrap_or(seen)
+                }
+                None => seen,
+            };
             let measures = Box::new(PodStats { threshold, seen, images_apart, usages });
             Event::PodsMeasured(measures)
         };
@@ -197,6 +207,12 @@ impl EvictionManager {
     ) {
         self.in_flight = false;
         let PodStats { threshold, seen, images_apart, usages } = measures;
+        let mut signals = Observations::default();
+        signals[threshold.signal as usize] = Some(seen);
+        if !threshold.is_met(&signals, true) {
+            self.next = out.now().mono;
+            return;
+        }
         let usages = match usages {
             Ok(usages) => usages,
             Err(error) => return note_missing_stats(&error, out),

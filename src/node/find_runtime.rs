@@ -219,7 +219,7 @@ async fn embedded(wait: &Wait<'_>) -> Result<FoundRuntime, String> {
     if let Some(not) = conditions.iter().find(|of| !of.status && &*of.kind == "RuntimeReady") {
         return Err(format!("the embedded runtime is not ready: {}", not.message));
     }
-    let store = ImageStore::open(&settings.root_dir.join("images"), blocking.clone()).await;
+    let store = ImageStore::open(&settings.images(), blocking.clone()).await;
     let store = store.map_err(|error| format!("the embedded runtime's images: {error}"))?;
     let hosts = Hosts {
         directories: config.embedded.registry_dirs.clone(),

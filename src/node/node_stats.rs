@@ -74,7 +74,7 @@ fn read(file: &Path) -> Option<String> {
     Some(text)
 }
 
-fn memory(meminfo: &Path) -> Option<Observation> {
+pub(super) fn memory(meminfo: &Path) -> Option<Observation> {
     memory_of(&read(meminfo)?)
 }
 

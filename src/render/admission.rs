@@ -3,6 +3,7 @@
 //! ```text
 //!     SysctlForbidden                       a sysctl that is neither safe nor allowed (`sysctl.patternAllowlist`)
 //!     InvalidLogMemory                      the annotation smolet.io/log-memory has a value that cannot be followed (not in the kubelet)
+//!     InvalidDeviceChange                   the annotation smolet.io/device-change has an unknown value (not in the kubelet)
 //!     AppArmor                              a profile, and AppArmor is off (`appArmorAdmitHandler`)
 //!     SupplementalGroupsPolicyNotSupported  Strict, and the runtime has only Merge (`predicateAdmitHandler`)
 //! |     RuntimeClassNotFound                  a runtime class that no handler of the runtime implements
@@ -21,6 +22,7 @@ use super::node::NodeSettings;
 pub use super::sandbox::sysctl_name;
 use crate::model::DesiredPod;
 use crate::model::desired::ClassHandler;
+use crate::model::device::updates_devices;
 use crate::model::runtime::RuntimeStatus;
 use crate::text::quoted;
 
@@ -111,6 +113,9 @@ pub fn refusal_of_settings(node: &NodeSettings, pod: &DesiredPod) -> Option<Refu
     }
     if let Err(message) = log_memory(node, pod) {
         return refuse("InvalidLogMemory", message);
+    }
+    if let Err(message) = updates_devices(pod) {
+        return refuse("InvalidDeviceChange", message);
     }
     None
 }

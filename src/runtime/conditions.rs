@@ -1,13 +1,16 @@
 //! Whether the embedded runtime can run pods, with the reason why not and what mends it. I/O, blocking.
 
+use std::fmt::Display;
 use std::path::Path;
 
 use rustix::thread::UnshareFlags;
 
 use super::cni::{self, Asked, Plugins};
+use super::sandbox::Sandbox;
 use super::selinux;
 use super::settings::{Settings, is_hybrid};
 use crate::cri::{RuntimeCondition, convert};
+use crate::image_store::overlay_refusal_at;
 use crate::proto::runtime::v1 as cri;
 
 /// The CRI's conditions.
@@ -25,7 +28,16 @@ fn all(settings: &Settings, agent: Option<u32>, pod_cidr: &str) -> Vec<cri::Runt
 /// The same of a node without a pod CIDR, without opening the runtime, as the agent with this process ID finds it; `None`: none runs, and
 /// it would find what this process finds. Blocking.
 pub fn readiness(settings: &Settings, agent: Option<u32>) -> Vec<RuntimeCondition> {
-    let conditions = all(settings, agent, "");
+    shown(all(settings, agent, ""))
+}
+
+/// The condition of a runtime without overlayfs, for a node whose runtime is not opened: it would find that out in the same way, by a mount.
+/// For root alone. Blocking.
+pub fn overlay(settings: &Settings) -> Vec<RuntimeCondition> {
+    shown(overlay_refusal_at(&settings.images()).map(|_| no_overlay()).into_iter().collect())
+}
+
+fn shown(conditions: Vec<cri::RuntimeCondition>) -> Vec<RuntimeCondition> {
     convert::runtime_status(cri::StatusResponse {
         status: Some(cri::RuntimeStatus { conditions }),
         ..cri::StatusResponse::default()
@@ -41,6 +53,18 @@ pub(super) fn no_overlay() -> cri::RuntimeCondition {
     let message = "overlayfs cannot be mounted where the images are: each container gets a full copy of its image, which takes time \
                    and space";
     condition(OVERLAY_CONDITION, Some(("NoOverlay", message.to_owned())))
+}
+
+/// The condition of a pod's network that is not as it was made, among those of all pods' networks.
+pub const POD_NETWORK_CONDITION: &str = "PodNetwork";
+
+/// The condition of the first pod whose network there was no time for.
+pub const POD_NETWORK_UNKNOWN_CONDITION: &str = "PodNetworkUnknown";
+
+/// One of both.
+pub(super) fn pod_network(sandbox: &Sandbox, kind: &str, why: &dyn Display) -> cri::RuntimeCondition {
+    let of = sandbox.config().metadata.unwrap_or_default();
+    condition(kind, Some((kind, format!("pod {}/{}: {why}", of.namespace, of.name))))
 }
 
 fn condition(kind: &str, trouble: Option<(&str, String)>) -> cri::RuntimeCondition {

@@ -389,7 +389,7 @@ impl Containers {
         Ok(launched.map(|(watched, launched)| {
             match watched {
                 Ok(watched) => self.watch.insert(watched, &container.id, run_dir),
-                Err(error) => ends::watch_later(self, container, &error.to_string()),
+                Err(error) => ends::watch_later(self, None, &container.id, &error),
             }
             launched
         }))
@@ -420,12 +420,6 @@ impl Containers {
             // After a restart of the agent its monitor's files say that it was started.
             log::warn!("container {}: {error}", container.id);
         }
-    }
-
-    pub(super) async fn watch_dir(&self, container: &Container) -> RuntimeResult<()> {
-        let dir = self.run_dir(&container.id);
-        let watched = self.watch.add(&container.id, dir).await;
-        watched.map_err(|error| failed(error.to_string()))
     }
 
     // ---- end -------------------------------------------------------------------------------------------

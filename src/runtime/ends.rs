@@ -8,14 +8,14 @@
 //! | killed | none | there | a new monitor; where there cannot be one the container runs on, and it is tried again |
 //! | killed | none | gone | a new monitor records the end; where there cannot be one the exit code is unknown |
 
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use super::container::{Container, Containers};
 use super::pause::PAUSE;
 use super::records::ContainerPhase;
-use super::sandbox::Sandbox;
 use super::sandboxes::Sandboxes;
 use super::watch::Change;
 use crate::limits::{ADOPT_RETRY_MAX, ADOPT_RETRY_MIN, CLEAN_UP_PAUSE, WATCH_RETRY_PERIOD};
@@ -29,10 +29,7 @@ pub(super) async fn follow(containers: Rc<Containers>, sandboxes: Rc<Sandboxes>)
             Ok(changes) => {
                 for change in changes {
                     match change {
-                        Change::Look(id) => match containers.find(id.as_str()) {
-                            Some(container) => look_soon(&containers, &container),
-                            None => sandboxes.look_soon(id.as_str()),
-                        },
+                        Change::Look(id) => look_at(&containers, Some(&sandboxes), &id),
                         Change::LookEverywhere => look_everywhere(&containers, &sandboxes),
                     }
                 }
@@ -51,17 +48,22 @@ pub(super) async fn follow(containers: Rc<Containers>, sandboxes: Rc<Sandboxes>)
                     containers.context.clock.sleep(WATCH_RETRY_PERIOD).await;
                 };
                 for (id, error) in lost {
-                    if let Some(container) = containers.find(id.as_str()) {
-                        watch_later(&containers, &container, &error.to_string());
-                    } else if let Some(sandbox) = sandboxes.find(id.as_str()) {
-                        watch_first_process_later(&containers, &sandboxes, &sandbox, &error);
-                    }
+                    watch_later(&containers, Some(&sandboxes), &id, &error);
                 }
                 // What happened meanwhile was told to nobody.
                 look_everywhere(&containers, &sandboxes);
                 containers.context.clock.sleep(WATCH_RETRY_PERIOD).await;
             }
         }
+    }
+}
+
+/// Looks at a container, or at the first process of a sandbox.
+fn look_at(containers: &Rc<Containers>, sandboxes: Option<&Rc<Sandboxes>>, id: &ContainerId) {
+    match (containers.find(id.as_str()), sandboxes) {
+        (Some(container), _) => look_soon(containers, &container),
+        (None, Some(sandboxes)) => sandboxes.look_soon(id.as_str()),
+        (None, None) => {}
     }
 }
 
@@ -91,94 +93,58 @@ fn look_soon(containers: &Rc<Containers>, container: &Rc<Container>) {
     drop(context.to_the_end("end of a container", work));
 }
 
-/// For a container whose directory cannot be watched, as root has no watch left: it is looked at now and then, until it can be.
-pub(super) fn watch_later(containers: &Rc<Containers>, container: &Rc<Container>, why: &str) {
-    if !matches!(container.phase(), ContainerPhase::Starting | ContainerPhase::Running) {
-        return;
+/// Watches for the end of a container, or of the first process of a sandbox that has one.
+pub(super) async fn watch(containers: &Rc<Containers>, sandboxes: Option<&Rc<Sandboxes>>, id: &ContainerId) {
+    let Some((_, dir)) = awaited(containers, sandboxes, id) else { return };
+    if let Err(error) = containers.watch().add(id, dir).await {
+        watch_later(containers, sandboxes, id, &error);
     }
+}
+
+/// Where the end of that container, or of the first process of that sandbox, is seen, and whose it is; `None` when it has ended.
+fn awaited(
+    containers: &Containers,
+    sandboxes: Option<&Rc<Sandboxes>>,
+    id: &ContainerId,
+) -> Option<(&'static str, PathBuf)> {
+    if let Some(container) = containers.find(id.as_str()) {
+        let is_awaited = matches!(container.phase(), ContainerPhase::Starting | ContainerPhase::Running);
+        return is_awaited.then(|| ("container", containers.run_dir(id)));
+    }
+    let sandboxes = sandboxes?;
+    let sandbox = sandboxes.find(id.as_str())?;
+    let is_awaited = sandbox.shares_pids() && !sandbox.is_stopped();
+    is_awaited.then(|| ("first process of sandbox", sandboxes.run_dir(sandbox.id()).join(PAUSE)))
+}
+
+/// For a directory that cannot be watched, as root has no watch left: it is looked at now and then, until it can be.
+pub(super) fn watch_later(
+    containers: &Rc<Containers>,
+    sandboxes: Option<&Rc<Sandboxes>>,
+    id: &ContainerId,
+    why: &io::Error,
+) {
+    let Some((what, _)) = awaited(containers, sandboxes, id) else { return };
     log::warn!(
-        "container {}: inotify: {why}; it is looked at every {} s until it can be watched (fs.inotify.max_user_watches)",
-        container.id(),
+        "{what} {id}: inotify: {why}; it is looked at every {} s until it can be watched (fs.inotify.max_user_watches)",
         WATCH_RETRY_PERIOD.as_secs()
     );
-    let (weak, container) = (Rc::downgrade(containers), container.clone());
+    let (weak, sandboxes, id) = (Rc::downgrade(containers), sandboxes.cloned(), id.clone());
     let clock = containers.context.clock.clone();
     let look = async move {
         loop {
             clock.sleep(WATCH_RETRY_PERIOD).await;
             let Some(containers) = Weak::upgrade(&weak) else { return };
-            if !matches!(container.phase(), ContainerPhase::Starting | ContainerPhase::Running) {
-                return;
-            }
-            // Watched first: an exit between the two would be missed.
-            let is_watched = containers.watch_dir(&container).await.is_ok();
-            look_soon(&containers, &container);
-            if is_watched {
-                return;
-            }
-        }
-    };
-    drop(containers.context.to_the_end("container that is not watched", look));
-}
-
-/// Watches the first process of a ready sandbox, if it has one.
-pub(super) async fn watch_first_process(
-    containers: &Rc<Containers>,
-    sandboxes: &Rc<Sandboxes>,
-    sandbox: &Rc<Sandbox>,
-) {
-    if let Err(error) = try_watch_first_process(containers, sandboxes, sandbox).await {
-        watch_first_process_later(containers, sandboxes, sandbox, &error);
-    }
-}
-
-async fn try_watch_first_process(
-    containers: &Containers,
-    sandboxes: &Sandboxes,
-    sandbox: &Sandbox,
-) -> std::io::Result<()> {
-    if !sandbox.shares_pids() || sandbox.is_stopped() {
-        return Ok(());
-    }
-    let dir = sandboxes.run_dir(sandbox.id()).join(PAUSE);
-    containers.watch().add(&ContainerId::from(sandbox.id().as_str()), dir).await
-}
-
-/// As [`watch_later`].
-fn watch_first_process_later(
-    containers: &Rc<Containers>,
-    sandboxes: &Rc<Sandboxes>,
-    sandbox: &Rc<Sandbox>,
-    why: &std::io::Error,
-) {
-    if sandbox.is_stopped() {
-        return;
-    }
-    log::warn!(
-        "sandbox {}: inotify: {why}; its first process is looked at every {} s until it can be watched \
-         (fs.inotify.max_user_watches)",
-        sandbox.id(),
-        WATCH_RETRY_PERIOD.as_secs()
-    );
-    let (weak, sandboxes, sandbox) = (Rc::downgrade(containers), sandboxes.clone(), sandbox.clone());
-    let context = containers.context.clone();
-    let clock = context.clock.clone();
-    let look = async move {
-        loop {
-            clock.sleep(WATCH_RETRY_PERIOD).await;
-            let Some(containers) = Weak::upgrade(&weak) else { return };
-            if sandboxes.find(sandbox.id().as_str()).is_none() {
-                return;
-            }
+            let Some((_, dir)) = awaited(&containers, sandboxes.as_ref(), &id) else { return };
             // Watched first: an end between the two would be missed.
-            let is_watched = try_watch_first_process(&containers, &sandboxes, &sandbox).await.is_ok();
-            sandboxes.look_soon(sandbox.id().as_str());
+            let is_watched = containers.watch().add(&id, dir).await.is_ok();
+            look_at(&containers, sandboxes.as_ref(), &id);
             if is_watched {
                 return;
             }
         }
     };
-    drop(context.to_the_end("first process that is not watched", look));
+    drop(containers.context.to_the_end("end that is not watched", look));
 }
 
 /// What the files of a container's monitor say.

@@ -59,7 +59,8 @@ use crate::clock::SharedClock;
 use crate::cri::{RuntimeEvent, RuntimeResult};
 use crate::executor::Executor;
 use crate::filesystem::read_bounded;
-use crate::limits::KEPT_POD_CIDR_BYTES_MAX;
+use crate::limits::{KEPT_POD_CIDR_BYTES_MAX, NETWORK_CHECKS_TIME, NETWORK_FAULTS_MAX};
+use crate::model::ContainerId;
 use crate::oci::{NodeFacts, RuntimeFeatures};
 use crate::proto::runtime::v1 as cri;
 use crate::render::CgroupDriver;
@@ -70,7 +71,9 @@ use sandbox::Sandbox;
 use sandboxes::Sandboxes;
 
 pub use apparmor::lacks_apparmor_parser;
-pub use conditions::{OVERLAY_CONDITION, readiness};
+pub use conditions::{
+    OVERLAY_CONDITION, POD_NETWORK_CONDITION, POD_NETWORK_UNKNOWN_CONDITION, overlay, readiness,
+};
 pub use host::cgroup_version;
 pub use images::{FoundImage, Images, Local};
 pub use pause::main as pause_main;
@@ -137,7 +140,8 @@ impl Embedded {
         let run = async move {
             let Some(config) = request.config else { return Err(invalid("config is missing")) };
             let sandbox = runtime.sandboxes.run(config, &request.runtime_handler).await?;
-            ends::watch_first_process(&runtime.containers, &runtime.sandboxes, &sandbox).await;
+            let id = ContainerId::from(sandbox.id().as_str());
+            ends::watch(&runtime.containers, Some(&runtime.sandboxes), &id).await;
             runtime.sandboxes.set_ready(&sandbox).await?;
             runtime.sandboxes.look_soon(sandbox.id().as_str());
             Ok(cri::RunPodSandboxResponse { pod_sandbox_id: sandbox.id().to_string() })
@@ -224,13 +228,35 @@ impl Embedded {
         Ok(cri::ListPodSandboxResponse { items: self.sandboxes.list(request.filter.as_ref()) })
     }
 
-    /// CNI CHECK of a sandbox's network.
+    /// CNI CHECK of all pods' networks, one after the other: a condition for each that is not as it was made, [`NETWORK_FAULTS_MAX`] at most.
+    /// After [`NETWORK_CHECKS_TIME`] no further one is begun. It is no method of the CRI; `smolet doctor` asks for it.
     ///
     /// # Errors
-    /// It does not exist, or a plugin finds its network changed.
-    pub async fn check_network(&self, sandbox: &str) -> RuntimeResult<()> {
-        let sandbox = self.sandboxes.existing(sandbox)?;
-        self.sandboxes.check_network(&sandbox).await
+    /// None.
+    pub async fn check_networks_cri(
+        &self,
+        _request: cri::StatusRequest,
+    ) -> RuntimeResult<cri::StatusResponse> {
+        let clock = &self.context.clock;
+        let (end, mut conditions) = (clock.now().mono + NETWORK_CHECKS_TIME, Vec::new());
+        for sandbox in self.sandboxes.all().iter().filter(|sandbox| sandbox.is_ready()) {
+            if clock.now().mono >= end {
+                conditions.push(conditions::pod_network(
+                    sandbox,
+                    POD_NETWORK_UNKNOWN_CONDITION,
+                    &"not checked",
+                ));
+                break;
+            }
+            if let Err(error) = self.sandboxes.check_network(sandbox).await {
+                conditions.push(conditions::pod_network(sandbox, POD_NETWORK_CONDITION, &error));
+            }
+            if conditions.len() == NETWORK_FAULTS_MAX {
+                break;
+            }
+        }
+        let status = Some(cri::RuntimeStatus { conditions });
+        Ok(cri::StatusResponse { status, ..cri::StatusResponse::default() })
     }
 
     /// `UpdateRuntimeConfig`: the pod CIDRs, for sandboxes that are made from now on.

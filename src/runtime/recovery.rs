@@ -49,7 +49,7 @@ pub(super) async fn recover(containers: &Rc<Containers>, sandboxes: &Rc<Sandboxe
         }
     }
     for sandbox in sandboxes.all() {
-        ends::watch_first_process(containers, sandboxes, &sandbox).await;
+        ends::watch(containers, Some(sandboxes), &ContainerId::from(sandbox.id().as_str())).await;
         sandboxes.look_soon(sandbox.id().as_str());
     }
     let mut tasks = VecDeque::new();
@@ -171,9 +171,7 @@ async fn starting(containers: &Rc<Containers>, container: &Rc<Container>) {
 
 async fn running(containers: &Rc<Containers>, container: &Rc<Container>) {
     // Watched first: an exit between the two would be missed.
-    if let Err(error) = containers.watch_dir(container).await {
-        ends::watch_later(containers, container, &error.to_string());
-    }
+    ends::watch(containers, None, container.id()).await;
     ends::look(containers, container).await;
     if container.phase() == ContainerPhase::Exited {
         containers.clean_up(container).await;

@@ -454,11 +454,13 @@ impl Sandboxes {
         })
     }
 
-    /// CNI CHECK of its network.
+    /// CNI CHECK of its network. One that is being stopped has none, and plugins are not to run for it twice at once.
     ///
     /// # Errors
     /// The plugins'.
     pub(super) async fn check_network(&self, sandbox: &Sandbox) -> RuntimeResult<()> {
+        let turn = sandbox.turn().try_read().filter(|_| sandbox.is_ready());
+        let Some(_turn) = turn else { return Ok(()) };
         let (text, result) = {
             let record = sandbox.record.borrow();
             (record.network.clone(), record.network_result.clone())

@@ -66,6 +66,11 @@ impl Settings {
         }
     }
 
+    /// The store of images.
+    pub fn images(&self) -> PathBuf {
+        self.root_dir.join("images")
+    }
+
     /// The pod CIDRs that the node had last: its pods have addresses of them before the node's cluster is reached.
     pub(super) fn pod_cidr(&self) -> PathBuf {
         self.root_dir.join("pod-cidr")

@@ -342,6 +342,23 @@ fn without_reported_usage_no_pod_is_evicted() {
 }
 
 #[test]
+fn pressure_that_is_over_before_the_pods_are_measured_evicts_none() {
+    let world = world(hard());
+    run(&world, "web", 60, "");
+    world.until("it runs", |world| world.phase("web") == "Running");
+    world.fake.delay("ListContainerStats", Duration::from_secs(20));
+    let before = world.fake.count("ListContainerStats");
+    memory(&world, 50);
+    world.until("a measurement", |world| world.fake.count("ListContainerStats") > before);
+    assert!(world.table().contains("MemoryPressure"));
+    memory(&world, 900);
+    world.pass(80);
+    assert_eq!((world.phase("web").as_str(), world.count("StopContainer")), ("Running", 0));
+    memory(&world, 50);
+    world.until("the end", |world| gone(world, &["web"]));
+}
+
+#[test]
 fn a_hard_eviction_leaves_a_second_for_the_hook() {
     let world = world(hard());
     world.fake.state().memory.insert("c-web".to_owned(), i64::try_from(500 * MIB).unwrap());

@@ -4,7 +4,10 @@ use smolet::proto::runtime::v1 as cri;
 
 use crate::common::write_program;
 
-use super::machine::{Machine, list_sandboxes, output, pod, remove_sandbox, run_sandbox, status_of};
+use super::machine::{
+    Machine, changed_networks, list_sandboxes, output, pod, remove_sandbox, run_sandbox, status_of,
+    stop_sandbox,
+};
 
 /// A plugin that appends what it is told to a file, and answers with what it was given.
 fn plugin(machine: &Machine, name: &str, body: &str) {
@@ -80,7 +83,7 @@ fn the_nodes_configuration_is_used_and_a_failed_chain_is_taken_back() {
         );
         let id = run_sandbox(&runtime, pod("a")).await;
         assert!(!status_of(&runtime, &id).await.network.unwrap().ip.is_empty());
-        runtime.check_network(&id).await.unwrap();
+        assert_eq!(changed_networks(&runtime).await, [""; 0]);
         // The network goes on from the record, whatever the node's configuration is by then.
         std::fs::remove_file(machine.root.join("net.d/10-first.conflist")).unwrap();
         drop(runtime);
@@ -93,6 +96,39 @@ fn the_nodes_configuration_is_used_and_a_failed_chain_is_taken_back() {
         assert!(status.conditions[1].message.contains("20-later.conflist: name"), "{status:?}");
     });
     machine.assert_clean();
+}
+
+#[test]
+fn networks_are_checked_unless_their_configuration_has_no_check() {
+    for (head, is_checked) in [
+        (r#""cniVersion": "0.4.0""#, true),
+        (r#""cniVersion": "0.3.1""#, false),
+        (r#""cniVersion": "1.0.0", "disableCheck": true"#, false),
+    ] {
+        let mut machine = Machine::new();
+        machine.settings.cni_bin_dirs = vec![machine.root.join("bin")];
+        let conf = format!(r#"{{{head}, "name": "n", "plugins": [{{"type": "only"}}]}}"#);
+        std::fs::write(machine.root.join("net.d/10.conflist"), conf).unwrap();
+        plugin(
+            &machine,
+            "only",
+            r#"[ $CNI_COMMAND = ADD ] && echo '{"ips":[{"address":"192.0.2.7/24"}]}'
+               [ $CNI_COMMAND = CHECK ] && echo '{"msg": "no eth0"}' && exit 1; exit 0"#,
+        );
+        machine.run(async {
+            let runtime = machine.open().await;
+            let id = run_sandbox(&runtime, pod("a")).await;
+            let wanted = format!("pod default/a: sandbox {id}: CNI plugin only of network n: CHECK: no eth0");
+            let wanted = if is_checked { vec![wanted] } else { Vec::new() };
+            assert_eq!(changed_networks(&runtime).await, wanted, "{head}");
+            let of_checks = |call: &String| call.starts_with("only CHECK");
+            assert_eq!(calls(&machine).iter().filter(|call| of_checks(call)).count(), wanted.len());
+            stop_sandbox(&runtime, &id).await;
+            assert_eq!(changed_networks(&runtime).await, [""; 0], "it has none any more");
+            remove_sandbox(&runtime, &id).await;
+        });
+        machine.assert_clean();
+    }
 }
 
 #[test]

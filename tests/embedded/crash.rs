@@ -1,31 +1,55 @@
 //! SIGKILL at any instant: of the process that works with the runtime, of OCI runtimes, of monitors. The next start finds or removes
-//! what was made, and after the removal of the pods nothing is left.
+//! what was made, and after the removal of the pods nothing is left. With runc and with crun, one after the other.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use smolet::proto::runtime::v1 as cri;
+use smolet::runtime::find_program;
+
+use crate::common::write_program;
 
 use super::machine::{Machine, create, exited, list_sandboxes, remove_sandbox, run_sandbox, script, start};
 use super::users;
 
-/// Set in a process that is killed while it works: the machine's directory, and its number.
+/// Set in a process that is killed while it works: the machine's number, its OCI runtime and its directory.
 const VICTIM: &str = "SMOLET_TEST_VICTIM";
 
-/// Instants at which it is killed.
-const ROUNDS: u64 = 40;
+/// Instants at which it is killed, with each OCI runtime.
+const ROUNDS: u64 = 20;
+
+const OCI_RUNTIMES: [&str; 2] = ["runc", "crun"];
+
+/// The machine's containers are run by that OCI runtime. crun refuses a hybrid tree of cgroup v1 and v2: it gets one of v1 alone to see.
+fn with_oci_runtime(machine: &mut Machine, name: &str) {
+    let path = match name {
+        "crun" => {
+            let path = machine.root.join(name);
+            let text = "#!/bin/sh\nexec unshare --mount --propagation private sh -c \
+                        'umount /sys/fs/cgroup/unified 2>/dev/null; exec crun \"$@\"' crun \"$@\"\n";
+            // A monitor of a process that was killed may run it just now.
+            if !path.exists() {
+                write_program(&path, text);
+            }
+            path
+        }
+        _ => find_program(name).unwrap(),
+    };
+    machine.settings.handlers.insert("".into(), path);
+}
 
 /// Not a test of its own: what the process does that [`a_killed_agent_leaves_nothing_behind`] kills.
 #[test]
 fn victim() {
     let Ok(place) = std::env::var(VICTIM) else { return };
-    let (number, root) = place.split_once(' ').unwrap();
-    let machine = Machine::at(PathBuf::from(root), number.parse().unwrap());
+    let [number, oci_runtime, root] = place.splitn(3, ' ').collect::<Vec<_>>()[..] else { panic!("{place}") };
+    let mut machine = Machine::at(PathBuf::from(root), number.parse().unwrap());
+    with_oci_runtime(&mut machine, oci_runtime);
     machine.run(async {
         let runtime = machine.open().await;
         let mut attempt = u32::try_from(list_sandboxes(&runtime).await.len()).unwrap() * 100;
@@ -59,17 +83,22 @@ fn victim() {
 
 #[test]
 fn a_killed_agent_leaves_nothing_behind() {
-    let machine = Machine::new();
+    OCI_RUNTIMES.into_iter().for_each(kill_agents);
+}
+
+fn kill_agents(oci_runtime: &str) {
+    let mut machine = Machine::new();
+    with_oci_runtime(&mut machine, oci_runtime);
     for round in 0..ROUNDS {
         let mut victim = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "crash::victim", "--nocapture"])
-            .env(VICTIM, format!("{} {}", machine.number, machine.root.display()))
+            .env(VICTIM, format!("{} {oci_runtime} {}", machine.number, machine.root.display()))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
         // A pod's whole life takes some 600 ms: the instants are spread over it.
-        std::thread::sleep(Duration::from_millis(40 + (round * 37) % 700));
+        std::thread::sleep(Duration::from_millis(40 + (round * 67) % 700));
         victim.kill().unwrap();
         victim.wait().unwrap();
     }
@@ -114,11 +143,18 @@ impl Drop for Over<'_> {
 
 #[test]
 fn killed_oci_runtimes_and_monitors_fail_one_call_and_leave_nothing_behind() {
+    OCI_RUNTIMES.into_iter().for_each(kill_oci_runtimes_and_monitors);
+}
+
+fn kill_oci_runtimes_and_monitors(oci_runtime: &str) {
     /// Pods, at least; and at most, until there was a kill of each kind.
-    const PODS: [u32; 2] = [12, 100];
+    const PODS: [u32; 2] = [6, 100];
     /// Monitors of one container: one is started for each that is killed, and needs a moment to record an end.
     const MONITORS_MAX: u32 = 3;
-    let machine = Machine::new();
+    /// How long an OCI runtime is looked for: crun ends within some milliseconds.
+    const LOOK: Duration = Duration::from_millis(150);
+    let mut machine = Machine::new();
+    with_oci_runtime(&mut machine, oci_runtime);
     let over = AtomicBool::new(false);
     // Of OCI runtimes, and of monitors.
     let kills = [AtomicUsize::new(0), AtomicUsize::new(0)];
@@ -127,7 +163,6 @@ fn killed_oci_runtimes_and_monitors_fail_one_call_and_leave_nothing_behind() {
         let (root, number, over, kills) = (&machine.root, machine.number, &over, &kills);
         threads.spawn(move || {
             let machine = Machine::beside(root.clone(), number);
-            let runtime = machine.settings.handlers.get("").unwrap().file_name().unwrap().to_str().unwrap();
             let of_containers = RefCell::new(BTreeMap::<String, u32>::new());
             let is_monitor = |words: &[&str]| {
                 let ["smolet", "monitor", _, directory, ..] = words else { return false };
@@ -141,7 +176,11 @@ fn killed_oci_runtimes_and_monitors_fail_one_call_and_leave_nothing_behind() {
                     return;
                 }
                 let (kind, found) = if round.is_multiple_of(2) {
-                    (0, processes_of(&machine, |words| words[0].ends_with(runtime)))
+                    let (begun, mut found) = (Instant::now(), Vec::new());
+                    while found.is_empty() && begun.elapsed() < LOOK {
+                        found = processes_of(&machine, |words| words[0].ends_with(oci_runtime));
+                    }
+                    (0, found)
                 } else {
                     (1, processes_of(&machine, is_monitor))
                 };
@@ -182,7 +221,7 @@ fn killed_oci_runtimes_and_monitors_fail_one_call_and_leave_nothing_behind() {
         });
     });
     let [runtimes, monitors] = kills.map(AtomicUsize::into_inner);
-    assert!(runtimes > 0 && monitors > 0, "killed: {runtimes} OCI runtimes, {monitors} monitors");
+    assert!(runtimes > 0 && monitors > 0, "killed with {oci_runtime}: {runtimes} of it, {monitors} monitors");
     // What a killed OCI runtime left is found at the next start at the latest.
     machine.run(async {
         drop(machine.open().await);

@@ -325,6 +325,28 @@ fn a_sandbox_is_not_ready_any_more_when_its_first_process_has_ended() {
     machine.assert_clean_soon();
 }
 
+/// A handler may have a subreaper of its own, which is quicker than the monitor.
+#[test]
+fn a_first_process_that_is_gone_before_it_was_seen_is_an_end_and_no_failed_start() {
+    let mut machine = Machine::new();
+    let handler = machine.root.join("handler");
+    let text = "#!/bin/sh\nwhile [ $# -gt 0 ]; do [ \"$1\" = --pid-file ] && pid=$2; shift; done\n\
+                [ \"$pid\" ] || exit 0\nsh -c 'exit 7' & wait $!\necho $! >\"$pid\"\n";
+    write_program(&handler, text);
+    machine.settings.handlers.insert("".into(), handler);
+    machine.run(async {
+        let runtime = machine.open().await;
+        let sandbox = run_sandbox(&runtime, shared(machine.pod("gone"))).await;
+        until("it is not ready", async || status_of(&runtime, &sandbox).await.state == 1).await;
+        remove_sandbox(&runtime, &sandbox).await;
+        let sandbox = run_sandbox(&runtime, machine.pod("gone")).await;
+        let id = run_container(&runtime, &sandbox, script("app", "exit 7")).await;
+        assert_eq!(exited(&runtime, &id).await.exit_code, monitor::EXIT_CODE_UNKNOWN);
+        remove_sandbox(&runtime, &sandbox).await;
+    });
+    machine.assert_clean_soon();
+}
+
 #[test]
 fn pods_with_a_first_process_stop_at_the_first_call() {
     let machine = Machine::new();

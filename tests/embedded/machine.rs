@@ -500,6 +500,12 @@ pub async fn status_of(runtime: &Embedded, sandbox: &str) -> cri::PodSandboxStat
     runtime.pod_sandbox_status_cri(request).await.unwrap().status.unwrap()
 }
 
+/// What CNI CHECK says of pods whose network is not as it was made.
+pub async fn changed_networks(runtime: &Embedded) -> Vec<String> {
+    let checked = runtime.check_networks_cri(cri::StatusRequest::default()).await.unwrap();
+    checked.status.unwrap().conditions.into_iter().map(|condition| condition.message).collect()
+}
+
 pub async fn stop_sandbox(runtime: &Embedded, sandbox: &str) {
     let request = cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.into() };
     runtime.stop_pod_sandbox_cri(request).await.unwrap();

@@ -8,6 +8,7 @@ mod cni;
 mod common;
 mod container;
 mod crash;
+mod doctor;
 mod faults;
 mod image_faults;
 mod images;

@@ -278,6 +278,25 @@ fn the_end_of_a_process_that_another_one_reaps_is_recorded() {
     process.wait().unwrap();
 }
 
+/// It may even be gone before the monitor looks at it.
+#[test]
+fn a_process_that_another_one_has_reaped_already_has_ended() {
+    let container = Container::new("", |arguments, _| {
+        let handler = arguments.bundle.join("handler");
+        // The shell reaps what it has started.
+        let script = "#!/bin/sh\nwhile [ $# -gt 0 ]; do [ \"$1\" = --pid-file ] && pid=$2; shift; done\n\
+                      [ \"$pid\" ] || exit 0\nsh -c 'echo said; exit 7' & wait $!\necho $! >\"$pid\"\n";
+        write_program(&handler, script);
+        arguments.runtime = handler;
+    });
+    let created = container.run();
+    // Nobody saw its exit code. What it said is in the log.
+    assert_eq!(container.exit().code, EXIT_CODE_UNKNOWN);
+    assert_eq!(container.entries(), [entry("stdout", "F", "said")]);
+    let init = monitor::init_of(&container.directory()).unwrap().unwrap();
+    assert!(init.pid == created.pid && !init.is_there() && init.exits_within(Duration::ZERO), "{init:?}");
+}
+
 #[test]
 fn long_lines_come_in_parts() {
     let container =

@@ -35,6 +35,8 @@ pub struct Agent<'r> {
     pub runtime: &'r Runtime,
     pub dir: PathBuf,
     node: String,
+    /// That of its runtime, or `embedded`.
+    pub endpoint: String,
     pub log_level: &'static str,
     /// Further arguments of `smolet run`.
     pub arguments: Vec<OsString>,
@@ -55,6 +57,7 @@ impl<'r> Agent<'r> {
             runtime,
             dir,
             node: name.to_owned(),
+            endpoint: runtime.endpoint(),
             log_level: "debug",
             arguments: Vec::new(),
             config: calm,
@@ -73,7 +76,7 @@ impl<'r> Agent<'r> {
         let mut command = smolet();
         command
             .arg("run")
-            .args(["--runtime-endpoint", &self.runtime.endpoint(), "--node-name", &self.node])
+            .args(["--runtime-endpoint", &self.endpoint, "--node-name", &self.node])
             .args(["--cgroup-root", &self.runtime.cgroup_root, "--log-level", self.log_level])
             .arg("--config")
             .arg(&self.config)

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 
 use crate::agent::{Agent, PATIENCE, container, id_of, waits_for};
+use crate::exec;
 use crate::runtime::{Runtime, wait_for};
 
 /// Devices of this machine that no container may open by default: FUSE, the control of loop devices, a loop device.
@@ -144,6 +145,52 @@ pub fn a_device_that_comes_and_changes_is_usable_soon(runtime: &Runtime) {
     println!("  back with other numbers, used {:.2} s later", at.elapsed().as_secs_f64());
     let page = String::from_utf8_lossy(&agent.ask(&["describe", "app"]).stdout).into_owned();
     assert!(page.contains("a device volume has another device now, will be restarted"), "{page}");
+    agent.end_pods();
+}
+
+/// With the pod's annotation the container runs on where it can be given another device: with cgroup v1.
+pub fn a_device_that_changes_is_given_to_the_running_container(runtime: &Runtime) {
+    let mut agent = Agent::started(runtime, "given");
+    let dev = Dev::new(&agent);
+    dev.plug_in("one", "adapter", FUSE);
+    let text = agent.pod_text("app", &pod(&dev.by_id("adapter"), "CharDevice", false));
+    let annotated = "metadata:\n  annotations: {smolet.io/device-change: update}\n";
+    agent.apply("app", &text.replace("metadata:\n", annotated));
+    let first = agent.running("app");
+    says(&agent, "a:e5 open open");
+    let at = Instant::now();
+    dev.unplug("one", "adapter");
+    dev.plug_in("two", "adapter", LOOP_CONTROL);
+    says(&agent, "a:ed open open");
+    let took = at.elapsed();
+    let runs_on = Path::new("/sys/fs/cgroup/devices").exists();
+    println!(
+        "  other numbers with the annotation, used {:.2} s later; runs on: {runs_on}",
+        took.as_secs_f64()
+    );
+    let id = |status: &_| id_of(status, "app");
+    assert_eq!(
+        id(&agent.running("app")) == id(&first),
+        runs_on,
+        "restarted only where there is no cgroup v1"
+    );
+    if !runs_on {
+        return agent.end_pods();
+    }
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    let page = String::from_utf8_lossy(&agent.ask(&["describe", "app"]).stdout).into_owned();
+    assert!(page.contains("runs on with other devices: c 10:237"), "{page}");
+    let script = "mknod /old c 10 229 && { (: </old) 2>/dev/null && echo open || echo closed; }; grep -c /dev/mine /proc/mounts";
+    let (_, said, why) = exec::run(&agent, &["exec", "app", "--", "sh", "-c", script]);
+    assert_eq!(said, "closed\n0\n", "what it had is closed, and nothing is mounted there: {why}");
+
+    // Back as the first one while no agent looks.
+    agent.stop();
+    dev.unplug("two", "adapter");
+    dev.plug_in("three", "adapter", FUSE);
+    agent.start();
+    says(&agent, "a:e5 open open");
+    assert_eq!(id(&agent.running("app")), id(&first), "it has run on");
     agent.end_pods();
 }
 

@@ -27,6 +27,7 @@ mod images;
 mod kubelet;
 mod life;
 mod logs;
+mod moving;
 #[cfg(feature = "tls")]
 mod node_api;
 mod pressure;
@@ -76,6 +77,7 @@ const TESTS: &[Test] = tests![
     volumes::volumes_are_what_the_spec_says,
     devices::a_device_is_open_to_the_container_that_mounts_it,
     devices::a_device_that_comes_and_changes_is_usable_soon,
+    devices::a_device_that_changes_is_given_to_the_running_container,
     devices::a_device_that_comes_back_ends_the_crash_back_off,
     volumes::a_sub_path_leads_nowhere_outside_its_volume,
     volumes::an_empty_dir_that_outgrows_its_limit_ends_its_pod,
@@ -114,6 +116,7 @@ const TESTS: &[Test] = tests![
     recovery::a_container_removed_from_outside_is_replaced,
     recovery::a_restart_count_survives_the_loss_of_record_and_log,
     handover::a_node_goes_from_a_kubelet_to_smolet_and_back,
+    moving::pods_end_in_the_runtime_that_a_node_leaves_and_run_embedded,
     recovery::a_process_that_the_runtime_forgot_ends_with_its_pod,
     crash::thirty_kills_during_churn_double_nothing,
     crash::a_full_or_read_only_disk_is_survived,

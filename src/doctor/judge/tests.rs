@@ -1,6 +1,6 @@
 use super::*;
 use crate::cri::RuntimeCondition;
-use crate::doctor::{Level, has_problems};
+use crate::doctor::has_problems;
 use crate::filesystem::Filesystem;
 
 const MIB_64: u64 = MIB as u64;
@@ -295,6 +295,19 @@ fn each_fault_is_one_finding_with_its_mend() {
             "overlayfs",
             Warning,
             "containers are copies: load the kernel module overlay",
+        ),
+        (
+            |f| {
+                runtime_of(f).conditions = Ok(vec![RuntimeCondition {
+                    kind: POD_NETWORK_CONDITION.into(),
+                    status: false,
+                    reason: "NetworkChanged".into(),
+                    message: "pod default/web: no eth0".into(),
+                }]);
+            },
+            "pod network",
+            Problem,
+            "pod default/web: no eth0: give the pod a new sandbox",
         ),
         (
             |f| runtime_of(f).foreign_sandboxes = Some((3, "default/web".to_owned())),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{EphemeralContainer, Pod, PodStatus};
 use smol::channel::Sender;
 
+use super::devices::ChangedDevices;
 use super::{Resizing, container_sizes, with_allocation};
 use crate::eviction::local::is_limited;
 use crate::eviction::pods::is_critical;
@@ -45,6 +46,8 @@ pub(in crate::node) struct Record {
     /// It is or was being resized: its allocated resources differ from those its containers were created with.
     pub(super) resizing: Option<Box<Resizing>>,
     pub(super) probers: Probers,
+    /// Its running containers that got other devices; at most its containers.
+    pub(super) devices: Vec<ChangedDevices>,
     /// Dropping it cancels the job in flight.
     pub(super) task: Option<smol::Task<()>>,
     /// Dropping it requests that the sync in flight ends before its next step.
@@ -186,6 +189,7 @@ impl Record {
             aborted: None,
             resizing: None,
             probers: Probers::default(),
+            devices: Vec::new(),
             task: None,
             give_up: None,
             ends: None,

@@ -10,7 +10,6 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::PodStatus;
 
 use super::Pods;
-use super::devices::other_devices;
 use super::record::Record;
 use crate::cri::{Runtime, RuntimeError, RuntimeResult};
 use crate::events::{About, EventKind};
@@ -151,7 +150,8 @@ impl<R: Runtime + 'static> Pods<R> {
             return None;
         }
         let mut probes = record.probers.for_plan();
-        other_devices(&self.facts.devices, &observed, now.wall, &mut probes.devices);
+        self.mark_other_devices(&pod, &observed, now.wall, &mut probes.devices, out);
+        let record = self.records.get_mut(uid)?;
         let input = PlanInput {
             pod: &pod,
             observed: &observed,
