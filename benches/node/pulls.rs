@@ -102,7 +102,7 @@ fn written(runtime: &Runtime, binary: &Path) -> Result<f64, String> {
     let mut random = fastrand::Rng::with_seed(19);
     let sizes = FILES.iter().flat_map(|(files, size)| std::iter::repeat_n(*size, *files));
     let unpacked: usize = sizes.clone().map(|size| size.next_multiple_of(BLOCK)).sum();
-    let (registry, image, _) =
+    let (_registry, image, _) =
         registry(&archive(&runtime.dir().join("layer"), sizes.map(|size| content(&mut random, size))));
     let before = Finding::of(runtime.pid()).disk_bytes;
     pull(runtime, binary, &image)?;

@@ -5,7 +5,7 @@
 //!     every nodeStatusUpdateFrequency ─► the runtime is asked: status, images
 //!        it has answered, or RUNTIME_STATUS_WAIT is over ─► register, or report
 //!        its status comes later, and has other errors    ─► the next look, at once
-//!        the Node is not ready, shortly after the start  ─► the next look, NODE_UNREADY_UPDATE_PERIOD later (`fastStatusUpdateOnce`)
+//!        the Node is not ready, shortly after the start  ─► the next look, an eighth of the time since later (`fastStatusUpdateOnce`)
 //! ```
 //!
 //! | the Node | what is sent (`tryUpdateNodeStatus`) |
@@ -32,7 +32,7 @@ use super::runtime_state::RuntimeState;
 use super::task::Task;
 use crate::events::EventKind;
 use crate::eviction::NodeCondition;
-use crate::limits::{NODE_IMAGES_PERIOD, NODE_UNREADY_TIME, NODE_UNREADY_UPDATE_PERIOD, RUNTIME_STATUS_WAIT};
+use crate::limits::{NODE_IMAGES_PERIOD, NODE_UNREADY_PART, NODE_UNREADY_UPDATE_PERIOD, RUNTIME_STATUS_WAIT};
 use crate::model::runtime::RuntimeStatus;
 use crate::model::{Mono, SortedMap};
 
@@ -60,8 +60,8 @@ pub struct NodeStatusSync {
     conditions: Vec<Value>,
     /// The events of a start were noted.
     started: bool,
-    /// Until then a Node that is not ready is looked at more often.
-    starts_until: Mono,
+    /// The start: shortly after it a Node that is not ready is looked at more often.
+    began: Mono,
 }
 
 /// What the runtime is asked at a look.
@@ -121,7 +121,7 @@ impl NodeStatusSync {
             report_again: false,
             conditions: Vec::new(),
             started: false,
-            starts_until: now + NODE_UNREADY_TIME,
+            began: now,
         }
     }
 
@@ -277,8 +277,11 @@ impl NodeStatusSync {
                 self.conditions = conditions;
             }
         }
-        let waits_for_ready = now < self.starts_until && ready_of(&self.conditions) != Some("True");
-        let period = if waits_for_ready { look.min(NODE_UNREADY_UPDATE_PERIOD) } else { look };
+        let period = if ready_of(&self.conditions) == Some("True") {
+            look
+        } else {
+            look.min(NODE_UNREADY_UPDATE_PERIOD.max(now.since(self.began) / NODE_UNREADY_PART))
+        };
         self.task.ended(true, now, period);
         if std::mem::take(&mut self.report_again) {
             self.reported = None;
@@ -474,15 +477,16 @@ mod tests {
         ];
         #[rustfmt::skip]
         let unready = [
-            // A Node that is not ready is looked at more often, until it is, and for two minutes after the start.
+            // A Node that is not ready is looked at more often, until it is, and shortly after the start.
             ("unready 1", "ask:s@1"),
             ("unready 1 broken same 1", "ask:s@1 compare@1 ask:s@2"),
             ("unready 1 status sent 9", "ask:s@1 compare@1"),
             ("unready 1 status sent 10", "ask:s@1 compare@1 ask:s@11"),
             ("unready 1 broken failed 9 broken", "ask:s@1 compare@1 ask:s@10 compare@10"),
-            ("unready 119 broken images same 1", "ask:si@119 compare@119 ask:s@120"),
-            ("unready 120 broken images same 9", "ask:si@120 compare@120"),
-            ("unready 120 broken images same 10", "ask:si@120 compare@120 ask:s@130"),
+            ("unready 16 broken same 1", "ask:s@16 compare@16"),
+            ("unready 16 broken same 2", "ask:s@16 compare@16 ask:s@18"),
+            ("unready 119 broken images same 9", "ask:si@119 compare@119"),
+            ("unready 119 broken images same 10", "ask:si@119 compare@119 ask:s@129"),
         ];
         for (steps, want) in unready {
             let all = format!("broken images registered broken {steps}");

@@ -89,10 +89,10 @@ pub const TERMINAL_STATUS_TEXT_BYTES_MAX: usize = 1024;
 pub const LEASE_SECONDS: u16 = 40;
 /// How often the node's status is computed, unless configured (`nodeStatusUpdateFrequency`).
 pub const NODE_STATUS_UPDATE_PERIOD: Duration = Duration::from_secs(10);
-/// How often it is computed while a node that has just started is not ready (kubelet `fastStatusUpdateOnce`: 100 ms).
+/// How long after the other it is computed at least while the node is not ready (kubelet `fastStatusUpdateOnce`: 100 ms).
 pub const NODE_UNREADY_UPDATE_PERIOD: Duration = Duration::from_millis(500);
-/// How long after the start (`nodeReadyGracePeriod`).
-pub const NODE_UNREADY_TIME: Duration = Duration::from_mins(2);
+/// And at most this part of the time since the start: a node that is not ready for long is looked at as every other one.
+pub const NODE_UNREADY_PART: u32 = 8;
 /// How often an unchanged status is reported all the same, unless configured (`nodeStatusReportFrequency`).
 pub const NODE_REPORT_PERIOD: Duration = Duration::from_mins(5);
 /// How often the images of the Node's status are listed (kubelet `imageCache`: 30 s).
