@@ -79,17 +79,21 @@ impl Cgroups {
         }
         let names = pod_cgroup_candidates(node, uid);
         let with = |file: &str| {
-            let pods = self
+            let mut pods = self
                 .hierarchies
                 .iter()
                 .flat_map(|hierarchy| names.iter().map(|name| hierarchy.join(name.trim_start_matches('/'))));
-            pods.into_iter().find(|pod| pod.join(file).exists())
+            pods.find(|pod| pod.join(file).exists())
         };
-        let pod = with("devices.allow").or_else(|| with("cgroup.procs")).ok_or(io::ErrorKind::NotFound)?;
+        let pod = with("devices.allow").or_else(|| with("cgroup.procs")).ok_or_else(no_cgroup)?;
         let names = child_directories(&pod).map_err(|error| error.source)?;
         let name = names.into_iter().find(|name| name.to_string_lossy().contains(id));
-        Ok(pod.join(name.ok_or(io::ErrorKind::NotFound)?))
+        Ok(pod.join(name.ok_or_else(no_cgroup)?))
     }
+}
+
+fn no_cgroup() -> io::Error {
+    io::Error::other("it has no cgroup")
 }
 
 /// The root of a process in this cgroup.
@@ -98,11 +102,12 @@ fn root_of(dir: &Path) -> io::Result<OwnedFd> {
     let first = |text: Vec<u8>| -> Option<u32> {
         String::from_utf8_lossy(&text).lines().next().and_then(|line| line.parse().ok())
     };
-    let pid = first(text()?).ok_or(io::ErrorKind::NotFound)?;
+    let ended = || io::Error::other("it has no process");
+    let pid = first(text()?).ok_or_else(ended)?;
     let process = open(format!("/proc/{pid}"), DIRECTORY, Mode::empty())?;
     let root = openat(&process, "root", DIRECTORY, Mode::empty())?;
     // Its number was not given to another one before it was held.
-    if first(text()?) == Some(pid) { Ok(root) } else { Err(io::ErrorKind::NotFound.into()) }
+    if first(text()?) == Some(pid) { Ok(root) } else { Err(ended()) }
 }
 
 /// What was there before, unless it was that device already.
@@ -157,7 +162,8 @@ fn give(dir: &OwnedFd, name: &OsStr, number: DeviceNumber, like: &Metadata) -> i
 }
 
 fn tell(cgroup: &Path, file: &str, line: &str) -> io::Result<()> {
-    put(&cgroup.join(file), line).map_err(|_| io::Error::other("no cgroup v1 opens it"))
+    // There is no such file with cgroup v2.
+    put(&cgroup.join(file), line).map_err(|error| io::Error::other(format!("{file} of cgroup v1: {error}")))
 }
 
 fn number_of(stat: &Stat) -> Option<DeviceNumber> {

@@ -125,7 +125,11 @@ impl<R: Runtime + 'static> Pods<R> {
                 self.ctx.note(key, EventKind::Normal, "DeviceChanged", &message);
             }
             Ok(_) => {}
-            Err(why) => log::info!("{key}: container {id} cannot be given other devices: {why}"),
+            Err(why) => {
+                log::info!(
+                    "pod {key}: container {id} cannot be given other devices while it runs: {why}; it gets them by a restart"
+                );
+            }
         }
         record.worker.plan_again();
         out.drive(uid);
