@@ -106,6 +106,13 @@ pub(crate) fn run(
     Ok(Ended { status, output: String::from_utf8_lossy(&output).into_owned() })
 }
 
+/// What a program prints that succeeds; `None` when it is not there, fails, or takes longer than `patience`.
+pub(crate) fn output(program: &str, words: &[&str], patience: Duration) -> Option<String> {
+    let words: Vec<String> = words.iter().map(ToString::to_string).collect();
+    let ended = run(program, &words, patience, &AtomicBool::new(false)).ok()?;
+    ended.status?.success().then_some(ended.output)
+}
+
 /// Reads the available output; false at its end.
 fn keep(reader: &mut PipeReader, output: &mut Vec<u8>) -> bool {
     let mut buffer = [0; 512];
@@ -138,6 +145,15 @@ mod tests {
 
     fn sh(line: &str, patience: Duration) -> Ended {
         run("sh", &["-c".to_owned(), line.to_owned()], patience, &AtomicBool::new(false)).unwrap()
+    }
+
+    #[test]
+    fn programs_that_hang_or_fail_say_nothing() {
+        let said = |line: &str, patience| output("sh", &["-c", line], patience);
+        assert_eq!(said("echo yes", LONG), Some("yes\n".to_owned()));
+        assert_eq!(said("echo yes; exit 3", LONG), None);
+        assert_eq!(output("/nonexistent/timedatectl", &[], LONG), None);
+        assert_eq!(said("exec sleep 600", Duration::from_millis(100)), None, "it is ended");
     }
 
     #[test]

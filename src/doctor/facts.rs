@@ -4,9 +4,7 @@
 use std::fs;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
 
 use super::{forward, modules};
 use crate::clock::{Clock as _, SharedClock, SystemClock};
@@ -27,6 +25,7 @@ use crate::limits::{
     ENDPOINT_CHECK_TIMEOUT,
 };
 use crate::model::{SandboxState, Wall};
+use crate::program;
 use crate::render::CgroupDriver;
 use crate::resolv_conf::PodServers;
 use crate::runtime::{Settings, lacks_apparmor_parser, overlay, readiness};
@@ -66,6 +65,8 @@ pub struct Facts {
     pub missing_modules: Option<Vec<&'static str>>,
     /// Address families of which iptables drops forwarded packets that no rule accepts.
     pub forward_drops: Vec<&'static str>,
+    /// firewalld runs, and its zone `trusted` has no source and no interface.
+    pub firewalld_trusts_none: bool,
     /// The pods' name servers; `None`: they have none of the node's.
     pub name_servers: Option<PodServers>,
 }
@@ -216,6 +217,7 @@ pub fn collect(config: &Config, bad_settings: Option<String>) -> Facts {
         }),
         missing_modules: modules::missing(config),
         forward_drops: forward::dropping(),
+        firewalld_trusts_none: forward::firewalld_trusts_none(),
         name_servers: config.resolver().pod_servers(),
     }
 }
@@ -522,37 +524,13 @@ fn is_synchronised() -> Option<bool> {
     if Path::new("/run/systemd/timesync/synchronized").exists() {
         return Some(true);
     }
-    let mut command = Command::new("timedatectl");
-    let text =
-        output(command.args(["show", "--property=NTPSynchronized", "--value"]), DOCTOR_COMMAND_PATIENCE)?;
+    let words = ["show", "--property=NTPSynchronized", "--value"];
+    let text = program::output("timedatectl", &words, DOCTOR_COMMAND_PATIENCE)?;
     match text.trim() {
         "yes" => Some(true),
         "no" => Some(false),
         _ => None,
     }
-}
-
-/// The output of a command; `None` when it does not exist, fails, or takes longer than `patience`.
-fn output(command: &mut Command, patience: Duration) -> Option<String> {
-    const LOOK: Duration = Duration::from_millis(10);
-    let quiet = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut child = quiet.spawn().ok()?;
-    let until = Instant::now() + patience;
-    let ended = loop {
-        match child.try_wait() {
-            Ok(None) if Instant::now() < until => std::thread::sleep(LOOK),
-            Ok(Some(status)) => break status.success(),
-            Ok(None) | Err(_) => {
-                // Best effort: it may have exited meanwhile.
-                let _ = child.kill();
-                let _ = child.wait();
-                break false;
-            }
-        }
-    };
-    let mut text = String::new();
-    let read = child.stdout.take()?.take(DOCTOR_FILE_BYTES_MAX).read_to_string(&mut text);
-    (ended && read.is_ok()).then_some(text)
 }
 
 /// Swap in `/proc/swaps`, without compressed memory, which wears no storage and keeps nothing over a reboot.
@@ -651,16 +629,6 @@ mod tests {
         assert_eq!(swaps(table), ["/var/swap"]);
         assert!(swaps("Filename\tType\tSize\tUsed\tPriority\n").is_empty());
         assert!(swaps("").is_empty());
-    }
-
-    #[test]
-    fn commands_that_hang_or_fail_say_nothing() {
-        let (long, short) = (Duration::from_mins(2), Duration::from_millis(100));
-        let run = |line: &str, patience| output(Command::new("sh").args(["-c", line]), patience);
-        assert_eq!(run("echo yes", long), Some("yes\n".to_owned()));
-        assert_eq!(run("echo yes; exit 3", long), None);
-        assert_eq!(output(&mut Command::new("/nonexistent/timedatectl"), long), None);
-        assert_eq!(run("exec sleep 600", short), None, "it is ended");
     }
 
     #[test]

@@ -1,8 +1,7 @@
-//! What iptables does with packets of pods that are forwarded: Docker and ufw have it drop what no rule accepts. I/O, blocking.
+//! What firewalls do with packets of pods: Docker and ufw have iptables drop what is forwarded and no rule accepts, and firewalld
+//! refuses what comes from a zone that it does not trust. I/O, blocking.
 
-use std::sync::atomic::AtomicBool;
-
-use crate::limits::IPTABLES_TIME;
+use crate::limits::{FIREWALL_CMD_TIME, IPTABLES_TIME};
 use crate::program;
 
 /// The program of each address family, with the family.
@@ -29,10 +28,19 @@ pub(super) fn dropping() -> Vec<&'static str> {
 
 /// The rules of a chain; nothing where the program is not there, or refuses.
 fn rules(program: &str, chain: &str) -> String {
-    let words = ["-w", "5", "-S", chain].map(str::to_owned);
-    let ended = program::run(program, &words, IPTABLES_TIME, &AtomicBool::new(false));
-    let good = ended.ok().filter(|ended| ended.status.is_some_and(|status| status.success()));
-    good.map(|ended| ended.output).unwrap_or_default()
+    program::output(program, &["-w", "5", "-S", chain], IPTABLES_TIME).unwrap_or_default()
+}
+
+/// Whether firewalld runs and trusts nothing; false also when it does not say so in time.
+pub(super) fn firewalld_trusts_none() -> bool {
+    // It fails where firewalld does not run.
+    let zones = program::output("firewall-cmd", &["--get-active-zones"], FIREWALL_CMD_TIME);
+    zones.is_some_and(|zones| !is_active(&zones, "trusted"))
+}
+
+/// Whether the zone has a source or an interface. A version says `(default)` behind a name. PURE.
+fn is_active(zones: &str, zone: &str) -> bool {
+    zones.lines().any(|line| line.split(' ').next() == Some(zone))
 }
 
 /// Whether a rule leads to that target. PURE.
@@ -80,5 +88,14 @@ mod tests {
             assert_eq!(drops(rules), expected, "{rules}");
         }
         assert!(leads_to(docker, "DOCKER-USER") && !leads_to(docker, "DOCKER"));
+    }
+
+    #[test]
+    fn a_zone_is_active_with_a_source_or_an_interface() {
+        let usual = "public (default)\n  interfaces: eth0\n";
+        assert!(!is_active(usual, "trusted") && is_active(usual, "public") && !is_active("", "trusted"));
+        assert!(is_active(&format!("{usual}trusted\n  sources: 10.42.0.0/16 10.43.0.0/16\n"), "trusted"));
+        assert!(is_active("trusted (default)\n  interfaces: eth0\n", "trusted"));
+        assert!(!is_active("trusted-too\n  interfaces: eth0\n", "trusted"));
     }
 }

@@ -11,7 +11,7 @@
 //! | pod network | CNI CHECK of a running pod fails | not all could be checked |
 //! | overlayfs | | cannot be mounted: containers are copies of their images |
 //! | other agents | one on the same runtime | running sandboxes that smolet did not create |
-//! | cgroup driver | differs from the runtime's, which does not report it by the CRI | differs from the configured one |
+//! | cgroup driver | cgroupfs, and the runtime has systemd and does not report it by the CRI | other differences |
 //! | pause image | | is absent, or unknown |
 //! | cni | no configuration, an invalid one, or missing plugins | the runtime's network is not ready |
 //! | disk | so little available that pods are evicted | less than twice that |
@@ -21,7 +21,7 @@
 //! | kernel settings | | differ from the kubelet's |
 //! | cluster network | | the kernel lacks what k3s sets up for Services and for pods on other nodes |
 //! | kernel modules | the kernel cannot load those of Services, policies or links to other nodes | |
-//! | firewall | | iptables drops forwarded packets that no rule accepts |
+//! | firewall | | iptables drops forwarded packets that no rule accepts; firewalld trusts no range |
 //! | name servers | | pods cannot reach those of the node |
 
 use std::fmt::Write as _;
@@ -97,6 +97,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     findings.extend(facts.cluster_network.as_ref().map(cluster_network));
     findings.extend(facts.missing_modules.as_deref().map(modules));
     findings.extend((!facts.forward_drops.is_empty()).then(|| firewall(&facts.forward_drops)));
+    findings.extend(facts.firewalld_trusts_none.then(firewalld));
     findings.extend(facts.name_servers.as_ref().map(name_servers));
     findings
 }
@@ -254,13 +255,21 @@ fn cgroup_driver(configured: CgroupDriver, runtime: &RuntimeFacts) -> Option<Fin
         return Some(Finding::ok(CHECK, own));
     }
     let runtimes = set.as_str();
-    let message = format!("smolet is configured with {own}, and the runtime with {runtimes}: no pod starts");
     let mend = format!(
         "set cgroupDriver: {runtimes} (or --cgroup-driver {runtimes}), or SystemdCgroup = {} in the runtime's \
          configuration",
         configured == CgroupDriver::Systemd
     );
-    Some(Finding::problem(CHECK, message, mend))
+    let message = format!("smolet is configured with {own}, and the runtime with {runtimes}");
+    Some(match set {
+        CgroupDriver::Systemd => Finding::problem(CHECK, format!("{message}: no pod starts"), mend),
+        // The runtime makes what smolet names, below a slice that is systemd's.
+        CgroupDriver::Cgroupfs => Finding::warning(
+            CHECK,
+            format!("{message}: systemd may undo what the runtime sets for containers"),
+            mend,
+        ),
+    })
 }
 
 fn pause_image(runtime: &RuntimeFacts) -> Finding {
@@ -335,6 +344,17 @@ fn modules(missing: &[&str]) -> Finding {
         message,
         "install the package with the rest of its modules (Ubuntu on a Raspberry Pi: apt install linux-modules-extra-raspi), or use a \
          kernel that has them",
+    )
+}
+
+/// As k3s' documentation has it.
+fn firewalld() -> Finding {
+    let message = "firewalld runs and trusts no range of addresses: pods may reach neither this node nor pods of others";
+    Finding::warning(
+        "firewall",
+        message,
+        "have it trust the pods' range (and the Services'): firewall-cmd --permanent --zone=trusted --add-source=RANGE && firewall-cmd \
+         --reload; or end it: systemctl disable --now firewalld",
     )
 }
 

@@ -40,3 +40,6 @@ pub const DOCTOR_KUBELETS_MAX: usize = 8;
 pub const DOCTOR_CNI_FILES_MAX: usize = 256;
 /// How long a command may take. Longer: it is killed and counts as without output.
 pub const DOCTOR_COMMAND_PATIENCE: Duration = Duration::from_secs(3);
+/// How long `firewall-cmd` may take, a program in Python that takes seconds on a small board. Longer: it is killed, and doctor does not
+/// mention firewalld.
+pub const FIREWALL_CMD_TIME: Duration = Duration::from_secs(10);

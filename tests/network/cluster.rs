@@ -77,16 +77,32 @@ impl Cluster {
         }
         for name in names {
             self.until("the node has joined", |cluster| cluster.api.get("nodes", "", name).is_some());
-            // By the controllers of nodes and of the cloud.
-            let cidr = format!("10.42.{}.0/24", number(name));
-            let spec = json!({"spec": {"podCIDR": cidr, "podCIDRs": [cidr], "taints": null}});
-            self.api.patch("nodes", "", name, &spec);
+            self.give_range(name, number(name));
         }
         for name in names {
             self.until("the node is ready", |cluster| {
                 cluster.api.get("nodes", "", name).is_some_and(|node| is_ready(&node))
             });
         }
+    }
+
+    /// What the controllers of nodes and of the cloud do for a new Node; its pods are in 10.42.`third`.0/24.
+    fn give_range(&self, node: &str, third: u8) {
+        let cidr = format!("10.42.{third}.0/24");
+        let spec = json!({"spec": {"podCIDR": cidr, "podCIDRs": [cidr], "taints": null}});
+        self.api.patch("nodes", "", node, &spec);
+    }
+
+    /// `kubectl delete node`, while its agent runs: the Node comes again, with another range.
+    pub fn delete_node(&mut self, node: &str, third: u8) {
+        let uid = |cluster: &Self| Some(cluster.api.get("nodes", "", node)?["metadata"]["uid"].clone());
+        let former = uid(self).expect("it is there");
+        self.api.delete("nodes", "", node, None);
+        self.until("the Node is registered again", |cluster| uid(cluster).is_some_and(|uid| uid != former));
+        self.give_range(node, third);
+        self.until("it is ready", |cluster| {
+            cluster.api.get("nodes", "", node).is_some_and(|node| is_ready(&node))
+        });
     }
 
     pub fn node(&self, name: &str) -> &Node {
@@ -179,6 +195,17 @@ impl Cluster {
     }
 
     // ---- services ------------------------------------------------------------------------------------------
+
+    /// As [`Cluster::serve`], on port 53 for datagrams, at that port of the pods.
+    pub fn serve_datagrams(&self, name: &str, cluster_ip: &str, port: u16) {
+        let spec = json!({"clusterIP": cluster_ip, "clusterIPs": [cluster_ip], "type": "ClusterIP", "selector": {"app": name},
+            "ports": [{"port": 53, "targetPort": port, "protocol": "UDP"}]});
+        self.api
+            .create("services", json!({"metadata": {"namespace": "default", "name": name}, "spec": spec}));
+        let mut slice = slice(name, ("", port), &self.endpoints(name));
+        slice["ports"][0]["protocol"] = json!("UDP");
+        self.api.create("endpointslices", slice);
+    }
 
     /// A Service for the pods with its name as their label `app`, on port 80; `more` goes into its `spec`.
     pub fn serve(&self, name: &str, cluster_ip: &str, more: &Value) {

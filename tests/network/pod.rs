@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -84,6 +84,31 @@ impl Pod {
         self.within(move || TcpStream::connect_timeout(&to, DROPPED).is_ok())
     }
 
+    /// A server of datagrams on that port: it tells its name.
+    pub fn serve_datagrams(&self, port: u16) -> DatagramServer {
+        let (stop, name) = (Arc::new(AtomicBool::new(false)), self.name);
+        let socket =
+            self.within(move || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)).expect("a free port"));
+        socket.set_read_timeout(Some(PAUSE)).expect("a time limit");
+        let told = stop.clone();
+        let thread = std::thread::spawn(move || {
+            while !told.load(Ordering::Relaxed) {
+                if let Ok((_, client)) = socket.recv_from(&mut [0; 64]) {
+                    // Its way may be gone with the pod.
+                    let _ = socket.send_to(name.as_bytes(), client);
+                }
+            }
+        });
+        DatagramServer { stop, thread: Some(thread) }
+    }
+
+    /// A client of datagrams, whose port stays.
+    pub fn datagrams(&self, to: SocketAddr) -> Datagrams {
+        let socket = self.within(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a free port"));
+        socket.set_read_timeout(Some(DROPPED)).expect("a time limit");
+        Datagrams { socket, to }
+    }
+
     /// A client that asks until it is told to stop.
     pub fn keep_asking(&self, to: SocketAddr) -> Traffic {
         let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
@@ -106,6 +131,36 @@ impl Pod {
             tally
         });
         Traffic { stop, answered, thread: Some(thread) }
+    }
+}
+
+/// Ends with the test.
+pub struct DatagramServer {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for DatagramServer {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        // It is only waited for.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// A socket of a pod.
+pub struct Datagrams {
+    socket: UdpSocket,
+    to: SocketAddr,
+}
+
+impl Datagrams {
+    /// Who answers; `None`: nobody, or not from where it was asked.
+    pub fn ask(&self) -> Option<String> {
+        self.socket.send_to(b"who", self.to).ok()?;
+        let mut name = [0; 64];
+        let (length, from) = self.socket.recv_from(&mut name).ok()?;
+        (from == self.to).then(|| String::from_utf8_lossy(&name[..length]).into_owned())
     }
 }
 

@@ -1,6 +1,7 @@
 //! Two whole nodes of a k3s cluster, as `smolet agent` runs them on the embedded runtime: real pods behind real links, Services and
 //! network policies between them. Each test in namespaces of its own, on real time.
 
+use std::cell::RefCell;
 use std::net::{IpAddr, SocketAddr};
 
 use serde_json::{Value, json};
@@ -13,6 +14,8 @@ use crate::pod::{self, Pod};
 const OWN: [&str; 2] = ["--net", "--mount"];
 const WEB: &str = "10.43.0.10";
 const OTHER: &str = "10.43.0.11";
+/// The port of pods that serve datagrams.
+const DATAGRAMS: u16 = 5353;
 /// Answers of each client that are waited for.
 const ANSWERS: usize = 20;
 
@@ -114,6 +117,61 @@ fn pods_and_services_are_reached_from_both_nodes() {
     for client in [&client_a, &client_b] {
         cluster.until("nobody is left", |_| client.is_refused(at(OTHER, 80)));
     }
+}
+
+#[test]
+fn datagrams_and_a_node_with_another_range() {
+    if !in_namespaces("two_nodes::datagrams_and_a_node_with_another_range", &OWN) {
+        return;
+    }
+    let mut cluster = Cluster::start("vxlan");
+    let [client_a, dns_a, client_b, dns_b] = cluster.run([
+        ("a", "client-a", json!({})),
+        ("a", "dns-a", json!({"app": "dns"})),
+        ("b", "client-b", json!({})),
+        ("b", "dns-b", json!({"app": "dns"})),
+    ]);
+    let _servers = [&dns_a, &dns_b].map(|server| server.serve_datagrams(DATAGRAMS));
+    cluster.serve_datagrams("dns", WEB, DATAGRAMS);
+    let dns = at(WEB, 53);
+    // A client of each node whose datagrams go to the server of the first one, and stay there.
+    let flows = [&client_a, &client_b].map(|client| {
+        let flow = RefCell::new(client.datagrams(dns));
+        cluster.until("both servers answer datagrams", |_| {
+            client.datagrams(dns).ask().as_deref() == Some("dns-b")
+        });
+        cluster.until("one of them answers this client", |_| {
+            flow.replace(client.datagrams(dns));
+            flow.borrow().ask().as_deref() == Some("dns-a")
+        });
+        flow.into_inner()
+    });
+    for _ in 0..ANSWERS {
+        assert!(flows.iter().all(|flow| flow.ask().as_deref() == Some("dns-a")));
+    }
+    // It goes: the same sockets are answered by the other one, for what the kernel kept of them is cleared.
+    cluster.end("dns-a");
+    cluster.publish("dns");
+    for flow in &flows {
+        cluster.until("the other server answers", |_| flow.ask().as_deref() == Some("dns-b"));
+    }
+
+    // A Node is deleted under its agent, and gets another range of addresses when it comes again.
+    cluster.delete_node("b", 3);
+    let routes = |cluster: &Cluster| cluster.node("a").run("ip route show root 10.42.0.0/16 dev flannel.1");
+    cluster.until("the other node's route follows", |cluster| {
+        let routes = routes(cluster);
+        routes.contains("10.42.3.0/24 via 10.42.3.0") && !routes.contains("10.42.2.0/24")
+    });
+    for pod in ["client-b", "dns-b"] {
+        cluster.end(pod);
+    }
+    let [new_b] = cluster.run([("b", "new-b", json!({"app": "web"}))]);
+    assert!(new_b.ip.to_string().starts_with("10.42.3."), "{}", new_b.ip);
+    cluster.serve("web", OTHER, &json!({}));
+    cluster.until("the new pod is reached", |_| client_a.reaches(new_b.at(PORTS[0]), "new-b"));
+    cluster.until("also by its Service", |_| client_a.reaches(at(OTHER, 80), "new-b"));
+    cluster.until("and reaches the other node", |_| new_b.reaches(client_a.at(PORTS[0]), "client-a"));
 }
 
 /// Connections to each server on a port: who is let in, all others are refused.

@@ -68,6 +68,7 @@ fn good() -> Facts {
         cluster_network: None,
         missing_modules: None,
         forward_drops: Vec::new(),
+        firewalld_trusts_none: false,
         name_servers: Some(name_servers(&["10.0.0.1"], &["10.0.0.1"])),
         cgroup_driver: CgroupDriver::Cgroupfs,
         kernel_lacks: Vec::new(),
@@ -206,6 +207,16 @@ fn each_fault_is_one_finding_with_its_mend() {
             "cgroup driver",
             Fine,
             "cgroupfs",
+        ),
+        (
+            |f| {
+                f.cgroup_driver = CgroupDriver::Systemd;
+                runtime_of(f).cgroup_driver_set = Some(CgroupDriver::Cgroupfs);
+            },
+            "cgroup driver",
+            Warning,
+            "configured with systemd, and the runtime with cgroupfs: systemd may undo what the runtime sets for containers: set \
+             cgroupDriver: cgroupfs",
         ),
         (
             |f| runtime_of(f).runtime_cgroup_driver = Some(CgroupDriver::Systemd),
@@ -453,6 +464,13 @@ fn a_firewall_that_drops_packets_of_pods_is_a_warning() {
     let findings = judge(&Facts { forward_drops: vec!["IPv4"], ..good() });
     let finding = findings.into_iter().find(|finding| finding.check == "firewall").unwrap();
     assert!(finding.level == Level::Warning && finding.message.starts_with("IPv4: "), "{finding:?}");
+    let findings = judge(&Facts { firewalld_trusts_none: true, ..good() });
+    let finding = findings.into_iter().find(|finding| finding.check == "firewall").unwrap();
+    assert_eq!(finding.level, Level::Warning);
+    assert!(
+        finding.message.starts_with("firewalld ") && finding.mend.contains("--zone=trusted"),
+        "{finding:?}"
+    );
     assert!(judge(&good()).iter().all(|finding| finding.check != "firewall"));
 }
 
