@@ -12,13 +12,16 @@ MAP is the linker's map of a release binary of x86-64, each TRACE what qemu has 
 Those of the files: alone= an agent with the ten examples and idle pods on containerd; cluster= 500 Jobs of tests/attack/burst.rs, with a
 script for SMOLET_BIN; embedded= an agent with pods that are probed and restarted, and a monitor; some minutes each. A processor has
 instructions that qemu has not (SHA): `perf record -e page-faults -c 1 -d -a` shows what is cold and runs all the same, and a line
-`0xADDRESS:  90 ` in a further trace, BASE added, says so.
+`0xADDRESS:  90 ` in a further trace, BASE added, says so. Nor does qemu let monitors adopt processes (`PR_SET_CHILD_SUBREAPER`): theirs are
+such traces, of single steps (ptrace).
 
 A pattern has as few parts of a name as tell what is cold from the rest. Less than BYTES_MIN have none: such functions come and go with
-what the compiler inlines. What is in the embedded runtime's segment is apart already.
+what the compiler inlines. What is in the embedded runtime's segment is apart already. A pattern of before stays while it names something
+and nothing that is warmer: what this run has not done (commands, pulls, the CRI) is no warmer for it.
 """
 
 import collections
+import fnmatch
 import os
 import re
 import sys
@@ -76,6 +79,15 @@ def patterns(name):
     return [name[:end] + "*" for end in ends if end < len(name)] + [name + "*"]
 
 
+def former(path, functions_of, warmer):
+    """The patterns of the file that still hold."""
+    for line in open(path).read().splitlines()[1:]:
+        fits = re.compile(fnmatch.translate(line)).match
+        kinds = {of for name, of, is_alias in functions_of if fits(name) and not (is_alias and of == "cold")}
+        if kinds and not kinds & warmer:
+            yield line
+
+
 def write(path, patterns):
     with open(path, "w") as file:
         print("# Made by cross/cold.py, which says how.", *sorted(patterns), sep="\n", file=file)
@@ -93,17 +105,19 @@ def main():
     functions_of = []
     for name, at, size, is_apart, is_alias in all_functions:
         kind = next((kind for kind in ran if any(ran[kind][at : at + size])), "cold")
-        functions_of.append((name, kind, is_apart or is_alias))
+        functions_of.append((name, kind, is_apart, is_alias))
         for one in patterns(name):
             bytes_of[kind][one] += 0 if is_alias and kind == "cold" else size
     for index, kind in enumerate(kinds[1:], 1):
         chosen = set()
         warmer = [bytes_of[other] for other in kinds[:index]]
-        for name, of, is_left in functions_of:
-            if of == kind and not is_left:
+        for name, of, is_apart, is_alias in functions_of:
+            if of == kind and not is_apart and not is_alias:
                 fit = (one for one in patterns(name) if not any(warm[one] for warm in warmer))
                 chosen.update([one for one in fit if bytes_of[kind][one] >= BYTES_MIN][:1])
-        write(f"{os.path.dirname(__file__)}/{kind}.txt", chosen)
+        path = f"{os.path.dirname(__file__)}/{kind}.txt"
+        all_of = [(name, of, is_alias) for name, of, _, is_alias in functions_of]
+        write(path, chosen.union(former(path, all_of, set(kinds[:index]))))
 
 
 if __name__ == "__main__":
