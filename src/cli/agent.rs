@@ -56,11 +56,6 @@ pub(super) fn translate(
     let mut given = k3s_flags::of_files(&files, &mut warnings).map_err(|why| format!("{file}: {why}"))?;
     given.extend(of_line);
     let mut translated = k3s_flags::translate(&given, variable)?;
-    // k3s makes it, and gives it to its kubelet.
-    let parts = Path::new(&translated.data_dir).join("agent/etc/kubelet.conf.d");
-    if parts.is_dir() {
-        translated.run.push(format!("--config-dir={}", parts.display()));
-    }
     translated.warnings.splice(0..0, warnings);
     Ok(translated)
 }

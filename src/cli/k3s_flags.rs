@@ -99,8 +99,6 @@ const FLAGS: [(&str, &str, &str, Meaning); 47] = [
     ("alsologtostderr", "", "", UnusedSwitch(OTHER_LOG)),
 ];
 
-/// By which `k3s agent` reaches its servers through an HTTP proxy.
-const PROXY_VARIABLE: &str = "K3S_AGENT_HTTP_PROXY_ALLOWED";
 /// The switch that keeps flannel off, which `smolet run` does without its own.
 const NO_FLANNEL: &str = "no-flannel";
 /// The name of the flag with the file of these words: it is none of `smolet run`.
@@ -239,10 +237,6 @@ pub(super) fn translate(
             all.push(((*name).to_owned(), value));
         }
     }
-    if variable(PROXY_VARIABLE).is_some_and(|value| is_true(PROXY_VARIABLE, &value) == Ok(true)) {
-        let why = "smolet reaches the servers without a proxy; images are pulled through HTTPS_PROXY";
-        out.warnings.push(format!("{PROXY_VARIABLE}: has no effect: {why}"));
-    }
     // As in k3s the file counts more.
     if all.iter().any(|(name, _)| name == "token-file") {
         all.retain(|(name, _)| name != "token" && name != "cluster-secret");
@@ -255,10 +249,6 @@ pub(super) fn translate(
         let last = all.iter().rev().find(|(of, _)| of == name).map_or(value, |(_, last)| last);
         let is_last = std::ptr::eq(last, value);
         match meaning {
-            // As k3s has it (`GetHostnameAndIPs`).
-            One(flag @ "node-name") if is_last => {
-                out.run.push(format!("--{flag}={}", value.to_ascii_lowercase()));
-            }
             One(flag) if is_last => out.run.push(format!("--{flag}={value}")),
             Switch(flag) if is_last && is_true(name, value)? => out.run.push(format!("--{flag}")),
             Endpoint if is_last && !value.is_empty() => {
@@ -398,7 +388,7 @@ fn kube_proxy_arg(text: &str, out: &mut Translated) {
         "metrics-bind-address" | "metrics-port" => {
             "smolet has no metrics of kube-proxy; its own are on the port of the node's API"
         }
-        "nodeport-addresses" => "node ports are on all addresses of the node but those of loopback",
+        "nodeport-addresses" => "node ports are on all addresses of the node",
         _ => "smolet serves Services itself and has no such flag",
     };
     out.warnings.push(format!("--kube-proxy-arg={name}: has no effect: {why}"));
@@ -482,12 +472,6 @@ mod tests {
         assert_eq!(found.run, run(&["--server=https://h:6443", "--token=secret", "--node-name=gw"]));
         assert_eq!((found.warnings, found.call), (Vec::new(), strings(&["agent"])));
         // A flag counts more than a variable; of the kinds of tokens one counts.
-        let proxied = translated(&[], &["--node-name=Barn-2"], &[env[0], (PROXY_VARIABLE, "true")]).unwrap();
-        assert!(proxied.run.contains(&"--node-name=barn-2".to_owned()), "{:?}", proxied.run);
-        assert!(
-            proxied.warnings[0].starts_with("K3S_AGENT_HTTP_PROXY_ALLOWED: has no effect"),
-            "{proxied:?}"
-        );
         let env = [env[0], env[1], ("K3S_TOKEN_FILE", "/t"), ("K3S_RESOLV_CONF", "/r")];
         let found = translated(&[], &[], &env).unwrap();
         assert_eq!(found.run, run(&["--server=https://h:6443", "--token-file=/t"]));

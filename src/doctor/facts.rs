@@ -65,8 +65,6 @@ pub struct Facts {
     pub missing_modules: Option<Vec<&'static str>>,
     /// Address families of which iptables drops forwarded packets that no rule accepts.
     pub forward_drops: Vec<&'static str>,
-    /// Chains of another service proxy or of other network policies beside this node's own.
-    pub foreign_rules: Vec<&'static str>,
     /// firewalld runs, and its zone `trusted` has no source and no interface.
     pub firewalld_trusts_none: bool,
     /// The pods' name servers; `None`: they have none of the node's.
@@ -219,7 +217,6 @@ pub fn collect(config: &Config, bad_settings: Option<String>) -> Facts {
         }),
         missing_modules: modules::missing(config),
         forward_drops: forward::dropping(),
-        foreign_rules: forward::foreign(config),
         firewalld_trusts_none: forward::firewalld_trusts_none(),
         name_servers: config.resolver().pod_servers(),
     }
@@ -278,15 +275,12 @@ async fn runtime(
 ) -> (Result<RuntimeFacts, String>, RuntimeSettings, Option<String>) {
     let clock: SharedClock = Rc::new(SystemClock);
     let none = |error: String| (Err(error), RuntimeSettings::parse(None), None);
-    let candidates = match choose_beside(
-        config.runtime_endpoint.as_deref(),
-        &config.root_dir,
-        (&config.cri_socket(), config.k3s.is_some()),
-    ) {
-        Ok(RuntimeChoice::Sockets(candidates)) => candidates,
-        Ok(RuntimeChoice::Embedded) => return embedded(config, executor, &clock).await,
-        Err(error) => return none(error),
-    };
+    let candidates =
+        match choose_beside(config.runtime_endpoint.as_deref(), &config.root_dir, &config.cri_socket()) {
+            Ok(RuntimeChoice::Sockets(candidates)) => candidates,
+            Ok(RuntimeChoice::Embedded) => return embedded(config, executor, &clock).await,
+            Err(error) => return none(error),
+        };
     let found = match endpoint::find(&candidates, executor, &clock).await {
         Ok(found) => found,
         Err(error) => return none(error.to_string()),
