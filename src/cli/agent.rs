@@ -8,10 +8,10 @@ use clap::FromArgMatches as _;
 
 use super::k3s_flags::{self, CONFIG_FILE, CONFIG_VARIABLE, Translated};
 use super::{fail, run};
-use crate::config::Call;
+use crate::config::{Call, files_in};
 use crate::decode::{Node, yaml};
 use crate::filesystem::read_linked;
-use crate::limits::{CONFIG_FILE_BYTES_MAX, CONFIG_FILES_MAX};
+use crate::limits::CONFIG_FILE_BYTES_MAX;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -56,6 +56,11 @@ pub(super) fn translate(
     let mut given = k3s_flags::of_files(&files, &mut warnings).map_err(|why| format!("{file}: {why}"))?;
     given.extend(of_line);
     let mut translated = k3s_flags::translate(&given, variable)?;
+    // k3s makes it, and gives it to its kubelet.
+    let parts = Path::new(&translated.data_dir).join("agent/etc/kubelet.conf.d");
+    if parts.is_dir() {
+        translated.run.push(format!("--config-dir={}", parts.display()));
+    }
     translated.warnings.splice(0..0, warnings);
     Ok(translated)
 }
@@ -77,24 +82,7 @@ pub(super) fn args_of(translated: &Translated) -> Result<run::Args, String> {
 fn files(path: &Path, is_named: bool) -> Result<Vec<Node>, String> {
     let at = |path: &Path, why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
     let parts_dir = PathBuf::from(format!("{}.d", path.display()));
-    let mut parts = Vec::new();
-    match std::fs::read_dir(&parts_dir) {
-        Ok(entries) => {
-            for entry in entries {
-                let part = entry.map_err(|error| at(&parts_dir, &error))?.path();
-                let is_yaml = part
-                    .extension()
-                    .is_some_and(|of| of.eq_ignore_ascii_case("yaml") || of.eq_ignore_ascii_case("yml"));
-                if is_yaml && parts.len() == CONFIG_FILES_MAX {
-                    return Err(at(&parts_dir, &format!("has more than {CONFIG_FILES_MAX} files")));
-                }
-                parts.extend(is_yaml.then_some(part));
-            }
-        }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-        Err(error) => return Err(at(&parts_dir, &error)),
-    }
-    parts.sort_unstable();
+    let parts = files_in(&parts_dir, &["yaml", "yml"])?;
     let mut found = Vec::new();
     match read_linked(path, CONFIG_FILE_BYTES_MAX) {
         Ok(bytes) => found.push(document(&bytes).map_err(|why| at(path, &why))?),
@@ -212,7 +200,7 @@ mod tests {
         assert!(files(&file, false).unwrap_err().contains("config.yaml: line 1"));
         fs::write(&file, "a: 1\n---\nb: 1\n").unwrap();
         assert!(files(&file, false).unwrap_err().contains("must hold one document"));
-        for number in 0..=CONFIG_FILES_MAX {
+        for number in 0..=crate::limits::CONFIG_FILES_MAX {
             fs::write(parts.join(format!("{number}.yaml")), "").unwrap();
         }
         assert!(files(&file, false).unwrap_err().contains("more than 32 files"));

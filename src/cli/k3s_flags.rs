@@ -249,6 +249,10 @@ pub(super) fn translate(
         let last = all.iter().rev().find(|(of, _)| of == name).map_or(value, |(_, last)| last);
         let is_last = std::ptr::eq(last, value);
         match meaning {
+            // As k3s has it (`GetHostnameAndIPs`).
+            One(flag @ "node-name") if is_last => {
+                out.run.push(format!("--{flag}={}", value.to_ascii_lowercase()));
+            }
             One(flag) if is_last => out.run.push(format!("--{flag}={value}")),
             Switch(flag) if is_last && is_true(name, value)? => out.run.push(format!("--{flag}")),
             Endpoint if is_last && !value.is_empty() => {
@@ -388,7 +392,7 @@ fn kube_proxy_arg(text: &str, out: &mut Translated) {
         "metrics-bind-address" | "metrics-port" => {
             "smolet has no metrics of kube-proxy; its own are on the port of the node's API"
         }
-        "nodeport-addresses" => "node ports are on all addresses of the node",
+        "nodeport-addresses" => "node ports are on all addresses of the node but those of loopback",
         _ => "smolet serves Services itself and has no such flag",
     };
     out.warnings.push(format!("--kube-proxy-arg={name}: has no effect: {why}"));
@@ -472,6 +476,8 @@ mod tests {
         assert_eq!(found.run, run(&["--server=https://h:6443", "--token=secret", "--node-name=gw"]));
         assert_eq!((found.warnings, found.call), (Vec::new(), strings(&["agent"])));
         // A flag counts more than a variable; of the kinds of tokens one counts.
+        let lowered = translated(&[], &["--node-name=Barn-2"], &env[..1]).unwrap();
+        assert!(lowered.run.contains(&"--node-name=barn-2".to_owned()), "{:?}", lowered.run);
         let env = [env[0], env[1], ("K3S_TOKEN_FILE", "/t"), ("K3S_RESOLV_CONF", "/r")];
         let found = translated(&[], &[], &env).unwrap();
         assert_eq!(found.run, run(&["--server=https://h:6443", "--token-file=/t"]));

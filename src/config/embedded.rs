@@ -73,8 +73,8 @@ mod tests {
             let oci_runtime = given.iter().map(|text| (*text).to_owned()).collect();
             EmbeddedSettings::of(&Flags { oci_runtime, ..Flags::default() })
         };
-        let found = of(&["/usr/bin/crun", "kata=/opt/kata/bin/kata-runtime"]).unwrap().oci_runtimes;
-        let expected = [("", "/usr/bin/crun"), ("kata", "/opt/kata/bin/kata-runtime")];
+        let found = of(&["/usr/bin/crun", "youki=/opt/bin/youki"]).unwrap().oci_runtimes;
+        let expected = [("", "/usr/bin/crun"), ("youki", "/opt/bin/youki")];
         assert_eq!(found, expected.map(|(name, path)| (name.into(), path.into())));
         for (given, why) in [
             (&["crun"][..], "is no absolute path"),

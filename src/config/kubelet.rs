@@ -16,6 +16,9 @@ use crate::decode::{Node, Path as FieldPath, typed, yaml};
 use crate::filesystem::read_linked;
 use crate::limits;
 
+/// What k3s writes for its own kubelet, in the directory of its owner's files.
+const K3S_DEFAULTS: &str = "00-k3s-defaults.conf";
+
 /// The fields that are set, each once.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FileSettings(Vec<(Field, Node)>);
@@ -48,6 +51,36 @@ impl FileSettings {
             _ => unread(error),
         })?;
         Self::parse(&bytes).map_err(fail)
+    }
+
+    /// Reads the files of a directory over these settings (`mergeKubeletConfigurations`): a list takes the place of another one, maps
+    /// are merged. [`K3S_DEFAULTS`] is none of the owner's.
+    ///
+    /// # Errors
+    /// The same, and that the directory cannot be read or has too many of them.
+    pub(super) fn take_directory(&mut self, dir: &Path) -> Result<(), ConfigError> {
+        if !dir.is_dir() {
+            return Err(ConfigError(format!("{}: is no directory", dir.display())));
+        }
+        let mut files = files_in(dir, &["conf"]).map_err(ConfigError)?;
+        files.retain(|path| !path.ends_with(K3S_DEFAULTS));
+        for path in files {
+            for (field, value) in Self::read(&path)?.0 {
+                self.merge(field, value);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets the field, of a map its keys.
+    fn merge(&mut self, field: Field, mut value: Node) {
+        let before = self.0.iter_mut().find(|(of, _)| *of == field).map(|(_, before)| before);
+        if let (Some(Node::Map(before)), Node::Map(more)) = (before, &mut value) {
+            let kept = before.drain(..).filter(|(key, _)| more.iter().all(|(other, _)| other != key));
+            let kept: Vec<_> = kept.collect();
+            more.splice(..0, kept);
+        }
+        self.put(field, value);
     }
 
     /// Parses the file's only document.
@@ -228,6 +261,31 @@ impl FileSettings {
     }
 }
 
+/// Files of a directory with one of these extensions, by their names; none when it is not there. At most `limits::CONFIG_FILES_MAX`.
+///
+/// # Errors
+/// A sentence that names the directory: it cannot be read, or has more of them.
+pub fn files_in(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, String> {
+    let fail = |why: &dyn std::fmt::Display| format!("{}: {why}", dir.display());
+    let entries = match std::fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(|error| fail(&error))?,
+    };
+    let max = limits::CONFIG_FILES_MAX;
+    let mut files = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(|error| fail(&error))?.path();
+        if path.extension().is_some_and(|of| extensions.iter().any(|one| of.eq_ignore_ascii_case(one))) {
+            if files.len() == max {
+                return Err(fail(&format!("has more than {max} files")));
+            }
+            files.push(path);
+        }
+    }
+    files.sort_unstable();
+    Ok(files)
+}
+
 /// A duration as Go writes it (`metav1.Duration`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct GoDuration(pub(super) Duration);
@@ -271,6 +329,37 @@ pub(crate) fn parse_go_duration(text: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_of_a_directory_count_by_their_names() {
+        let dir = std::env::temp_dir().join(format!("smolet-config-dir-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+        for (name, text) in [
+            ("20-gc.conf", "maxPods: 30\nevictionHard: {memory.available: 5%}\nclusterDNS: [10.0.0.2]\n"),
+            ("10-gc.conf", "maxPods: 20\nevictionHard: {memory.available: 1%, nodefs.available: 7%}\n"),
+            ("00-k3s-defaults.conf", "maxPods: 10\npodCIDR: 10.0.0.0/24\n"),
+            ("notes.txt", "maxPods: 9\n"),
+        ] {
+            std::fs::write(dir.join(name), format!("{head}{text}")).unwrap();
+        }
+        let mut settings =
+            FileSettings::parse(format!("{head}clusterDNS: [10.0.0.1]\ncpuCFSQuota: false\n").as_bytes())
+                .unwrap();
+        let taken = settings.take_directory(&dir);
+        std::fs::write(dir.join("30.conf"), "maxPods: 1\n").unwrap();
+        let wrong = settings.clone().take_directory(&dir).unwrap_err().to_string();
+        let absent = settings.clone().take_directory(&dir.join("absent")).unwrap_err().to_string();
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(taken, Ok(()));
+        assert_eq!((settings.int("maxPods"), settings.bool("cpuCFSQuota")), (Some(30), Some(false)));
+        assert_eq!(settings.texts("clusterDNS"), ["10.0.0.2"]);
+        let hard = settings.map("evictionHard").unwrap();
+        let hard: Vec<String> = hard.iter().map(|(signal, at)| format!("{signal}<{at}")).collect();
+        assert_eq!(hard, ["memory.available<5%", "nodefs.available<7%"]);
+        assert!(wrong.contains("30.conf: kind: null: must be KubeletConfiguration"), "{wrong}");
+        assert!(absent.contains("absent: is no directory"), "{absent}");
+    }
 
     #[test]
     fn go_durations() {

@@ -41,8 +41,8 @@ pub use call::Call;
 pub use cluster::{FlannelSettings, K3s, Secret, ServiceProxySettings, TokenSource};
 pub use embedded::EmbeddedSettings;
 pub use eviction::EvictionPolicy;
-pub use kubelet::FileSettings;
 pub(crate) use kubelet::parse_go_duration;
+pub use kubelet::{FileSettings, files_in};
 pub use node_api::{Authorization, NodeApi};
 pub use registration::{NodeTaint, Periods, Registration, Reserved};
 pub use static_pods::StaticPodUrl;
@@ -255,6 +255,9 @@ pub struct Flags {
     /// A KubeletConfiguration file (kubelet.config.k8s.io/v1beta1)
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// A directory of such files, `*.conf`: by their names, each counts more than those before it and than --config
+    #[arg(long, value_name = "DIR")]
+    pub config_dir: Option<PathBuf>,
     /// The kubelet's flags for fields of such a file, without dashes, and their values.
     #[arg(skip)]
     pub kubelet: Vec<(String, String)>,
@@ -429,10 +432,13 @@ impl Config {
     /// When the file cannot be read, holds unknown or unsupported fields (all are named), or a value is out of
     /// range.
     pub fn load(flags: &Flags, socket: Option<&Path>) -> Result<Config, ConfigError> {
-        let file = match &flags.config {
+        let mut file = match &flags.config {
             Some(path) => FileSettings::read(path)?,
             None => FileSettings::default(),
         };
+        if let Some(dir) = &flags.config_dir {
+            file.take_directory(dir)?;
+        }
         Config::join(flags, socket, file)
     }
 

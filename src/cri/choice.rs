@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use super::endpoint::{Candidates, EndpointError, Origin, USUAL_SOCKETS, named};
 use crate::filesystem::{read_linked, replace_content};
 use crate::limits::RUNTIME_KIND_BYTES_MAX;
-use crate::paths::CRI_SOCKET;
+use crate::paths::{CRI_SOCKET, K3S_CONTAINERD};
 
 /// The endpoint that names the embedded runtime.
 pub const EMBEDDED: &str = "embedded";
@@ -26,7 +26,8 @@ pub const EMBEDDED: &str = "embedded";
 const FILE: &str = "runtime-kind";
 
 /// Programs of CRI runtimes, and where they are installed. k3s has a containerd of its own.
-const PROGRAMS: [&str; 3] = ["containerd", "crio", "k3s"];
+const PROGRAMS: [&str; 3] = ["containerd", "crio", K3S];
+const K3S: &str = "k3s";
 const PROGRAM_DIRS: [&str; 5] = ["/usr/local/bin", "/usr/bin", "/usr/local/sbin", "/usr/sbin", "/bin"];
 
 /// What runs the containers.
@@ -107,17 +108,17 @@ impl RuntimeChoice {
 /// # Errors
 /// One sentence that says how to fix it.
 pub fn choose_here(flag: Option<&str>, root_dir: &Path) -> Result<RuntimeChoice, String> {
-    choose_beside(flag, root_dir, Path::new(CRI_SOCKET))
+    choose_beside(flag, root_dir, (Path::new(CRI_SOCKET), false))
 }
 
-/// The same of a node whose embedded runtime has its CRI socket there.
+/// The same of a node whose embedded runtime has its CRI socket there, and which may join a k3s cluster ([`is_installed`]).
 ///
 /// # Errors
 /// The same.
 pub fn choose_beside(
     flag: Option<&str>,
     root_dir: &Path,
-    own_socket: &Path,
+    (own_socket, joins_k3s): (&Path, bool),
 ) -> Result<RuntimeChoice, String> {
     let named = named(flag);
     let named = named.as_ref().map(|(origin, given)| (*origin, &**given));
@@ -127,7 +128,7 @@ pub fn choose_beside(
     } else {
         RuntimeKind::recorded(root_dir)?
     };
-    choose(named, recorded, (is_installed, own_socket)).map_err(|error| error.to_string())
+    choose(named, recorded, (|| is_installed(joins_k3s), own_socket)).map_err(|error| error.to_string())
 }
 
 /// The choice from what is known. PURE, but for `is_installed`: whether a CRI runtime is installed.
@@ -156,15 +157,41 @@ fn choose(
     })
 }
 
-/// Whether a CRI runtime is installed: its program or its socket exists. Blocking.
-pub fn is_installed() -> bool {
+/// Whether a CRI runtime is installed: its program or its socket exists. Not k3s' where smolet `joins_k3s`, a k3s cluster in the place of
+/// `k3s agent`: its containerd is a child of that one, and what was left of it ends with the boot. Blocking.
+pub fn is_installed(joins_k3s: bool) -> bool {
     let programs = PROGRAM_DIRS.iter().flat_map(|dir| PROGRAMS.map(|program| Path::new(dir).join(program)));
-    USUAL_SOCKETS.iter().map(PathBuf::from).chain(programs).any(|path| path.exists())
+    USUAL_SOCKETS.iter().map(PathBuf::from).chain(programs).any(|path| is_there(&path, joins_k3s))
+}
+
+fn is_there(path: &Path, joins_k3s: bool) -> bool {
+    let is_of_k3s = path.ends_with(K3S) || path == Path::new(K3S_CONTAINERD);
+    // `k3s` may be a link to smolet (`smolet agent`).
+    let leads_to_smolet =
+        || is_of_k3s && path.canonicalize().is_ok_and(|program| program.ends_with("smolet"));
+    path.exists() && !(is_of_k3s && joins_k3s) && !leads_to_smolet()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_of_k3s_is_a_runtime_where_it_is_no_link_and_not_replaced() {
+        let dir = std::env::temp_dir().join(format!("smolet-choice-{}", std::process::id()));
+        for name in ["own", "link", "k3s", "other"] {
+            std::fs::create_dir_all(dir.join(name)).unwrap();
+        }
+        let (smolet, link) = (dir.join("own/smolet"), dir.join("link/k3s"));
+        for file in [&smolet, &dir.join("k3s/k3s"), &dir.join("other/containerd")] {
+            std::fs::write(file, "").unwrap();
+        }
+        std::os::unix::fs::symlink(&smolet, &link).unwrap();
+        let found = ["link/k3s", "k3s/k3s", "other/containerd", "other/crio"]
+            .map(|path| [false, true].map(|joins_k3s| is_there(&dir.join(path), joins_k3s)));
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(found, [[false, false], [true, false], [true, true], [false, false]]);
+    }
 
     #[test]
     fn a_node_keeps_the_kind_of_its_first_start_until_another_is_named() {

@@ -275,12 +275,15 @@ async fn runtime(
 ) -> (Result<RuntimeFacts, String>, RuntimeSettings, Option<String>) {
     let clock: SharedClock = Rc::new(SystemClock);
     let none = |error: String| (Err(error), RuntimeSettings::parse(None), None);
-    let candidates =
-        match choose_beside(config.runtime_endpoint.as_deref(), &config.root_dir, &config.cri_socket()) {
-            Ok(RuntimeChoice::Sockets(candidates)) => candidates,
-            Ok(RuntimeChoice::Embedded) => return embedded(config, executor, &clock).await,
-            Err(error) => return none(error),
-        };
+    let candidates = match choose_beside(
+        config.runtime_endpoint.as_deref(),
+        &config.root_dir,
+        (&config.cri_socket(), config.k3s.is_some()),
+    ) {
+        Ok(RuntimeChoice::Sockets(candidates)) => candidates,
+        Ok(RuntimeChoice::Embedded) => return embedded(config, executor, &clock).await,
+        Err(error) => return none(error),
+    };
     let found = match endpoint::find(&candidates, executor, &clock).await {
         Ok(found) => found,
         Err(error) => return none(error.to_string()),

@@ -111,8 +111,14 @@ impl ImageStore {
         let label = options.label.clone();
         let (disk, name) = (self.inner.disk.clone(), id.to_owned());
         let is_new = known.is_none();
-        let made =
-            self.inner.blocking.run(move || make(&disk, &name, &record, (&shift, &label), is_new)).await;
+        // A copy of the image, or of what its users are to own, takes long.
+        let is_long = record.snapshotter == Snapshotter::Native || !shift.is_empty();
+        let turn = if is_long { Some(self.inner.long_work.acquire_arc().await) } else { None };
+        let work = move || {
+            let _turn = turn;
+            make(&disk, &name, &record, (&shift, &label), is_new)
+        };
+        let made = self.inner.blocking.run(work).await;
         if made.is_err() && is_new {
             let (disk, name) = (self.inner.disk.clone(), id.to_owned());
             // A second error tells nothing new; what is left is removed at the next start.

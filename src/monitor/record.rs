@@ -59,6 +59,9 @@ pub struct Arguments {
 /// The exit code of a container whose end nobody saw: its monitor was killed before (containerd's `UnknownExitStatus`).
 pub const EXIT_CODE_UNKNOWN: i32 = 255;
 
+/// Of the kernel's ticks in `/proc` (`USER_HZ`).
+const MS_PER_TICK: u64 = 10;
+
 /// How a container ended, as `exit` in its directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exit {
@@ -82,6 +85,17 @@ pub struct Init {
 }
 
 impl Init {
+    /// How long ago it started; `None` when it was in another boot. Blocking.
+    pub fn age(&self) -> Option<Duration> {
+        Self::of(std::process::id()).ok().filter(|own| own.boot == self.boot)?;
+        let uptime = read_start(Path::new("/proc/uptime"), MONITOR_RECORD_BYTES_MAX).ok()?;
+        // Whole seconds and hundredths: ticks, but for the point.
+        let digits = uptime.iter().take_while(|byte| **byte != b' ').filter(|byte| byte.is_ascii_digit());
+        let uptime =
+            digits.fold(0_u64, |all, digit| all.wrapping_mul(10).wrapping_add(u64::from(digit - b'0')));
+        Some(Duration::from_millis(uptime.checked_sub(self.started)?.checked_mul(MS_PER_TICK)?))
+    }
+
     /// The process that has this ID now.
     ///
     /// # Errors
@@ -268,6 +282,19 @@ mod tests {
         }
         assert_eq!(stat_field(b"17 (sh) S", STAT_START_TIME), None);
         assert_eq!(stat_field(b"", STAT_START_TIME), None);
+    }
+
+    #[test]
+    fn the_age_of_a_process_is_known_in_its_boot() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let young = Init::of(child.id()).unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        let age = young.age().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(age >= Duration::from_millis(250) && age < Duration::from_mins(1), "{age:?}");
+        assert!(Init::of(1).unwrap().age().unwrap() > age);
+        assert_eq!(Init { boot: "another".to_owned(), ..young }.age(), None);
     }
 
     #[test]

@@ -148,7 +148,9 @@ async fn try_runtime(wait: &Wait<'_>, is_drained: &mut bool) -> Result<FoundRunt
     let (config, executor, clock) = (wait.config, wait.executor, wait.clock);
     let (flag, root_dir, own) =
         (config.runtime_endpoint.clone(), config.root_dir.clone(), config.cri_socket());
-    let choice = wait.blocking.run(move || choose_beside(flag.as_deref(), &root_dir, &own)).await?;
+    let joins_k3s = config.k3s.is_some();
+    let choice =
+        wait.blocking.run(move || choose_beside(flag.as_deref(), &root_dir, (&own, joins_k3s))).await?;
     if let Some(endpoint) = config.drain_runtime.as_deref().filter(|_| !*is_drained) {
         drain(endpoint, &choice, wait.identity, executor, clock).await?;
         *is_drained = true;

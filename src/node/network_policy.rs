@@ -191,9 +191,25 @@ enum News {
 struct Inbox {
     changes: Receiver<()>,
     starts: Receiver<Start>,
+    /// New pods whose rules are not there yet. At most [`NETWORK_POLICY_STARTS_MAX`], and none that waits no longer.
+    held: RefCell<Vec<Start>>,
 }
 
 impl Inbox {
+    /// One more waits; a further one does not.
+    fn hold(&self, start: Start) {
+        let mut held = self.held.borrow_mut();
+        held.retain(|(_, waits)| !waits.is_closed());
+        if held.len() < NETWORK_POLICY_STARTS_MAX {
+            held.push(start);
+        }
+    }
+
+    /// Those that were held wait no longer.
+    fn release(&self) {
+        self.held.take();
+    }
+
     async fn next(&self) -> News {
         let changed = async {
             match self.changes.recv().await {
@@ -222,7 +238,7 @@ impl NetworkPolicies {
     async fn run(self, mut is_on: Option<bool>, switched: Receiver<bool>, starts: Receiver<Start>) {
         loop {
             let (changed, changes) = smol::channel::bounded(1);
-            let inbox = Inbox { changes, starts: starts.clone() };
+            let inbox = Inbox { changes, starts: starts.clone(), held: RefCell::default() };
             if is_on == Some(false) {
                 self.end_table().await;
             }
@@ -270,9 +286,17 @@ impl NetworkPolicies {
                 self.held.set((0, 0));
             } else {
                 if is_known {
+                    inbox.release();
                     self.end_table().await;
                 }
-                while !matches!(inbox.next().await, News::Changed) {}
+                loop {
+                    match inbox.next().await {
+                        News::Changed => break,
+                        // They are announced when there is somebody to announce them to.
+                        News::Start(start) if !is_known => inbox.hold(start),
+                        News::Start(_) | News::Due => {}
+                    }
+                }
             }
         }
     }
@@ -283,17 +307,21 @@ impl NetworkPolicies {
         let mut wait = RetryWait::new(self.seed);
         let mut said = None;
         let mut check_at = self.clock.now().mono + NETWORK_POLICY_CHECK_PERIOD;
+        for (pod, _) in inbox.held.borrow().iter() {
+            shared.controller.borrow_mut().announce(pod);
+        }
         loop {
             // News put the check off for nobody.
             let is_due = async {
                 self.clock.sleep(check_at.since(self.clock.now().mono)).await;
                 News::Due
             };
-            // New pods, whose senders are dropped when their rules are there.
-            let mut starts = Vec::new();
             match or(is_due, inbox.next()).await {
                 News::Changed => self.clock.sleep(NETWORK_POLICY_SETTLE).await,
-                News::Start(start) => starts.push(start),
+                News::Start(start) => {
+                    shared.controller.borrow_mut().announce(&start.0);
+                    inbox.hold(start);
+                }
                 News::Due => {
                     check_at = self.clock.now().mono + NETWORK_POLICY_CHECK_PERIOD;
                     let is_whole = shared.controller.borrow().is_whole();
@@ -305,10 +333,8 @@ impl NetworkPolicies {
                 }
             }
             while let Ok(start) = inbox.starts.try_recv() {
-                starts.push(start);
-            }
-            for (pod, _) in &starts {
-                shared.controller.borrow_mut().announce(pod);
+                shared.controller.borrow_mut().announce(&start.0);
+                inbox.hold(start);
             }
             let transaction = {
                 let mut controller = shared.controller.borrow_mut();
@@ -327,6 +353,7 @@ impl NetworkPolicies {
             };
             match self.commit(transaction).await {
                 Ok(()) => {
+                    inbox.release();
                     said = None;
                     wait.succeeded();
                 }
@@ -335,7 +362,7 @@ impl NetworkPolicies {
                         log::warn!("network policies: {why}; retrying, the rules before stay");
                         said = Some(why);
                     }
-                    drop(starts);
+                    inbox.release();
                     shared.controller.borrow_mut().clear();
                     self.clock.sleep(wait.failed()).await;
                     let _ = shared.changed.try_send(());

@@ -92,7 +92,7 @@ pub struct Input<'a> {
     pub cdi: &'a [CdiFile<'a>],
     /// The `AppArmor` profiles that are loaded ([`read_apparmor_profiles`]); `None`: it is not enabled.
     pub apparmor: Option<&'a str>,
-    /// Annotations that the `RuntimeClass` handler's settings pass on.
+    /// Further annotations.
     pub annotations: &'a Map,
     /// The machine.
     pub node: &'a NodeFacts,
@@ -123,9 +123,9 @@ pub struct NodeFacts {
     pub mountinfo: String,
     /// The machine's host name, for pods that have none of their own.
     pub hostname: String,
-    /// Limits of processes, as the node's owner set them; by default none, as with containerd.
+    /// Limits of processes beside those that the runtime's own process has; none, as with containerd.
     pub rlimits: Vec<Rlimit>,
-    /// Limit of a container's tasks, as the node's owner set it; the pod's own limit is at the pod's cgroup.
+    /// Limit of a container's tasks; none, the pod's own limit is at the pod's cgroup.
     pub pids_limit: Option<i64>,
 }
 

@@ -357,7 +357,7 @@ impl Containers {
                 }
                 Err(left) => {
                     log::warn!("{left}; it may have been started, and counts as running");
-                    self.set_running(container).await;
+                    self.set_running(container, Duration::ZERO).await;
                     ends::retry(self, container);
                 }
             }
@@ -402,17 +402,18 @@ impl Containers {
     ) -> RuntimeResult<()> {
         let started = monitors::wait(&self.context, self.run_dir(&container.id), launched).await;
         started.map_err(|error| failed(error.to_string()))?;
-        self.set_running(container).await;
+        self.set_running(container, Duration::ZERO).await;
         // A quick one has ended already: its exit came while the turn was held.
         ends::look(self, container).await;
         Ok(())
     }
 
-    /// Its first process was started.
-    pub(super) async fn set_running(&self, container: &Rc<Container>) {
+    /// Its first process was started, so long ago.
+    pub(super) async fn set_running(&self, container: &Rc<Container>, ago: Duration) {
         {
             let mut record = container.record.borrow_mut();
-            record.started_at = self.context.now();
+            let ago = i64::try_from(ago.as_nanos()).unwrap_or_default();
+            record.started_at = self.context.now().saturating_sub(ago);
             record.phase = ContainerPhase::Running;
         }
         self.publish(RuntimeEventKind::Started, container);

@@ -197,12 +197,12 @@ mod tests {
             Path::new("/opt/smolet-0.2"),
             Path::new("/c"),
         );
-        settings.handlers.insert("kata".into(), "/opt/kata/bin/kata-runtime".into());
+        settings.handlers.insert("youki".into(), "/opt/bin/youki".into());
         let names = names(&settings);
         for (line, is_one) in [
             ("/usr/bin/runc\0--root\0/run\0create\0abc\0", true),
-            ("/opt/kata/bin/kata-runtime\0create\0abc\0", true),
-            ("/bin/sh\0/opt/kata/bin/kata-runtime\0create\0abc\0", true),
+            ("/opt/bin/youki\0create\0abc\0", true),
+            ("/bin/sh\0/opt/bin/youki\0create\0abc\0", true),
             ("/opt/smolet-0.2\0monitor\0/run/containers/abc\0", true),
             ("smolet\0monitor\0--held\0/run/containers/abc\0", true),
             ("/proc/self/exe\0init\0/x/abc", true),

@@ -16,6 +16,7 @@
 use std::collections::VecDeque;
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 
 use super::container::{Container, Containers, OfSandbox};
 use super::context::{failed, is_id, make_dir};
@@ -148,11 +149,12 @@ async fn starting(containers: &Rc<Containers>, container: &Rc<Container>) {
     let files = dir.clone();
     let look = move || {
         let (init, exit) = (monitor::init_of(&files), monitor::exit_of(&files));
-        init.ok().flatten().is_some() || exit.ok().flatten().is_some()
+        let init = init.ok().flatten().map(|init| init.age().unwrap_or_default());
+        init.or_else(|| exit.ok().flatten().map(|_| Duration::ZERO))
     };
     // Its monitor has recorded its process: it was started, whatever became of it.
-    if containers.context.blocking(look).await {
-        containers.set_running(container).await;
+    if let Some(ago) = containers.context.blocking(look).await {
+        containers.set_running(container, ago).await;
         return running(containers, container).await;
     }
     makers::end(&containers.context, container.id().as_str(), &dir).await;
@@ -163,7 +165,7 @@ async fn starting(containers: &Rc<Containers>, container: &Rc<Container>) {
         }
         Err(error) => {
             log::warn!("{error}; it may have been started, and counts as running");
-            containers.set_running(container).await;
+            containers.set_running(container, Duration::ZERO).await;
             running(containers, container).await;
         }
     }

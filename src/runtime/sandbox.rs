@@ -168,7 +168,7 @@ impl Sandbox {
             created_at: record.created_at,
             labels: config.labels,
             annotations: config.annotations,
-            ..cri::PodSandbox::default()
+            runtime_handler: record.handler.to_string(),
         })
     }
 }

@@ -55,7 +55,7 @@ impl Settings {
             program: program.to_owned(),
             handlers,
             cni_conf_dir: PathBuf::from(crate::paths::CNI),
-            is_cni_shared: is_installed(),
+            is_cni_shared: is_installed(false),
             cni_bin_dirs: crate::paths::CNI_PLUGINS.map(PathBuf::from).into(),
             has_own_network: true,
             bridge: "smolet0".into(),
