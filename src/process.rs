@@ -1,9 +1,12 @@
-//! Settings of the agent's own process, and the check for swap: `oomScoreAdj`, `maxOpenFiles`, `failSwapOn`; no core dump. I/O,
-//! once at start.
+//! Settings of the agent's own process, and the check for swap: `oomScoreAdj`, `maxOpenFiles`, `failSwapOn`; no core dump; what
+//! containers inherit. I/O, once at start.
 
 use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit};
 
 use crate::config::Config;
+
+/// As in containerd's unit; the kernel's own bound (`fs.nr_open`) is the same.
+const OPEN_FILES_OF_CONTAINERS: u64 = 1 << 20;
 
 /// Makes the process not dumpable, before it has read any secret: its memory has Secrets, tokens and the node's key. There is
 /// no core dump of it at any limit and `core_pattern` (a pipe handler gets a dump at any limit), and only a process with
@@ -34,6 +37,22 @@ pub(crate) fn settle(config: &Config) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Raises the limits that containers of the embedded runtime have from it to those that they have from containerd's unit, or, where
+/// that is not permitted, to the hard limit: an init system that knows of the agent alone gives it less. There is no core dump of the
+/// agent at any limit.
+pub(crate) fn raise_limits_of_containers() {
+    for (resource, most) in
+        [(Resource::Nofile, Some(OPEN_FILES_OF_CONTAINERS)), (Resource::Nproc, None), (Resource::Core, None)]
+    {
+        let hard = getrlimit(resource).maximum;
+        let maximum = hard.zip(most).map(|(hard, most)| hard.max(most));
+        let raised = setrlimit(resource, Rlimit { current: maximum, maximum });
+        if let Err(error) = raised.or_else(|_| setrlimit(resource, Rlimit { current: hard, maximum: hard })) {
+            log::warn!("{resource:?}: the limit of processes stays, and is that of containers: {error}");
+        }
+    }
 }
 
 /// Whether the agent may run on a node with this `/proc/swaps`.

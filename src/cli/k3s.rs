@@ -16,7 +16,7 @@ use crate::filesystem::{read_linked, replace};
 use crate::flannel;
 use crate::k3s::takeover::{
     AGENT_UNIT, AgentCommand, CONTAINERD_UNIT, agent_command, containerd_unit, drop_in, environment_files,
-    has_systemd_cgroups, is_plain, variable, without_k3s,
+    has_systemd_cgroups, is_plain, own_variable, variable, without_k3s,
 };
 use crate::limits::{
     CONFIG_FILE_BYTES_MAX, TAKEOVER_FILE_BYTES_MAX, TAKEOVER_LOOK_PERIOD, TAKEOVER_RESTARTS,
@@ -116,7 +116,9 @@ impl Board {
         let files = environment_files(&unit);
         let text = |file: &String| read_text(file.trim_start_matches('-'), TAKEOVER_FILE_BYTES_MAX);
         let texts: Vec<String> = files.iter().map(text).collect();
-        let known = |name: &str| texts.iter().rev().find_map(|text| variable(text, name)).map(str::to_owned);
+        let of_files =
+            |name: &str| texts.iter().rev().find_map(|text| variable(text, name)).map(str::to_owned);
+        let known = |name: &str| of_files(name).or_else(|| own_variable(&unit, name));
         let first = agent::translate(&command.flags, known)?;
         let given =
             |flag: &str| first.run.iter().rev().find_map(|arg| arg.strip_prefix(flag)?.strip_prefix('='));
@@ -305,6 +307,10 @@ fn end_rules() -> Result<(), String> {
             restore(&program.replace("-save", "-restore"), &script)?;
         }
     }
+    // Those that kube-router's rules named. Without the program there are none.
+    let _ = shell(&format!(
+        "{TOOLS}; for set in $(ipset list -n | grep -E '^(inet6:)?KUBE-(SRC|DST)-'); do ipset destroy $set; done"
+    ));
     say("the rules of kube-proxy, kube-router and flannel of k3s are removed; those of smolet serve");
     Ok(())
 }

@@ -99,6 +99,8 @@ const FLAGS: [(&str, &str, &str, Meaning); 47] = [
     ("alsologtostderr", "", "", UnusedSwitch(OTHER_LOG)),
 ];
 
+/// By which `k3s agent` reaches its servers through an HTTP proxy.
+const PROXY_VARIABLE: &str = "K3S_AGENT_HTTP_PROXY_ALLOWED";
 /// The switch that keeps flannel off, which `smolet run` does without its own.
 const NO_FLANNEL: &str = "no-flannel";
 /// The name of the flag with the file of these words: it is none of `smolet run`.
@@ -236,6 +238,10 @@ pub(super) fn translate(
         if let Some(value) = variable(key).filter(|value| !value.is_empty()) {
             all.push(((*name).to_owned(), value));
         }
+    }
+    if variable(PROXY_VARIABLE).is_some_and(|value| is_true(PROXY_VARIABLE, &value) == Ok(true)) {
+        let why = "smolet reaches the servers without a proxy; images are pulled through HTTPS_PROXY";
+        out.warnings.push(format!("{PROXY_VARIABLE}: has no effect: {why}"));
     }
     // As in k3s the file counts more.
     if all.iter().any(|(name, _)| name == "token-file") {
@@ -476,8 +482,12 @@ mod tests {
         assert_eq!(found.run, run(&["--server=https://h:6443", "--token=secret", "--node-name=gw"]));
         assert_eq!((found.warnings, found.call), (Vec::new(), strings(&["agent"])));
         // A flag counts more than a variable; of the kinds of tokens one counts.
-        let lowered = translated(&[], &["--node-name=Barn-2"], &env[..1]).unwrap();
-        assert!(lowered.run.contains(&"--node-name=barn-2".to_owned()), "{:?}", lowered.run);
+        let proxied = translated(&[], &["--node-name=Barn-2"], &[env[0], (PROXY_VARIABLE, "true")]).unwrap();
+        assert!(proxied.run.contains(&"--node-name=barn-2".to_owned()), "{:?}", proxied.run);
+        assert!(
+            proxied.warnings[0].starts_with("K3S_AGENT_HTTP_PROXY_ALLOWED: has no effect"),
+            "{proxied:?}"
+        );
         let env = [env[0], env[1], ("K3S_TOKEN_FILE", "/t"), ("K3S_RESOLV_CONF", "/r")];
         let found = translated(&[], &[], &env).unwrap();
         assert_eq!(found.run, run(&["--server=https://h:6443", "--token-file=/t"]));

@@ -14,6 +14,7 @@
 use super::kubelet::parse_go_duration;
 use super::registration;
 use crate::decode::{Node, typed};
+use crate::text::decimal;
 
 const LINES: &str = include_str!("fields.txt");
 
@@ -139,7 +140,7 @@ impl Field {
         let node = match self.kind() {
             Kind::Bool => bool_of(text),
             Kind::Int | Kind::Long => text.parse().ok().map(Node::Int),
-            Kind::Num => text.parse().ok().map(Node::Float),
+            Kind::Num => decimal(text).map(Node::Float),
             Kind::Text | Kind::Time | Kind::Any => text_of(text),
             Kind::Texts => Some(Node::List(parts().map(|part| Node::Text(part.into())).collect())),
             Kind::Map => pairs(&['<', '='], text_of),

@@ -15,6 +15,7 @@ use super::fields::{self, Answer, Field};
 use crate::decode::{Node, Path as FieldPath, typed, yaml};
 use crate::filesystem::read_linked;
 use crate::limits;
+use crate::text::decimal;
 
 /// What k3s writes for its own kubelet, in the directory of its owner's files.
 const K3S_DEFAULTS: &str = "00-k3s-defaults.conf";
@@ -308,7 +309,7 @@ pub(crate) fn parse_go_duration(text: &str) -> Option<Duration> {
     let (mut rest, mut nanos) = (text, 0_f64);
     while !rest.is_empty() {
         let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-        let number: f64 = rest[..digits].parse().ok()?;
+        let number = decimal(&rest[..digits])?;
         rest = &rest[digits..];
         let unit_end = rest.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(rest.len());
         let unit = match &rest[..unit_end] {

@@ -9,6 +9,7 @@ use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError, Span, Tag}
 
 use super::{Node, quoted};
 use crate::limits;
+use crate::text::decimal;
 
 /// A document's parse error, with its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -391,7 +392,8 @@ fn number(text: &str) -> Option<Node> {
         && !(whole.is_empty() && fraction.is_none_or(str::is_empty))
         && exponent.is_none_or(|e| !e.is_empty() && all_digits(e));
     // A second sign after the exponent would be trimmed above; parsing decides.
-    if shaped { cleaned.parse().ok().map(Node::Float) } else { None }
+    let float = decimal(digits).filter(|_| shaped)?;
+    Some(Node::Float(if negative { -float } else { float }))
 }
 
 #[cfg(test)]

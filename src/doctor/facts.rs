@@ -65,6 +65,8 @@ pub struct Facts {
     pub missing_modules: Option<Vec<&'static str>>,
     /// Address families of which iptables drops forwarded packets that no rule accepts.
     pub forward_drops: Vec<&'static str>,
+    /// Chains of another service proxy or of other network policies beside this node's own.
+    pub foreign_rules: Vec<&'static str>,
     /// firewalld runs, and its zone `trusted` has no source and no interface.
     pub firewalld_trusts_none: bool,
     /// The pods' name servers; `None`: they have none of the node's.
@@ -217,6 +219,7 @@ pub fn collect(config: &Config, bad_settings: Option<String>) -> Facts {
         }),
         missing_modules: modules::missing(config),
         forward_drops: forward::dropping(),
+        foreign_rules: forward::foreign(config),
         firewalld_trusts_none: forward::firewalld_trusts_none(),
         name_servers: config.resolver().pod_servers(),
     }

@@ -1,6 +1,7 @@
 //! What firewalls do with packets of pods: Docker and ufw have iptables drop what is forwarded and no rule accepts, and firewalld
 //! refuses what comes from a zone that it does not trust. I/O, blocking.
 
+use crate::config::Config;
 use crate::limits::{FIREWALL_CMD_TIME, IPTABLES_TIME};
 use crate::program;
 
@@ -29,6 +30,21 @@ pub(super) fn dropping() -> Vec<&'static str> {
 /// The rules of a chain; nothing where the program is not there, or refuses.
 fn rules(program: &str, chain: &str) -> String {
     program::output(program, &["-w", "5", "-S", chain], IPTABLES_TIME).unwrap_or_default()
+}
+
+/// Chains that kube-proxy or kube-router has left, or keeps, on a node that does their work itself.
+pub(super) fn foreign(config: &Config) -> Vec<&'static str> {
+    let all = [
+        (config.service_proxy.is_some(), "nat", "KUBE-SERVICES"),
+        (config.network_policy.is_some(), "filter", "KUBE-ROUTER-FORWARD"),
+    ];
+    let is_there = |(table, chain): (&str, &str)| {
+        PROGRAMS.iter().any(|(program, _)| {
+            program::output(program, &["-w", "5", "-t", table, "-S", chain], IPTABLES_TIME).is_some()
+        })
+    };
+    let found = all.into_iter().filter(|(is_own, table, chain)| *is_own && is_there((table, chain)));
+    found.map(|(.., chain)| chain).collect()
 }
 
 /// Whether firewalld runs and trusts nothing; false also when it does not say so in time.

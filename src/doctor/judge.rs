@@ -22,6 +22,7 @@
 //! | cluster network | | the kernel lacks what k3s sets up for Services and for pods on other nodes |
 //! | kernel modules | the kernel cannot load those of Services, policies or links to other nodes | |
 //! | firewall | | iptables drops forwarded packets that no rule accepts; firewalld trusts no range |
+//! | rules of others | | kube-proxy's or kube-router's beside those of smolet |
 //! | name servers | | pods cannot reach those of the node |
 
 use std::fmt::Write as _;
@@ -98,6 +99,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     findings.extend(facts.missing_modules.as_deref().map(modules));
     findings.extend((!facts.forward_drops.is_empty()).then(|| firewall(&facts.forward_drops)));
     findings.extend(facts.firewalld_trusts_none.then(firewalld));
+    findings.extend((!facts.foreign_rules.is_empty()).then(|| foreign_rules(&facts.foreign_rules)));
     findings.extend(facts.name_servers.as_ref().map(name_servers));
     findings
 }
@@ -345,6 +347,16 @@ fn modules(missing: &[&str]) -> Finding {
         "install the package with the rest of its modules (Ubuntu on a Raspberry Pi: apt install linux-modules-extra-raspi), or use a \
          kernel that has them",
     )
+}
+
+fn foreign_rules(chains: &[&str]) -> Finding {
+    let message = format!(
+        "iptables has {}: kube-proxy or k3s agent has left it, or runs beside smolet; what it says of Services and pods is not this node's",
+        chains.join(" and ")
+    );
+    let mend = "end what keeps it, then restart the machine (or k3s-killall.sh, which ends the pods of k3s too); smolet k3s takeover does both \
+                while pods run on";
+    Finding::warning("rules of others", message, mend)
 }
 
 /// As k3s' documentation has it.

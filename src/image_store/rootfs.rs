@@ -113,12 +113,8 @@ impl ImageStore {
         let is_new = known.is_none();
         // A copy of the image, or of what its users are to own, takes long.
         let is_long = record.snapshotter == Snapshotter::Native || !shift.is_empty();
-        let turn = if is_long { Some(self.inner.long_work.acquire_arc().await) } else { None };
-        let work = move || {
-            let _turn = turn;
-            make(&disk, &name, &record, (&shift, &label), is_new)
-        };
-        let made = self.inner.blocking.run(work).await;
+        let work = move || make(&disk, &name, &record, (&shift, &label), is_new);
+        let made = if is_long { self.long_work(work).await } else { self.inner.blocking.run(work).await };
         if made.is_err() && is_new {
             let (disk, name) = (self.inner.disk.clone(), id.to_owned());
             // A second error tells nothing new; what is left is removed at the next start.
@@ -203,7 +199,7 @@ impl ImageStore {
     pub async fn copy_out(&self, id: &str, directory: &str, to: &Path) -> ImageStoreResult<()> {
         let root = self.inner.disk.path("rootfs", id).join("merged");
         let (to, directory) = (to.to_owned(), directory.trim_start_matches('/').to_owned());
-        self.inner.blocking.run(move || copy_out(&root, &directory, &to)).await
+        self.long_work(move || copy_out(&root, &directory, &to)).await
     }
 }
 

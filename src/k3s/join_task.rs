@@ -59,6 +59,8 @@ pub(crate) struct JoinTask {
     pub(crate) does: Does,
     /// What the node leaves out of a k3s node's network, as it was logged last.
     pub(crate) left_out: RefCell<String>,
+    /// The servers' flags without an effect here, likewise.
+    pub(crate) no_effect: RefCell<Vec<&'static str>>,
 }
 
 /// The kernel that the cluster's network needs.
@@ -224,6 +226,15 @@ impl JoinTask {
                 "k3s agent does more for the network of this cluster: {left_out}; give these flags, or start smolet agent"
             );
         }
+        for flag in &given.cluster.settings.no_effect {
+            if !self.no_effect.borrow().contains(flag) {
+                log::warn!(
+                    "the servers' {flag} has no effect on this node: its images come from the registries that their names say, or from mirrors \
+                     (registries.yaml)"
+                );
+            }
+        }
+        self.no_effect.replace(given.cluster.settings.no_effect.clone());
         self.left_out.replace(left_out);
         let (files, kubeconfig) = (self.files.clone(), self.kubeconfig.clone());
         let text = kube::kubeconfig_of(self.servers.api(), &files.server_ca(), &files.client());

@@ -34,6 +34,8 @@ pub(crate) struct Settings {
     pub(crate) network: NetConf,
     /// Network policies are another program's, or nobody's (`DisableNPC`).
     pub(crate) disable_network_policy: bool,
+    /// The servers' settings of images that have no effect here, with their flags.
+    pub(crate) no_effect: Vec<&'static str>,
 }
 
 /// Which of the server's settings count, because the configuration has no others.
@@ -94,6 +96,7 @@ impl Settings {
         let mode = tree.field("EgressSelectorMode").and_then(Node::text);
         let (api, own) = (port("HTTPSPort"), port("SupervisorPort"));
         let is_set = |field: &str| matches!(tree.field(field), Some(Node::Bool(true)));
+        let is_given = |value: &Node| value.text().is_some_and(|text| !text.is_empty());
         Ok(Self {
             cluster_dns,
             cluster_domain: cluster_domain.into(),
@@ -104,6 +107,13 @@ impl Settings {
             disable_kube_proxy: is_set("DisableKubeProxy"),
             network: NetConf::of(&tree),
             disable_network_policy: is_set("DisableNPC"),
+            no_effect: [
+                ("--system-default-registry", tree.field("SystemDefaultRegistry").is_some_and(is_given)),
+                ("--embedded-registry", is_set("EmbeddedRegistry")),
+            ]
+            .into_iter()
+            .filter_map(|(flag, is_given)| is_given.then_some(flag))
+            .collect(),
         })
     }
 
@@ -160,6 +170,7 @@ impl Settings {
             disable_kube_proxy,
             disable_network_policy,
             network,
+            no_effect: _,
         } = self;
         let mode = if *reaches_pods { "pod" } else { "agent" };
         let mut settings = json!({"ClusterDNSs": cluster_dns, "ClusterDomain": cluster_domain, "HTTPSPort": api_port,
@@ -264,6 +275,12 @@ mod tests {
         let read = Settings::parse(older).unwrap();
         assert_eq!((read.cluster_dns.len(), read.api_port, read.reaches_pods), (1, None, false));
         assert_eq!(Settings::parse(b"{}"), Ok(Settings::default()));
+        for (given, no_effect) in [
+            (r#"{"SystemDefaultRegistry":"registry.example.com","EmbeddedRegistry":true}"#, 2),
+            (r#"{"SystemDefaultRegistry":"","EmbeddedRegistry":false}"#, 0),
+        ] {
+            assert_eq!(Settings::parse(given.as_bytes()).unwrap().no_effect.len(), no_effect, "{given}");
+        }
         for (wrong, named) in [
             ("404 page not found", "the server is not k3s"),
             (r#"{"ClusterDNS":"x"}"#, "ClusterDNS is no address"),

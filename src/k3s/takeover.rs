@@ -94,6 +94,13 @@ pub(crate) fn environment_files(unit: &str) -> Vec<String> {
     lines.filter(|file| !file.is_empty()).map(|file| file.replace("%N", name)).collect()
 }
 
+/// The value of a variable that the unit has itself (`Environment=`); a file counts more.
+pub(crate) fn own_variable(unit: &str, name: &str) -> Option<String> {
+    let lines = unit.lines().filter_map(|line| line.trim().strip_prefix("Environment="));
+    let words = lines.filter_map(|line| words(line).ok()).flat_map(|(words, _)| words);
+    words.filter_map(|word| Some(word.strip_prefix(name)?.strip_prefix('=')?.to_owned())).next_back()
+}
+
 /// The value of a variable in such a file, without its quotes.
 pub(crate) fn variable<'a>(file: &'a str, name: &str) -> Option<&'a str> {
     let value = |line: &'a str| line.trim().strip_prefix(name)?.strip_prefix('=');
@@ -240,6 +247,12 @@ mod tests {
         let of = |name| variable(file, name);
         assert_eq!((of("K3S_TOKEN"), of("K3S_URL")), (Some("a b"), Some("https://10.0.0.1:6443")));
         assert_eq!((of("K3S_NODE_NAME"), of("E"), of("K3S")), (Some("gw"), Some(""), None));
+        let unit = format!(
+            "{UNIT}Environment=A=b \"K3S_TOKEN=a b\" K3S_URL=https://a\nEnvironment=K3S_URL=https://b%%\n"
+        );
+        assert_eq!(own_variable(&unit, "K3S_TOKEN").as_deref(), Some("a b"));
+        assert_eq!(own_variable(&unit, "K3S_URL").as_deref(), Some("https://b%"));
+        assert_eq!((own_variable(&unit, "K3S"), own_variable(UNIT, "K3S_URL")), (None, None));
     }
 
     #[test]

@@ -22,6 +22,7 @@ use crate::facts;
 use crate::image_store::ImageStore;
 use crate::limits::{RELIST_RETRY_MAX, RUNTIME_SEARCH_PERIOD, RUNTIME_SEARCH_SHARE, RUNTIME_START_PATIENCE};
 use crate::metrics::Metrics;
+use crate::process;
 use crate::registry::{Environment, Hosts, Platform, Registries};
 use crate::render::CgroupDriver;
 use crate::runtime::{Embedded, OVERLAY_CONDITION, StoredImages, readiness};
@@ -221,6 +222,7 @@ async fn embedded(wait: &Wait<'_>) -> Result<FoundRuntime, String> {
     if let Some(not) = conditions.iter().find(|of| !of.status && &*of.kind == "RuntimeReady") {
         return Err(format!("the embedded runtime is not ready: {}", not.message));
     }
+    process::raise_limits_of_containers();
     let store = ImageStore::open(&settings.images(), blocking.clone()).await;
     let store = store.map_err(|error| format!("the embedded runtime's images: {error}"))?;
     let hosts = Hosts {

@@ -225,6 +225,7 @@ impl Start<'_> {
                 policies: self.config.network_policy.is_some(),
             },
             left_out: RefCell::default(),
+            no_effect: RefCell::default(),
         };
         self.executor.spawn("k3s joining", joining.run()).detach();
         Some(K3s { supervisor, servers, changed, changes, lost, reaches_pods, components })

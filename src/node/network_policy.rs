@@ -53,6 +53,8 @@ pub(super) struct NetworkPolicies {
 struct Shared {
     controller: Rc<RefCell<Controller>>,
     changed: Sender<()>,
+    /// The server's last answer was none: nobody knows when rules come.
+    is_away: Rc<Cell<bool>>,
 }
 
 struct PolicyFollower {
@@ -87,12 +89,16 @@ impl Follower for PolicyFollower {
 
     fn settled(&mut self) {
         self.said = None;
+        self.shared.is_away.set(false);
         self.shared.controller.borrow_mut().settled(self.of);
         // Full: the change before has not been looked at.
         let _ = self.shared.changed.try_send(());
     }
 
     fn lost(&mut self, why: &KubeError) {
+        if !self.shared.is_away.replace(true) {
+            let _ = self.shared.changed.try_send(());
+        }
         let why = why.to_string();
         if self.said.as_ref() != Some(&why) {
             log::warn!(
@@ -262,7 +268,7 @@ impl NetworkPolicies {
     /// Follows the policies for ever.
     async fn enforce(&self, changed: Sender<()>, inbox: &Inbox) {
         let controller = Rc::new(RefCell::new(Controller::new(&self.node)));
-        let shared = Shared { controller, changed };
+        let shared = Shared { controller, changed, is_away: Rc::default() };
         or(self.follow(Resource::Policies, &shared), self.follow_policies(&shared, inbox)).await;
     }
 
@@ -286,14 +292,17 @@ impl NetworkPolicies {
                 self.held.set((0, 0));
             } else {
                 if is_known {
-                    inbox.release();
                     self.end_table().await;
                 }
                 loop {
+                    let may_come = !is_known && !shared.is_away.get();
+                    if !may_come {
+                        inbox.release();
+                    }
                     match inbox.next().await {
                         News::Changed => break,
                         // They are announced when there is somebody to announce them to.
-                        News::Start(start) if !is_known => inbox.hold(start),
+                        News::Start(start) if may_come => inbox.hold(start),
                         News::Start(_) | News::Due => {}
                     }
                 }
@@ -342,6 +351,9 @@ impl NetworkPolicies {
                     return;
                 }
                 if !controller.is_whole() {
+                    if shared.is_away.get() {
+                        inbox.release();
+                    }
                     continue;
                 }
                 let transaction = controller.transaction();

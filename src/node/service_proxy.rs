@@ -285,20 +285,35 @@ impl ServiceProxy {
         news: [&Receiver<()>; 2],
         changes: &Receiver<Wanted>,
     ) -> Option<Wanted> {
-        let settings = self.settings(&wanted);
-        let opened = self.blocking.run(move || Kernel::open(settings)).await;
-        let mut kernel = match opened {
-            Ok(kernel) => kernel,
-            Err(error) => {
-                log::warn!(
-                    "services: {error}; this kernel has no nf_tables, and no service is served: load the module \
-                     nf_tables, or run kube-proxy"
-                );
-                return self.wait_until_off(changes).await;
-            }
-        };
         let mut wait = RetryWait::new(self.seed);
         let mut said = None;
+        let mut kernel = loop {
+            let settings = self.settings(&wanted);
+            match self.blocking.run(move || Kernel::open(settings)).await {
+                Ok(kernel) => break kernel,
+                Err(error) => {
+                    let why = error.to_string();
+                    if said.as_ref() != Some(&why) {
+                        log::warn!(
+                            "services: {why}; retrying, no service is served: where this kernel has no nf_tables, load that module, or \
+                             run kube-proxy"
+                        );
+                        said = Some(why);
+                    }
+                }
+            }
+            let changed = async { Some(changes.recv().await.ok()) };
+            let waited = async {
+                self.clock.sleep(wait.failed()).await;
+                None
+            };
+            match or(changed, waited).await {
+                Some(Some(next)) if next.is_on == Some(true) => wanted = next,
+                Some(next) => return next,
+                None => {}
+            }
+        };
+        wait.succeeded();
         let mut logged: Vec<ServiceName> = Vec::new();
         let is_healthy = Rc::new(Cell::new(false));
         let checks = HealthChecks::new(is_healthy.clone(), Rc::downgrade(&self.executor), self.clock.clone());
@@ -412,15 +427,6 @@ impl ServiceProxy {
             News::Due
         };
         or(due, or(changed, other)).await
-    }
-
-    async fn wait_until_off(&self, changes: &Receiver<Wanted>) -> Option<Wanted> {
-        loop {
-            match changes.recv().await {
-                Ok(next) if next.is_on == Some(true) => {}
-                next => return next.ok(),
-            }
-        }
     }
 
     /// Deletes what this or an earlier agent has in the kernel.

@@ -79,7 +79,7 @@ impl KnownOrigins {
         for server in self.servers.all() {
             self.peers.borrow_mut().mark_known(Origin::of(server, ours), now);
         }
-        Origin::of(peer.ip(), ours)
+        Origin::of(peer.ip().to_canonical(), ours)
     }
 }
 
@@ -110,7 +110,7 @@ pub(super) async fn accept<F: Future<Output = ()> + 'static>(
             }
         };
         watch_over(socket.get_ref());
-        let ours = socket.get_ref().local_addr().ok().map(|ours| ours.ip());
+        let ours = socket.get_ref().local_addr().ok().map(|ours| ours.ip().to_canonical());
         let origin = known.origin(peer, ours, clock.now().mono);
         seats.retain(|seat| !seat.wanted.is_closed());
         let pools = match origin {

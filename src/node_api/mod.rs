@@ -46,6 +46,8 @@ use futures_rustls::server::TlsStream;
 use hyper::body::Incoming;
 use hyper::http::request::Parts;
 use hyper::{Request, Response, StatusCode};
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use smol::channel::Sender;
 use smol::lock::{Semaphore, SemaphoreGuardArc};
 
@@ -114,7 +116,8 @@ impl Listening {
         let api = listen(address).map_err(|error| {
             format!("node API {address}: {error}; is a kubelet here? choose another with --port or --address")
         })?;
-        let address = api.get_ref().local_addr().unwrap_or(address);
+        let port = api.get_ref().local_addr().map_or(settings.port, |address| address.port());
+        let address = SocketAddr::new(settings.address, port);
         let healthz = settings.healthz.map(|address| {
             listen(address).map_err(|error| {
                 format!("healthz {address}: {error}; choose another with healthzPort, 0: none")
@@ -153,12 +156,28 @@ impl Listening {
     }
 }
 
+/// `0.0.0.0` is all addresses of both families, as with Go; of IPv4 alone where the kernel has no IPv6.
 fn listen(address: SocketAddr) -> std::io::Result<Async<TcpListener>> {
-    use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
+    if address.ip() == IpAddr::V4(Ipv4Addr::UNSPECIFIED) {
+        match listen_at(SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port())) {
+            Err(error)
+                if matches!(Errno::from_io_error(&error), Some(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL)) => {
+            }
+            listening => return listening,
+        }
+    }
+    listen_at(address)
+}
+
+fn listen_at(address: SocketAddr) -> std::io::Result<Async<TcpListener>> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     // A restarted agent need not wait for the connections of the previous one.
     net::sockopt::set_socket_reuseaddr(&socket, true)?;
+    if address.is_ipv6() {
+        // Whatever the node's default is.
+        net::sockopt::set_ipv6_v6only(&socket, !address.ip().is_unspecified())?;
+    }
     net::bind(&socket, &address)?;
     net::listen(&socket, SERVER_BACKLOG)?;
     Async::new(TcpListener::from(socket))

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use hyper::header::{HeaderName, HeaderValue};
 
 use super::endpoint::{Capabilities, Endpoint, TlsOptions};
-use crate::decode::Node;
+use crate::decode::{Node, toml};
 use crate::limits::{REGISTRY_ENDPOINTS_MAX, REGISTRY_HEADERS_MAX};
 
 /// Parses the file, which is in `directory`, for the registry `host`: the mirrors in order, then the server. With `only_mirrors` a
@@ -19,7 +19,7 @@ pub(super) fn parse(
     host: &str,
     only_mirrors: bool,
 ) -> Result<Vec<Endpoint>, String> {
-    let top: Node = basic_toml::from_str(text).map_err(|error| error.to_string())?;
+    let top = toml::document(text)?;
     let hosts = table(&top, "host")?;
     if hosts.len() >= REGISTRY_ENDPOINTS_MAX {
         return Err(format!(

@@ -11,6 +11,7 @@
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Duration;
 
 use prost::Message as _;
 use serde_json::Value;
@@ -59,8 +60,7 @@ impl Sandboxes {
         for (id, record) in found {
             let (is_torn, mut record) = (record.is_none(), record.unwrap_or_default());
             if is_torn {
-                // It may have an address, which plugins release by its id, and a first process.
-                record.network = sandboxes.network(ALL).await.unwrap_or_default();
+                // It may have an address, which plugins release by its id (`detach`), and a first process.
                 record.shares_pids = true;
             }
             let sandbox = Sandbox::new(SandboxId::from(&*id), record);
@@ -70,9 +70,24 @@ impl Sandboxes {
         Ok(sandboxes)
     }
 
+    /// Of one whose record is torn its directory tells, which goes with the boot.
+    async fn may_be_of_this_boot(&self, sandbox: &Rc<Sandbox>) -> bool {
+        let (boot, dir) = (sandbox.record.borrow().boot.clone(), self.run_dir(sandbox.id()));
+        if boot.is_empty() {
+            self.context.blocking(move || dir.exists()).await
+        } else {
+            boot == self.context.boot
+        }
+    }
+
     async fn recover(self: &Rc<Self>, sandbox: &Rc<Sandbox>) {
         let phase = sandbox.record.borrow().phase;
         match phase {
+            // Its processes and its namespaces ended with the boot; what its plugins have left is released behind the start of the others.
+            SandboxPhase::Making if !self.may_be_of_this_boot(sandbox).await => {
+                sandbox.record.borrow_mut().phase = SandboxPhase::NotReady;
+                self.remove_later(sandbox, Duration::ZERO);
+            }
             SandboxPhase::Making => {
                 if sandbox.shares_pids() {
                     makers::end(
@@ -87,7 +102,7 @@ impl Sandboxes {
                     log::warn!("sandbox {}: half-made, and not removed: {error}; retrying", sandbox.id());
                     // It is listed, so that it does not keep its pod's next one from being made, and can be removed.
                     sandbox.record.borrow_mut().phase = SandboxPhase::NotReady;
-                    self.remove_later(sandbox);
+                    self.remove_later(sandbox, REMOVAL_RETRY_MIN);
                 }
             }
             SandboxPhase::Ready => {
@@ -111,13 +126,12 @@ impl Sandboxes {
     }
 
     /// Removes a half-made one, as nobody else may know of it; the pause between two tries doubles.
-    fn remove_later(self: &Rc<Self>, sandbox: &Rc<Sandbox>) {
+    fn remove_later(self: &Rc<Self>, sandbox: &Rc<Sandbox>, mut pause: Duration) {
         let (weak, id, clock) = (Rc::downgrade(self), sandbox.id().clone(), self.context.clock.clone());
         let again = async move {
-            let mut pause = REMOVAL_RETRY_MIN;
             loop {
                 clock.sleep(pause).await;
-                pause = (pause * 2).min(REMOVAL_RETRY_MAX);
+                pause = (pause * 2).clamp(REMOVAL_RETRY_MIN, REMOVAL_RETRY_MAX);
                 let Some(sandboxes) = weak.upgrade() else { return };
                 // Removed by who listed it.
                 let Some(sandbox) = sandboxes.find(id.as_str()) else { return };
@@ -515,9 +529,12 @@ impl Sandboxes {
             let record = sandbox.record.borrow();
             (record.network.clone(), record.network_result.clone())
         };
-        if text.is_empty() {
-            return Ok(());
-        }
+        let text = match text.is_empty() {
+            false => text,
+            // A torn record does not say which network it had. While the node's cannot be read this fails, and is tried again.
+            true if sandbox.record.borrow().config.is_empty() => self.network(ALL).await?,
+            true => return Ok(()),
+        };
         let blame = |error: cni::CniError| failed(format!("sandbox {}: {error}", sandbox.id()));
         let network = cni::kept(&text).map_err(blame)?;
         let attachment = self.attachment(sandbox, &sandbox.config()).await?;

@@ -1,7 +1,7 @@
 //! The node's own API: who is let in, what it says, what it passes on.
 
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -639,17 +639,21 @@ fn hostile_clients_hold_up_nobody() {
 fn health_is_told_without_a_question_on_a_port_of_its_own() {
     let world = World::without_agent();
     let config = world.config();
-    let healthz = SocketAddr::from((Ipv4Addr::LOCALHOST, unused_port()));
+    // All addresses of both families, as with Go.
+    let healthz = SocketAddr::from((Ipv4Addr::UNSPECIFIED, unused_port()));
     let node_api = NodeApi { healthz: Some(healthz), ..config.node_api.clone() };
     world.start_with(Config { node_api, ..config });
     world.node_port();
-    let ask = |request: &str| {
-        let mut socket = TcpStream::connect(healthz).unwrap();
+    let ask_at = |host: IpAddr, request: &str| {
+        let mut socket = TcpStream::connect((host, healthz.port())).unwrap();
         socket.write_all(request.as_bytes()).unwrap();
         let mut said = String::new();
         socket.read_to_string(&mut said).unwrap();
         said
     };
+    let ask = |request: &str| ask_at(Ipv4Addr::LOCALHOST.into(), request);
+    let said = ask_at(Ipv6Addr::LOCALHOST.into(), "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(said.ends_with("\r\n\r\nok"), "{said}");
     assert!(ask("GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").ends_with("\r\n\r\nok"));
     for path in ["/pods", "/metrics", "/configz", "/containerLogs/default/web/app", "/exec/a/b/c?output=1"] {
         let said = ask(&format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"));

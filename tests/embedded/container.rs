@@ -77,6 +77,42 @@ fn a_container_runs_in_its_pod_and_its_end_is_seen_at_once() {
 }
 
 #[test]
+fn ends_are_seen_without_a_poll() {
+    let machine = Machine::new();
+    machine.run(async {
+        let runtime = machine.open().await;
+        let sandbox = run_sandbox(&runtime, machine.pod("ends")).await;
+        let events = runtime.subscribe().unwrap();
+        let mut took = Vec::new();
+        for number in 0..10 {
+            let mut config = script("app", "read x < /tmp/fifo");
+            config.metadata.as_mut().unwrap().attempt = number;
+            let id = create(&runtime, &sandbox, config).await.unwrap();
+            let fifo = machine.root.join("rootfs").join(&id).join("tmp/fifo");
+            rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RWXU).unwrap();
+            start(&runtime, &id).await.unwrap();
+            // Opened as soon as the shell reads.
+            let mut fifo = smol::unblock(move || std::fs::File::create(fifo)).await.unwrap();
+            let begun = Stopwatch::start();
+            std::io::Write::write_all(&mut fifo, b"\n").unwrap();
+            loop {
+                let event = events.recv().await.unwrap();
+                if (event.kind, &*event.id) == (RuntimeEventKind::Exited, &*id) {
+                    break;
+                }
+            }
+            took.push(begun.elapsed());
+        }
+        took.sort_unstable();
+        println!("ends seen after {took:?}");
+        // The end of the shell included. A poll of any use has a period that its ends, one after the other, cannot all fall short of.
+        assert!(took[0] < Duration::from_millis(10) && took[4] < Duration::from_millis(100), "{took:?}");
+        remove_sandbox(&runtime, &sandbox).await;
+    });
+    machine.assert_clean();
+}
+
+#[test]
 fn a_stop_waits_for_the_grace_period_and_kills_then() {
     let machine = Machine::new();
     machine.run(async {

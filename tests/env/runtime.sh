@@ -206,7 +206,7 @@ start() {
     if [ -n "$EMBEDDED" ]; then
         rm -f "$SOCKET"
         # As a service, whose environment is not that of what it executes.
-        eval "NOTIFY_SOCKET='@$ID' K3S_TOKEN=of-the-agent setsid '$EMBEDDED' run --config '$CONFIG' --runtime-endpoint embedded --node-name '$ID' --manifests '$DIR/manifests' \
+        eval "NOTIFY_SOCKET='@$ID' K3S_TOKEN=of-the-agent setsid prlimit --core=0: --nofile=10000: --nproc=10000: '$EMBEDDED' run --config '$CONFIG' --runtime-endpoint embedded --node-name '$ID' --manifests '$DIR/manifests' \
             --root-dir '$DIR/root' --socket '$DIR/smolet.sock' --pod-logs-dir '$DIR/logs/pods' --container-logs-dir '$DIR/logs/containers' \
             --cgroup-root '$CGROUP_ROOT' --cni-conf-dir '$DIR/cni/conf' --oci-runtime 'other=$DIR/other-runc' \
             </dev/null >>'$DIR/containerd.log' 2>&1 $fds &"

@@ -119,6 +119,12 @@ impl Cluster {
         self.node_mut(node).kill_agent();
     }
 
+    /// Its power is cut and comes again; its agent starts, and reaches nobody.
+    pub fn reboot_alone(&mut self, node: &str) {
+        self.node_mut(node).reboot();
+        self.start_agent(node);
+    }
+
     /// It ends without a word, and nothing of it is left. Its Node and pods are deleted, as by the controllers.
     pub fn lose(&mut self, node: &str) {
         self.nodes.retain(|of| of.name != node);
@@ -173,11 +179,25 @@ impl Cluster {
             self.until(&format!("pod {name} is ready"), |cluster| {
                 cluster.api.get("pods", "default", name).is_some_and(|pod| is_ready(&pod))
             });
-            let pod = self.pod(name);
-            let uid = pod["metadata"]["uid"].as_str().unwrap();
-            let process = self.node(node).process_of(uid).expect("its container runs");
-            Pod::new(name, pod["status"]["podIP"].as_str().unwrap().parse().unwrap(), process)
+            self.known(node, name, &self.pod(name))
         })
+    }
+
+    /// The pod as the node itself has it, when it is ready.
+    pub fn pod_of_node(&mut self, node: &str, name: &'static str) -> Pod {
+        let shown = |cluster: &Self| {
+            let pods: Value = serde_json::from_str(&cluster.node(node).pods()?).ok()?;
+            let mut pods = pods["items"].as_array()?.iter();
+            pods.find(|pod| pod["metadata"]["name"] == name && is_ready(pod)).cloned()
+        };
+        self.until(&format!("node {node} has pod {name} ready"), |cluster| shown(cluster).is_some());
+        self.known(node, name, &shown(self).expect("it stays ready"))
+    }
+
+    fn known(&self, node: &str, name: &'static str, pod: &Value) -> Pod {
+        let uid = pod["metadata"]["uid"].as_str().unwrap();
+        let process = self.node(node).process_of(uid).expect("its container runs");
+        Pod::new(name, pod["status"]["podIP"].as_str().unwrap().parse().unwrap(), process)
     }
 
     /// As `kubectl delete pod`, until its node has ended it.

@@ -21,12 +21,14 @@ const LOOK: Duration = Duration::from_millis(10);
 /// The bridge between the nodes, in the test's own network namespace.
 pub const LAN: &str = "lan";
 
-/// The first process of a node. Its arguments are the node's name and directory.
+/// The first process of a node. Its arguments are the node's name and directory. Each boot has an ID of its own.
 const INIT: &str = r#"
 set -e
 hostname "$1"
 for dir in etc var/lib var/log; do mount --bind "$2/$dir" "/$dir"; done
 mount -t tmpfs run /run
+cat /proc/sys/kernel/random/uuid >/run/boot-id
+mount --bind /run/boot-id /proc/sys/kernel/random/boot_id
 ip link set lo up
 echo ready
 # A shell that waits for a child reaps those that were left to it, too.
@@ -37,6 +39,8 @@ exit 0
 /// A node that is switched on, and its agent, if that runs.
 pub struct Node {
     pub name: &'static str,
+    address: Ipv4Addr,
+    router: Ipv4Addr,
     dir: TempDir,
     /// Its pods' cgroup: `runtime.sh sweep` knows it by the directory's name.
     cgroup: String,
@@ -65,25 +69,27 @@ impl Node {
         let resolver = dir.join("etc/resolv.conf");
         let _ = fs::remove_file(&resolver);
         fs::write(resolver, "nameserver 192.0.2.53\n").unwrap();
-        let mut holder = Command::new("unshare")
-            .args(["--net", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc"])
-            .args(["sh", "-c", INIT, "init", name])
-            .arg(dir)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("unshare of util-linux is there");
-        let mut line = String::new();
-        BufReader::new(holder.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        assert_eq!(line, "ready\n", "node {name} is not up: {:?}", holder.try_wait());
-        let init = child_of(holder.id()).expect("unshare waits for it");
-        let node = Self { name, dir: own_dir, cgroup, holder, init, agent: None };
+        let (holder, init) = boot(name, dir);
+        let node = Self { name, address, router, dir: own_dir, cgroup, holder, init, agent: None };
+        node.plug_in();
+        node
+    }
+
+    /// Its power is cut and comes again. It has no network and no agent then.
+    pub fn reboot(&mut self) {
+        self.switch_off();
+        self.remove_cgroups();
+        (self.holder, self.init) = boot(self.name, self.dir.path());
+    }
+
+    /// The cable is in.
+    pub fn plug_in(&self) {
+        let Self { name, address, router, init, .. } = self;
         ip(&format!("link add to-{name} type veth peer name eth0 netns {}", init.as_raw_nonzero()));
         ip(&format!("link set to-{name} master {LAN} up"));
-        node.run(&format!("ip address add {address}/24 dev eth0"));
-        node.run("ip link set eth0 up");
-        node.run(&format!("ip route add default via {router}"));
-        node
+        self.run(&format!("ip address add {address}/24 dev eth0"));
+        self.run("ip link set eth0 up");
+        self.run(&format!("ip route add default via {router}"));
     }
 
     /// A command that runs within it.
@@ -102,6 +108,13 @@ impl Node {
     /// What smolet's command prints there, for the agent.
     pub fn smolet(&self, words: &[&str]) -> String {
         done(self.within().arg(program()).args(words))
+    }
+
+    /// The pods that its agent has, if that answers.
+    pub fn pods(&self) -> Option<String> {
+        let output = self.within().arg(program()).args(["pods", "-o", "json"]).stdin(Stdio::null()).output();
+        let output = output.expect("nsenter of util-linux is there");
+        output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
     }
 
     /// Joins it to the cluster of that server, or starts its agent again.
@@ -182,6 +195,24 @@ impl Node {
         }
     }
 
+    /// They end with the machine.
+    fn remove_cgroups(&self) {
+        let begun = Instant::now();
+        loop {
+            let left = self.cgroups();
+            left.iter().for_each(|dir| drop(fs::remove_dir(dir)));
+            if left.is_empty() {
+                break;
+            }
+            if begun.elapsed() > PATIENCE {
+                assert!(std::thread::panicking(), "left of node {}: {left:#?}", self.name);
+                eprintln!("left of node {}: {left:#?}", self.name);
+                break;
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
     /// Its cgroups, of all hierarchies, the innermost first.
     fn cgroups(&self) -> Vec<PathBuf> {
         fn below(dir: &Path, found: &mut Vec<PathBuf>) {
@@ -206,21 +237,25 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         self.switch_off();
-        let begun = Instant::now();
-        loop {
-            let left = self.cgroups();
-            left.iter().for_each(|dir| drop(fs::remove_dir(dir)));
-            if left.is_empty() {
-                break;
-            }
-            if begun.elapsed() > PATIENCE {
-                assert!(std::thread::panicking(), "left of node {}: {left:#?}", self.name);
-                eprintln!("left of node {}: {left:#?}", self.name);
-                break;
-            }
-            std::thread::sleep(LOOK);
-        }
+        self.remove_cgroups();
     }
+}
+
+/// Its namespaces, and their first process.
+fn boot(name: &str, dir: &Path) -> (Child, Pid) {
+    let mut holder = Command::new("unshare")
+        .args(["--net", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc"])
+        .args(["sh", "-c", INIT, "init", name])
+        .arg(dir)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("unshare of util-linux is there");
+    let mut line = String::new();
+    BufReader::new(holder.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n", "node {name} is not up: {:?}", holder.try_wait());
+    let init = child_of(holder.id()).expect("unshare waits for it");
+    (holder, init)
 }
 
 /// The binary under test: the release build, or this build's.

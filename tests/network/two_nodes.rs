@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::net::{IpAddr, SocketAddr};
 
 use serde_json::{Value, json};
+use smolet::limits::{OFFLINE_PERIOD, OFFLINE_SETTLE};
 
 use crate::cluster::{Cluster, OUTSIDE, PORTS, is_ready};
 use crate::common::namespace::in_namespaces;
@@ -378,4 +379,50 @@ fn traffic_goes_on_while_an_agent_is_killed_and_when_a_node_is_lost() {
     }
     let tally = traffic.stop();
     assert!(tally.failed.is_empty() && tally.answered > 0, "{tally:?}");
+}
+
+#[test]
+fn a_node_that_boots_without_its_server_runs_its_pods_at_once() {
+    if !in_namespaces("two_nodes::a_node_that_boots_without_its_server_runs_its_pods_at_once", &OWN) {
+        return;
+    }
+    let mut cluster = Cluster::start("vxlan");
+    let [_, _, _, good_b] = cluster.run([
+        ("a", "good-a", json!({"role": "good"})),
+        ("a", "bad-a", json!({})),
+        ("a", "web-a", json!({"app": "web"})),
+        ("b", "good-b", json!({"role": "good"})),
+    ]);
+    let from = json!([{"podSelector": {"matchLabels": {"role": "good"}}}]);
+    cluster.policy(
+        "web",
+        &json!({"podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Ingress"], "ingress": [{"from": from}]}),
+    );
+    cluster.serve("web", WEB, &json!({}));
+    let web = at(WEB, 80);
+    cluster.until("the Service is served", |_| good_b.reaches(web, "web-a"));
+
+    // What the node keeps of the cluster is on its disk by then.
+    std::thread::sleep(OFFLINE_PERIOD + 2 * OFFLINE_SETTLE);
+    let before = cluster.node("a").log().len();
+    cluster.reboot_alone("a");
+    let [good_a, bad_a, web_a] = ["good-a", "bad-a", "web-a"].map(|name| cluster.pod_of_node("a", name));
+    assert!(good_a.reaches(web_a.at(PORTS[0]), "web-a"), "the pods' network of the node is there");
+    let log = cluster.node("a").log();
+    assert!(
+        !log[before..].contains("starts before the rules"),
+        "nobody waits for rules that cannot come: {log}"
+    );
+
+    // The network comes.
+    cluster.node("a").plug_in();
+    cluster.until("the policy holds", |_| bad_a.is_refused(web_a.at(PORTS[0])));
+    cluster.until("the server sees the pods", |cluster| {
+        let ips = ["good-a", "web-a"].map(|pod| cluster.pod(pod)["status"]["podIP"].clone());
+        ips == [good_a.at(0).ip().to_string(), web_a.at(0).ip().to_string()]
+    });
+    cluster.publish("web");
+    for good in [&good_a, &good_b] {
+        cluster.until("the Service is served again", |_| good.reaches(web, "web-a"));
+    }
 }

@@ -240,6 +240,7 @@ pub fn users_and_rights_are_as_the_security_context_says(runtime: &Runtime) {
                 ),
                 &context("seccompProfile: {type: Localhost, localhostProfile: own/no-mkdir.json}"),
             ),
+            says("limits", "grep -E '^Max (core|processes|open)' /proc/self/limits | tr -s ' '", ""),
             says("usual", &state("Seccomp"), &context("seccompProfile: {type: RuntimeDefault}")),
             says("open", &state("Seccomp"), &context("seccompProfile: {type: Unconfined}")),
         ],
@@ -271,6 +272,14 @@ pub fn users_and_rights_are_as_the_security_context_says(runtime: &Runtime) {
     assert_eq!(said(&agent, "sysctls"), "81\n77\n");
     let filtered = said(&agent, "filtered");
     assert!(filtered.starts_with("Seccomp:2\n") && filtered.ends_with("refused\nwritten\n"), "{filtered}");
+    // Those of containerd are what its starter has. The embedded runtime's agent was started with lower soft limits.
+    let limits = said(&agent, "limits");
+    let is_raised = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words[words.len() - 3] == words[words.len() - 2]
+    };
+    assert_eq!(limits.lines().count(), 3, "{limits}");
+    assert!(!is_embedded() || limits.lines().all(is_raised), "{limits}");
     assert_eq!((&*said(&agent, "usual"), &*said(&agent, "open")), ("Seccomp:2\n", "Seccomp:0\n"));
     assert_eq!(said(&agent, "nobody"), "65534\n");
     waits(&agent, "root", "root", "CreateContainerConfigError", "image will run as root");

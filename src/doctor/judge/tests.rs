@@ -68,6 +68,7 @@ fn good() -> Facts {
         cluster_network: None,
         missing_modules: None,
         forward_drops: Vec::new(),
+        foreign_rules: Vec::new(),
         firewalld_trusts_none: false,
         name_servers: Some(name_servers(&["10.0.0.1"], &["10.0.0.1"])),
         cgroup_driver: CgroupDriver::Cgroupfs,
@@ -472,6 +473,9 @@ fn a_firewall_that_drops_packets_of_pods_is_a_warning() {
         "{finding:?}"
     );
     assert!(judge(&good()).iter().all(|finding| finding.check != "firewall"));
+    let findings = judge(&Facts { foreign_rules: vec!["KUBE-SERVICES"], ..good() });
+    let finding = findings.into_iter().find(|finding| finding.check == "rules of others").unwrap();
+    assert!(finding.level == Level::Warning && finding.message.contains("has KUBE-SERVICES:"), "{finding:?}");
 }
 
 #[test]
