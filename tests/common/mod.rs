@@ -9,6 +9,8 @@ pub mod agent;
 #[cfg(all(feature = "tls", target_arch = "x86_64"))]
 pub mod apiserver;
 pub mod away;
+#[cfg(all(feature = "tls", target_arch = "x86_64"))]
+pub mod client;
 pub mod fake;
 pub mod gauge;
 pub mod namespace;

@@ -54,8 +54,8 @@ impl Cluster {
         let k3s = K3s::start_on(listener, &api, api.address().port());
         // 10.42.0.0/16, as Go writes it.
         let range = json!({"IP": "10.42.0.0", "Mask": "//8AAA=="});
-        k3s.state().settings =
-            json!({"FlannelBackend": backend, "ClusterIPRange": range, "ClusterIPRanges": [range]});
+        k3s.state().settings = json!({"FlannelBackend": backend, "ClusterIPRange": range, "ClusterIPRanges": [range], "ClusterDomain": "cluster.local",
+                "ClusterDNS": "10.43.0.10", "ClusterDNSs": ["10.43.0.10"]});
         let dir = TempDir::in_memory();
         let images = archive(dir.path());
         let mut cluster = Self { nodes: Vec::new(), k3s, api, images, _dir: dir };
@@ -186,7 +186,8 @@ impl Cluster {
     /// The pod as the node itself has it, when it is ready.
     pub fn pod_of_node(&mut self, node: &str, name: &'static str) -> Pod {
         let shown = |cluster: &Self| {
-            let pods: Value = serde_json::from_str(&cluster.node(node).pods()?).ok()?;
+            let pods: Value =
+                serde_json::from_str(&cluster.node(node).shown(&["pods", "-o", "json"])?).ok()?;
             let mut pods = pods["items"].as_array()?.iter();
             pods.find(|pod| pod["metadata"]["name"] == name && is_ready(pod)).cloned()
         };

@@ -17,6 +17,8 @@ mod cluster;
 #[path = "../common/mod.rs"]
 mod common;
 #[cfg(target_arch = "x86_64")]
+mod first_hour;
+#[cfg(target_arch = "x86_64")]
 mod node;
 #[cfg(target_arch = "x86_64")]
 mod pod;

@@ -110,11 +110,30 @@ impl Node {
         done(self.within().arg(program()).args(words))
     }
 
-    /// The pods that its agent has, if that answers.
-    pub fn pods(&self) -> Option<String> {
-        let output = self.within().arg(program()).args(["pods", "-o", "json"]).stdin(Stdio::null()).output();
+    /// The same, if the command succeeds.
+    pub fn shown(&self, words: &[&str]) -> Option<String> {
+        let output = self.within().arg(program()).args(words).stdin(Stdio::null()).output();
         let output = output.expect("nsenter of util-linux is there");
         output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
+    }
+
+    /// What the agent has in memory, and the proportional set size of its monitors beside it. That of the agent would count its
+    /// program's pages by halves here, where two nodes have them.
+    pub fn agent_kib(&self) -> u64 {
+        let of = |pid: Pid, file: &str| fs::read_to_string(format!("/proc/{}/{file}", pid.as_raw_nonzero()));
+        let namespace = |pid: Pid| fs::read_link(format!("/proc/{}/ns/pid", pid.as_raw_nonzero())).ok();
+        let kib = |pid: Pid, field: &str| -> u64 {
+            let text = of(pid, "smaps_rollup").unwrap_or_default();
+            let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_suffix("kB"));
+            line.map_or(0, |kib| kib.trim().parse().unwrap())
+        };
+        let is_monitor = |pid: &Pid| {
+            let command = of(*pid, "cmdline").unwrap_or_default();
+            command.split('\0').nth(1) == Some("monitor") && namespace(*pid) == namespace(self.init)
+        };
+        let monitors: Vec<u64> = processes().filter(is_monitor).map(|pid| kib(pid, "Pss:")).collect();
+        assert!(!monitors.is_empty());
+        kib(self.agent.as_ref().expect("it runs").pid, "Rss:") + monitors.iter().sum::<u64>()
     }
 
     /// Joins it to the cluster of that server, or starts its agent again.
@@ -256,6 +275,11 @@ fn boot(name: &str, dir: &Path) -> (Child, Pid) {
     assert_eq!(line, "ready\n", "node {name} is not up: {:?}", holder.try_wait());
     let init = child_of(holder.id()).expect("unshare waits for it");
     (holder, init)
+}
+
+/// The binary under test is the one that is shipped: that of a test build is ten times as large.
+pub fn is_release() -> bool {
+    fs::metadata(program()).unwrap().len() < 16 << 20
 }
 
 /// The binary under test: the release build, or this build's.

@@ -86,16 +86,33 @@ impl Pod {
 
     /// A server of datagrams on that port: it tells its name.
     pub fn serve_datagrams(&self, port: u16) -> DatagramServer {
-        let (stop, name) = (Arc::new(AtomicBool::new(false)), self.name);
+        let name = self.name;
+        self.answer_datagrams(port, move |_| name.as_bytes().to_vec())
+    }
+
+    /// A name server that knows the address of one name.
+    pub fn serve_name(&self, name: &str, address: Ipv4Addr) -> DatagramServer {
+        let labels = name.split('.').flat_map(|label| [&[label.len() as u8], label.as_bytes()].concat());
+        let known: Vec<u8> = labels.chain([0]).collect();
+        self.answer_datagrams(53, move |asked| answer(asked, &known, address))
+    }
+
+    fn answer_datagrams(
+        &self,
+        port: u16,
+        answer: impl Fn(&[u8]) -> Vec<u8> + Send + 'static,
+    ) -> DatagramServer {
+        let stop = Arc::new(AtomicBool::new(false));
         let socket =
             self.within(move || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)).expect("a free port"));
         socket.set_read_timeout(Some(PAUSE)).expect("a time limit");
         let told = stop.clone();
         let thread = std::thread::spawn(move || {
             while !told.load(Ordering::Relaxed) {
-                if let Ok((_, client)) = socket.recv_from(&mut [0; 64]) {
+                let mut asked = [0; 512];
+                if let Ok((length, client)) = socket.recv_from(&mut asked) {
                     // Its way may be gone with the pod.
-                    let _ = socket.send_to(name.as_bytes(), client);
+                    let _ = socket.send_to(&answer(&asked[..length]), client);
                 }
             }
         });
@@ -132,6 +149,23 @@ impl Pod {
         });
         Traffic { stop, answered, thread: Some(thread) }
     }
+}
+
+/// Of the name server (RFC 1035): the header, the question, and the address if it is asked for.
+fn answer(asked: &[u8], known: &[u8], address: Ipv4Addr) -> Vec<u8> {
+    let question = &asked[12..];
+    let name_end = question.iter().position(|byte| *byte == 0).expect("a question") + 1;
+    let (name, kind) = (&question[..name_end], &question[name_end..name_end + 2]);
+    let (is_known, is_address) = (name.eq_ignore_ascii_case(known), kind == [0, 1]);
+    let found = u8::from(is_known && is_address);
+    let mut said = asked[..2].to_vec();
+    said.extend([0x81, if is_known { 0x80 } else { 0x83 }, 0, 1, 0, found, 0, 0, 0, 0]);
+    said.extend(&question[..name_end + 4]);
+    if found == 1 {
+        said.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 5, 0, 4]);
+        said.extend(address.octets());
+    }
+    said
 }
 
 /// Ends with the test.
