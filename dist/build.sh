@@ -157,7 +157,7 @@ deb() {
     documents /usr/share/doc/smolet
     copyright /usr/share/common-licenses/Apache-2.0 >"$root/usr/share/doc/smolet/copyright"
     local name
-    for name in postinst prerm postrm; do script "$dist/debian/$name" "$root/DEBIAN/$name"; done
+    for name in preinst postinst prerm postrm; do script "$dist/debian/$name" "$root/DEBIAN/$name"; done
     # dpkg keeps the sums of what is the user's to change by itself.
     (cd "$root" && find etc -type f -printf '/%p\n' | sort) >"$root/DEBIAN/conffiles"
     (cd "$root" && find usr -type f -print0 | sort -z | xargs -0 md5sum) >"$root/DEBIAN/md5sums"
@@ -200,6 +200,7 @@ archive() {
     put 644 "$dist/openrc/conf.d" /openrc/conf.d
     put 644 "$dist/openrc/logrotate" /openrc/logrotate
     put 755 "$dist/procd/smolet" /procd/smolet
+    put 644 "$dist/openwrt/keep" /procd/keep
     man_pages /man
     for page in smolet.bash _smolet smolet.fish; do
         put 644 "$pages/$page" "/completions/$page"
@@ -255,6 +256,7 @@ ipk() {
     common
     put 755 "$dist/procd/smolet" /etc/init.d/smolet
     put 644 "$dist/default" /etc/default/smolet
+    put 644 "$dist/openwrt/keep" /lib/upgrade/keep.d/smolet
     install -d -m 750 "$root/srv/smolet"
     pack "$repo/LICENSE" /usr/share/licenses/smolet/LICENSE.gz
     copyright /usr/share/licenses/smolet/LICENSE.gz >"$work/copyright"

@@ -145,7 +145,8 @@ service() {
             ln -sf ../init.d/smolet "$root/etc/rc.d/K05smolet"
             ;;
         disable) rm -f "$root/etc/rc.d/S95smolet" "$root/etc/rc.d/K05smolet" ;;
-        start | stop) ! runs || /etc/init.d/smolet "$1" ;;
+        # It is gone where an uninstallation was cut off.
+        start | stop) ! runs || [ ! -x /etc/init.d/smolet ] || /etc/init.d/smolet "$1" ;;
         restart) ! runs || ! /etc/init.d/smolet running || /etc/init.d/smolet restart ;;
         esac
         ;;
@@ -208,9 +209,10 @@ fits() {
 
 # Two owners of the same files would remove each other's.
 is_alone() {
-    for other in var/lib/dpkg/info/smolet.list usr/lib/opkg/info/smolet.list; do
-        [ ! -e "$root/$other" ] || die "smolet is installed as a package (/$other): remove that first"
-    done
+    # A package that is removed and not purged has its settings and its state still, which this one goes on with.
+    ! sed -n '/^Package: smolet$/,/^$/s/^Status: //p' "$root/var/lib/dpkg/status" 2>/dev/null | grep -q ' installed$' ||
+        die "smolet is installed as a package: apt remove smolet first"
+    [ ! -e "$root/usr/lib/opkg/info/smolet.list" ] || die "smolet is installed as a package: opkg remove smolet first"
     ! grep -qsx 'P:smolet' "$root/lib/apk/db/installed" || die "smolet is installed as a package: apk del smolet first"
 }
 
@@ -283,6 +285,7 @@ install_service() {
         ;;
     procd)
         put 755 procd/smolet /etc/init.d/smolet
+        put 644 procd/keep /lib/upgrade/keep.d/smolet
         keep default /etc/default/smolet
         ;;
     esac
@@ -343,6 +346,8 @@ EOF
     # An upgrade enables and starts nothing that its owner has disabled or stopped.
     if [ "$was" != $init ]; then
         (init=$was && service disable)
+        # What a removed package of Debian's leaves in the place of its service.
+        [ "$(readlink "$root/etc/systemd/system/smolet.service")" != /dev/null ] || rm -f "$root/etc/systemd/system/smolet.service"
         service enable
     fi
     finish_record

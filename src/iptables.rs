@@ -66,6 +66,11 @@ pub(crate) const FORWARD: &str = "FLANNEL-FWD";
 /// Words of its rules.
 const COMMENT: [&str; 4] = ["-m", "comment", "--comment", "flanneld forward"];
 
+/// What kube-proxy's chain `KUBE-FORWARD` accepts: clients of a Service whose endpoint is another node's own address, with the service
+/// proxy's mark, and the answers.
+const SERVICES_FORWARD: [&[&str]; 2] =
+    [&["-m", "mark", "--mark", "0x4000/0x4000"], &["-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED"]];
+
 #[derive(Clone, Copy)]
 enum RulePosition {
     First,
@@ -96,7 +101,8 @@ pub(crate) fn ensure_rules() {
     }
 }
 
-/// Lets through what is forwarded from and to the pods of these networks (flannel's `forwardRules`). On a machine without the program
+/// Lets through what is forwarded from and to the pods of these networks (flannel's `forwardRules`), and for Services (kube-proxy's
+/// `KUBE-FORWARD`). On a machine without the program
 /// nothing is done.
 ///
 /// # Errors
@@ -139,6 +145,10 @@ impl Tables<'_> {
         self.ensure_rule("FORWARD", RulePosition::Last, &[&COMMENT[..], &["-j", FORWARD]].concat())?;
         for end in ["-s", "-d"] {
             let rule = [&[end, &network], &COMMENT[..], &["-j", "ACCEPT"]].concat();
+            self.ensure_rule(FORWARD, RulePosition::Last, &rule)?;
+        }
+        for what in SERVICES_FORWARD {
+            let rule = [what, &COMMENT[..], &["-j", "ACCEPT"]].concat();
             self.ensure_rule(FORWARD, RulePosition::Last, &rule)?;
         }
         Ok(())
@@ -259,6 +269,8 @@ mod tests {
                     format!("-A FORWARD {comment} FLANNEL-FWD"),
                     format!("-A FLANNEL-FWD -s 10.42.0.0/16 {comment} ACCEPT"),
                     format!("-A FLANNEL-FWD -d 10.42.0.0/16 {comment} ACCEPT"),
+                    format!("-A FLANNEL-FWD -m mark --mark 0x4000/0x4000 {comment} ACCEPT"),
+                    format!("-A FLANNEL-FWD -m conntrack --ctstate RELATED,ESTABLISHED {comment} ACCEPT"),
                 ]
             );
         }
@@ -267,7 +279,7 @@ mod tests {
         let flushed = ["-F", FIREWALL].map(str::to_owned);
         assert!(space.run(IPV4, &flushed).unwrap().status.is_some_and(|status| status.success()));
         tables.ensure_firewall().unwrap();
-        assert_eq!(space.rules("filter").len(), 10);
+        assert_eq!(space.rules("filter").len(), 12);
     }
 
     #[test]

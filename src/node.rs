@@ -59,6 +59,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use async_signal::{Signal, Signals};
+use serde_json::json;
 use smol::channel::{Receiver, Sender};
 use smol::stream::StreamExt as _;
 
@@ -201,8 +202,10 @@ pub async fn run_until(
         (memory_ceiling(config.status_store_bytes) + of_cluster) / KIB
     );
     let connections = metrics.connections.clone();
-    let serving = executor
-        .spawn("local socket", server.run(executor.clone(), clock.clone(), queries.clone(), connections));
+    let [root, images] = [&config.root_dir, &config.images_dir].map(|dir| dir.to_string_lossy());
+    let asked_for = (queries.clone(), json!({"root": root, "images": images}).to_string().into());
+    let serving =
+        executor.spawn("local socket", server.run(executor.clone(), clock.clone(), asked_for, connections));
     let notify = Rc::new(Notify::new(config.supervisor.as_ref(), clock.now().mono));
     notify.ready();
 

@@ -5,15 +5,20 @@ use std::io::{self, Read, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use sha2::{Digest as _, Sha256};
 
-use crate::limits::{IMPORT_BYTES_MAX, LAYER_FEED_BYTES};
+use crate::limits::{IMPORT_BYTES_MAX, LAYER_FEED_BYTES, MANIFEST_DIR_ENTRIES_MAX};
 use crate::text::hex;
 
 /// Digits of an archive's digest in the name of its file.
 const ARCHIVE_DIGITS: usize = 24;
 /// Bytes that tell how a file is compressed.
 const MAGIC_BYTES: u64 = 6;
+/// Zeros at the end of each tar archive.
+const TAR_END_BYTES: usize = 1024;
+/// How the name of a copy ends that is not whole.
+const PART: &str = ".tar.part";
 
 /// Copies archives to where the agent imports from. Nothing is copied unless all of them may be.
 pub(super) fn import_all(images: &Path, archives: &[PathBuf]) -> Result<(), String> {
@@ -33,6 +38,7 @@ pub(super) fn import_all(images: &Path, archives: &[PathBuf]) -> Result<(), Stri
     // The agent makes it and the directories above in the same way: what is in them is root's alone.
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(images);
     made.map_err(|error| format!("{}: {error}", images.display()))?;
+    remove_parts(images);
     for (name, archive) in named {
         let imported = if is_standard_input(archive) {
             import_stream(images, io::stdin().lock())
@@ -78,7 +84,7 @@ fn refuse_compressed(start: &[u8]) -> Result<(), String> {
 
 /// Copies an archive; it appears whole, or not at all. An earlier one of that name is replaced, as a newer version of it.
 fn import(images: &Path, name: &str, archive: &Path) -> Result<(), String> {
-    let (whole, part) = (images.join(format!("{name}.tar")), images.join(format!("{name}.tar.part")));
+    let (whole, part) = (images.join(format!("{name}.tar")), images.join(format!("{name}{PART}")));
     let copied = copy(archive, &part).map_err(|error| format!("{}: {error}", whole.display()));
     let copied = copied.and_then(|()| put_in_place(images, &part, &whole));
     if copied.is_err() {
@@ -105,18 +111,34 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
     to.sync_all()
 }
 
-/// An empty file, in place of what a copy before left.
+/// An empty file, in place of what a copy before left. It is locked as long as it is open.
 fn new_part(path: &Path) -> io::Result<File> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}
     }
-    File::options().write(true).create_new(true).mode(0o600).open(path)
+    let part = File::options().write(true).create_new(true).mode(0o600).open(path)?;
+    flock(&part, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(part)
+}
+
+/// Removes what copies have left that ended in the middle: those that go on are locked. An error tells nothing new: the disk is
+/// fuller than it might be.
+fn remove_parts(images: &Path) {
+    let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    for entry in fs::read_dir(images).into_iter().flatten().flatten().take(MANIFEST_DIR_ENTRIES_MAX) {
+        let path = entry.path();
+        let is_part = path.to_str().is_some_and(|path| path.ends_with(PART));
+        let file = if is_part { open(&path, flags, Mode::empty()).ok() } else { None };
+        if file.is_some_and(|file| flock(file, FlockOperation::NonBlockingLockExclusive).is_ok()) {
+            let _ = fs::remove_file(path);
+        }
+    }
 }
 
 /// The same with an archive that has no name: it gets that of its digest, so that a second import of it changes nothing.
 fn import_stream(images: &Path, mut archive: impl Read) -> Result<(), String> {
-    let part = images.join(format!("import-{}.tar.part", std::process::id()));
+    let part = images.join(format!("import-{}{PART}", std::process::id()));
     let written = write_part(&part, &mut archive).and_then(|digest| {
         put_in_place(images, &part, &images.join(format!("import-{}.tar", &digest[..ARCHIVE_DIGITS])))
     });
@@ -132,6 +154,7 @@ fn write_part(part: &Path, archive: &mut impl Read) -> Result<String, String> {
     let failed = |error: io::Error| format!("{}: {error}", part.display());
     let mut file = new_part(part).map_err(failed)?;
     let (mut digest, mut buffer, mut length) = (Sha256::new(), vec![0; LAYER_FEED_BYTES], 0_u64);
+    let (mut is_tar, mut zeros) = (true, 0_usize);
     loop {
         let read = match archive.read(&mut buffer) {
             Ok(read) => read,
@@ -143,8 +166,12 @@ fn write_part(part: &Path, archive: &mut impl Read) -> Result<String, String> {
         }
         if length == 0 {
             refuse_compressed(&buffer[..read])?;
+            is_tar =
+                !(buffer[..read].starts_with(b"\x1f\x8b") || buffer[..read].starts_with(b"\x28\xb5\x2f\xfd"));
         }
         length += read as u64;
+        let at_end = buffer[..read].iter().rev().take_while(|byte| **byte == 0).count();
+        zeros = if at_end == read { zeros.saturating_add(at_end) } else { at_end };
         if length > IMPORT_BYTES_MAX {
             return Err(format!("has more than {IMPORT_BYTES_MAX} bytes; import a file"));
         }
@@ -153,6 +180,9 @@ fn write_part(part: &Path, archive: &mut impl Read) -> Result<String, String> {
     }
     if length == 0 {
         return Err("is empty; check the command that writes the archive".to_owned());
+    }
+    if is_tar && zeros < TAR_END_BYTES {
+        return Err("breaks off in the middle; see what the command that writes the archive says".to_owned());
     }
     file.sync_all().map_err(failed)?;
     Ok(hex(&digest.finalize()[..]))
@@ -181,7 +211,9 @@ mod tests {
             let entries = fs::read_dir(&images).unwrap();
             entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()
         };
-        let archive = vec![7; 3 * LAYER_FEED_BYTES + 1];
+        let mut archive = vec![7; 3 * LAYER_FEED_BYTES + 1];
+        assert!(import_stream(&images, &*archive).unwrap_err().starts_with("breaks off in the middle"));
+        archive.extend([0; TAR_END_BYTES]);
         import_stream(&images, &*archive).unwrap();
         import_stream(&images, &*archive).unwrap();
         let [name] = &*names() else { panic!("{:?}", names()) };
@@ -230,6 +262,13 @@ mod tests {
             assert!(error.contains(why), "{error}");
             assert!(names().is_empty(), "{why}: nothing is copied");
         }
+        // What a copy has left that was killed goes, and one that goes on stays.
+        fs::create_dir_all(&images).unwrap();
+        put(images.join("import-1.tar.part"), b"left");
+        let goes_on = new_part(&images.join("import-2.tar.part")).unwrap();
+        import_all(&images, std::slice::from_ref(&app)).unwrap();
+        assert_eq!(names(), ["app.tar", "import-2.tar.part"]);
+        drop(goes_on);
         import_all(&images, std::slice::from_ref(&app)).unwrap();
         assert_eq!(names(), ["app.tar"]);
         assert_eq!(fs::read(images.join("app.tar")).unwrap(), b"archive");

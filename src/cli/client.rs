@@ -1,12 +1,13 @@
 //! HTTP client of the agent's local socket: one GET or POST, the whole response, bounded in time and size.
 
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use async_io::Timer;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Bytes;
 use hyper::{Method, Request, StatusCode};
+use serde_json::Value;
 
 use crate::limits::{ANSWER_BYTES_MAX, ANSWER_PATIENCE};
 use crate::stream::{Socket, stream};
@@ -41,6 +42,19 @@ pub(super) fn get(socket: &Path, path_and_query: &str) -> Result<String, String>
 /// See [`Refusal`].
 pub(super) fn ask_for(socket: &Path, path_and_query: &str) -> Result<String, Refusal> {
     async_io::block_on(within_patience(socket, Method::GET, path_and_query, Bytes::new()))
+}
+
+/// Where the agent has its state, and where it imports archives of images from.
+pub(super) struct Directories {
+    pub(super) root: PathBuf,
+    pub(super) images: PathBuf,
+}
+
+/// Those of the agent at that socket; `None` when none answers, or one that does not know the question.
+pub(super) fn directories(socket: &Path) -> Option<Directories> {
+    let answer: Value = serde_json::from_str(&get(socket, "/directories").ok()?).ok()?;
+    let of = |name: &str| answer[name].as_str().map(PathBuf::from);
+    Some(Directories { root: of("root")?, images: of("images")? })
 }
 
 /// The response to a POST with that body.

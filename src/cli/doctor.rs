@@ -3,7 +3,7 @@
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
-use super::{SocketArg, fail, print};
+use super::{SocketArg, client, fail, print};
 use crate::config::{Config, Flags};
 use crate::doctor::{self, facts, judge};
 use crate::printers::style::Style;
@@ -20,11 +20,14 @@ pub(super) struct Args {
 }
 
 /// Exit code 1 when there is a problem.
-pub(super) fn run(args: &Args) -> ExitCode {
-    let socket = &*args.socket.socket;
-    let (config, bad_settings) = match Config::load(&args.flags, Some(socket)) {
+pub(super) fn run(args: &mut Args) -> ExitCode {
+    let (socket, flags) = (&*args.socket.socket, &mut args.flags);
+    if flags.root_dir.is_none() {
+        flags.root_dir = client::directories(socket).map(|of| of.root);
+    }
+    let (config, bad_settings) = match Config::load(flags, Some(socket)) {
         Ok(config) => (Some(config), None),
-        Err(error) => (facts::usual_settings(&args.flags, socket), Some(error.to_string())),
+        Err(error) => (facts::usual_settings(flags, socket), Some(error.to_string())),
     };
     let Some(config) = config else { return fail(&bad_settings.unwrap_or_default()) };
     let findings = judge::judge(&facts::collect(&config, bad_settings));

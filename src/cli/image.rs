@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 
 use super::archives::import_all;
-use super::{fail, print, say};
+use super::{client, fail, print, say};
 use crate::clock::{SharedClock, SystemClock};
 use crate::config::paths;
 use crate::cri::choice::{RuntimeChoice, choose_here};
@@ -29,9 +29,12 @@ pub(super) struct Args {
     /// The runtime's CRI socket, or embedded [default: the node's runtime]
     #[arg(long, value_name = "URI", global = true)]
     runtime_endpoint: Option<String>,
-    /// The agent's state directory
-    #[arg(long, value_name = "DIR", default_value = paths::ROOT_DIR, global = true)]
-    root_dir: PathBuf,
+    /// The agent's state directory [default: that of the agent that runs, else /var/lib/smolet]
+    #[arg(long, value_name = "DIR", global = true)]
+    root_dir: Option<PathBuf>,
+    /// The agent's local socket
+    #[arg(long, value_name = "PATH", default_value = paths::SOCKET, global = true)]
+    socket: PathBuf,
     #[command(subcommand)]
     command: Command,
 }
@@ -56,24 +59,27 @@ enum Command {
         /// Their files; - is standard input
         #[arg(required = true)]
         archives: Vec<PathBuf>,
-        /// Where the agent imports from, its --images-dir [default: images in the state directory]
+        /// Where the agent imports from, its --images-dir [default: that of the agent that runs, else images in the state directory]
         #[arg(long, value_name = "DIR")]
         images_dir: Option<PathBuf>,
     },
 }
 
 pub(super) fn run(args: &Args) -> ExitCode {
+    let of_agent = if args.root_dir.is_some() { None } else { client::directories(&args.socket) };
+    let root_dir = args.root_dir.clone().or_else(|| Some(of_agent.as_ref()?.root.clone()));
+    let root_dir = root_dir.unwrap_or_else(|| paths::ROOT_DIR.into());
     match &args.command {
         Command::Import { archives, images_dir } => {
-            let images = images_dir.clone().unwrap_or_else(|| args.root_dir.join("images"));
-            match import_all(&images, archives) {
+            let images = images_dir.clone().or(of_agent.map(|of| of.images));
+            match import_all(&images.unwrap_or_else(|| root_dir.join("images")), archives) {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(why) => fail(&why),
             }
         }
         command => {
             let executor = Rc::new(Executor::new());
-            let done = async_io::block_on(executor.run(call(args, command, &executor)));
+            let done = async_io::block_on(executor.run(call(args, &root_dir, command, &executor)));
             print(done)
         }
     }
@@ -106,9 +112,14 @@ async fn pull(runtime: &GrpcRuntime, root_dir: &Path, image: &str) -> Result<Str
 }
 
 /// A call to the runtime; the text to print.
-async fn call(args: &Args, command: &Command, executor: &Rc<Executor>) -> Result<String, String> {
+async fn call(
+    args: &Args,
+    root_dir: &Path,
+    command: &Command,
+    executor: &Rc<Executor>,
+) -> Result<String, String> {
     let clock: SharedClock = Rc::new(SystemClock);
-    let candidates = match choose_here(args.runtime_endpoint.as_deref(), &args.root_dir)? {
+    let candidates = match choose_here(args.runtime_endpoint.as_deref(), root_dir)? {
         RuntimeChoice::Sockets(candidates) => candidates,
         RuntimeChoice::Embedded => {
             Candidates { origin: Origin::Flag, sockets: vec![paths::CRI_SOCKET.into()] }
@@ -119,7 +130,7 @@ async fn call(args: &Args, command: &Command, executor: &Rc<Executor>) -> Result
     let failed = |error: RuntimeError| error.to_string();
     match command {
         Command::Ls => list(&runtime).await.map_err(failed),
-        Command::Pull { image } => pull(&runtime, &args.root_dir, image).await,
+        Command::Pull { image } => pull(&runtime, root_dir, image).await,
         Command::Rm { images } => {
             for image in images {
                 let failed = |error: RuntimeError| format!("{}: {error}", harmless(image));

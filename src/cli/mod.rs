@@ -139,7 +139,7 @@ fn run_command() -> ExitCode {
         Command::Image(args) => image::run(&args),
         Command::Doctor(mut args) => {
             args.flags.kubelet = kubelet;
-            doctor::run(&args)
+            doctor::run(&mut args)
         }
         Command::Top(args) => top::run(&args),
         Command::Version(args) => version::run(&args),

@@ -367,7 +367,7 @@ impl Ingest {
             diff_id: wanted.diff_id,
             counts: self.tree.counts().clone(),
             implicit,
-            form: self.tree.form(),
+            form: self.tree.form_of_whole(),
         };
         replace(&self.dir.join(RECORD), &self.dir.join("layer.new"), &record::to_bytes(&layer))
             .map_err(failed)?;

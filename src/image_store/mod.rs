@@ -267,7 +267,7 @@ impl ImageStore {
         written.await
     }
 
-    /// Gives an image a further name; another image with that tag loses it.
+    /// Gives an image a further name, with the digest of the reference if that has one; another image with that tag loses it.
     ///
     /// # Errors
     /// It does not exist, the name is invalid, a bound is exceeded, or the file system's.
@@ -277,7 +277,9 @@ impl ImageStore {
         lease.hold(&image.layers);
         let new = NewImage {
             name: name.to_owned(),
-            target: image.digests.iter().rev().find_map(|digest| Digest::parse(digest.split_once('@')?.1)),
+            target: std::iter::once(reference)
+                .chain(image.digests.iter().rev().map(|digest| &**digest))
+                .find_map(|digest| Digest::parse(digest.split_once('@')?.1)),
             manifest: self.blob(image.manifest).await?,
             config: self.blob(image.id).await?,
             pinned: image.pinned,

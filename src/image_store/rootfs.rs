@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, chownat};
+use rustix::io::Errno;
 
 use super::ImageStore;
 use super::copy::{Shift, copy_layer, shift_owners};
@@ -354,6 +355,9 @@ pub(super) fn piece(time: Duration) -> impl FnMut() -> bool {
 fn copy_out(root: &Path, path: &str, to: &Path) -> ImageStoreResult<()> {
     let failed = |error: io::Error| ImageStoreError::io(format!("copying {path} to {}", to.display()), error);
     let dir = directory(root).map_err(failed)?;
-    let Ok(from) = super::unpack::beneath(&dir, path.as_bytes()) else { return Ok(()) };
-    super::copy::copy_tree(from, to).map_err(failed)
+    match super::unpack::beneath(&dir, path.as_bytes()) {
+        // The image has no such directory.
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(()),
+        from => super::copy::copy_tree(from.map_err(|error| failed(error.into()))?, to).map_err(failed),
+    }
 }

@@ -94,6 +94,8 @@ pub struct Tree {
     /// Bytes of the archive that are holes on the disk.
     pub(super) holes: u64,
     form: Snapshotter,
+    /// It has, or may have, whiteouts of that form.
+    has_marks: bool,
     /// The restart point's file, while there is one.
     point: Option<PathBuf>,
 }
@@ -117,10 +119,10 @@ struct Open {
 impl Tree {
     /// Below that directory, with whiteouts of that form.
     pub fn new(root: OwnedFd, form: Snapshotter) -> Self {
-        let (parent, open, counts, holes, point) = Default::default();
+        let (parent, open, counts, holes, has_marks, point) = Default::default();
         // The root, until an entry describes it.
         let implicit = vec![Vec::new()];
-        Self { root, parent, open, implicit, counts, holes, form, point }
+        Self { root, parent, open, implicit, counts, holes, form, has_marks, point }
     }
 
     /// Goes on at a restart point: with the file that was open there, up to that many bytes.
@@ -135,6 +137,8 @@ impl Tree {
     ) -> Result<Self, UnpackError> {
         let mut tree = Self::new(root, form);
         (tree.implicit, tree.counts) = (implicit, counts);
+        // The point does not say.
+        tree.has_marks = true;
         if let Some((entry, end)) = open {
             let (dir, name) = split(&entry.path)?;
             tree.enter(&dir)?;
@@ -165,6 +169,11 @@ impl Tree {
     /// The form of whiteouts.
     pub fn form(&self) -> Snapshotter {
         self.form
+    }
+
+    /// The form that a layer is in which is whole: one without whiteouts is in each of them.
+    pub fn form_of_whole(&self) -> Snapshotter {
+        if self.has_marks { self.form } else { Snapshotter::Overlay }
     }
 
     /// The layer's root.
@@ -284,6 +293,7 @@ impl Tree {
 
     /// `.wh.NAME`, and AUFS' own files.
     fn whiteout(&mut self, base: &[u8]) -> Result<(), UnpackError> {
+        self.has_marks = true;
         if base == OPAQUE {
             return set_opaque(self.dir(), self.form);
         }
@@ -364,6 +374,7 @@ impl Tree {
                 let flags = DIRECTORY | OFlags::NOFOLLOW;
                 let dir = openat(self.dir(), &**name, flags, Mode::empty()).map_err(failed("entering it"))?;
                 if hid {
+                    self.has_marks = true;
                     set_opaque(&dir, self.form)?;
                 }
                 return describe(&dir, &entry);

@@ -38,7 +38,7 @@ pub(crate) struct JoinTask {
     pub(crate) turn: RefCell<Rotation>,
     /// The node's credentials, once it has joined.
     pub(crate) access: Access,
-    /// Notified when a tunnel was lost.
+    /// Notified when a tunnel was lost, or the cluster has other API servers.
     pub(crate) lost: Receiver<()>,
     pub(crate) files: Files,
     pub(crate) kubeconfig: PathBuf,

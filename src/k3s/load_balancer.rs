@@ -34,7 +34,7 @@ use crate::limits::{
     K3S_BALANCER_CONNECTIONS_MAX, K3S_BALANCER_HALF_CLOSED_TIME, K3S_BALANCER_KEEPALIVE,
     K3S_BALANCER_PIECE_BYTES, K3S_BALANCER_RETRY, KUBE_CONNECT_TIME, TUNNEL_SILENCE_MAX,
 };
-use crate::net::{Address, Lookups};
+use crate::net::{Address, Lookups, notice_silence};
 use crate::stream::Socket;
 
 /// The load balancer.
@@ -257,12 +257,7 @@ impl Shared {
         let socket = smol::future::or(Box::pin(self.lookups.connect(&address)), late).await?;
         let raw = socket.get_ref();
         let _ = raw.set_nodelay(true);
-        // Silent links: unacknowledged bytes show them, and where there are none, probes.
-        let silence = u32::try_from(TUNNEL_SILENCE_MAX.as_millis()).unwrap_or(u32::MAX);
-        let _ = rustix::net::sockopt::set_tcp_user_timeout(raw, silence);
-        let _ = rustix::net::sockopt::set_socket_keepalive(raw, true);
-        let _ = rustix::net::sockopt::set_tcp_keepidle(raw, K3S_BALANCER_KEEPALIVE);
-        let _ = rustix::net::sockopt::set_tcp_keepintvl(raw, K3S_BALANCER_KEEPALIVE);
+        notice_silence(raw, K3S_BALANCER_KEEPALIVE, TUNNEL_SILENCE_MAX);
         Ok(socket)
     }
 }

@@ -13,8 +13,8 @@
 //! `refusal`, `settings`, `servers`, `takeover`, `frame` and `message` are PURE; `supervisor`, `files`, `component_clients`, `tunnel`, `tunnels`,
 //! `load_balancer` and `join_task` do the I/O.
 //!
-//! Differs from `k3s agent`: a node asks a server for the list of servers, because it may not watch the endpoints of
-//! `default/kubernetes` as the agent does with a certificate that may write any Node; its clients do not go through the load balancer,
+//! Differs from `k3s agent`: a node asks a server for the list of servers, and does so again when its service proxy sees other endpoints
+//! of `default/kubernetes`: the agent watches those itself, with a certificate that may write any Node. Its clients do not go through the load balancer,
 //! each moves from one server to the next by itself; flannel, Services and network policies are modules of their own, in the place of
 //! flannel, kube-proxy and kube-router.
 

@@ -37,9 +37,11 @@ impl KubeError {
         self.is(404)
     }
 
-    /// The watch's resource version is too old (`Expired`, or `Gone` of old servers).
+    /// The resource version is too old (`Expired`, or `Gone` of old servers), or one that the server has not reached: its data were
+    /// restored from a backup (`IsTooLargeResourceVersion`).
     pub fn is_expired(&self) -> bool {
-        self.is(410)
+        let is_too_large = |message: &str| message.contains("Too large resource version");
+        self.is(410) || matches!(self, Self::Refused { code: 504, message, .. } if is_too_large(message))
     }
 
     /// The server rejected this request for good: a retry gives the same response.

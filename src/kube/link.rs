@@ -19,12 +19,11 @@ use crate::clock::SharedClock;
 use crate::counters::Counter;
 use crate::http2::{RequestBody, Spawner};
 use crate::limits::{
-    HTTP2_HEADER_TABLE_BYTES, K3S_UNREADY_WAIT, KUBE_CONNECT_TIME, KUBE_HEADER_BYTES_MAX, KUBE_STREAMS_MAX,
-    KUBE_WINDOW_CONNECTION_BYTES, KUBE_WINDOW_STREAM_BYTES,
+    HTTP2_HEADER_TABLE_BYTES, K3S_UNREADY_WAIT, KUBE_CALL_TIME, KUBE_CONNECT_TIME, KUBE_HEADER_BYTES_MAX,
+    KUBE_KEEPALIVE, KUBE_STREAMS_MAX, KUBE_WINDOW_CONNECTION_BYTES, KUBE_WINDOW_STREAM_BYTES,
 };
 use crate::model::Mono;
-use crate::net::Address;
-use crate::net::Lookups;
+use crate::net::{Address, Lookups, notice_silence};
 
 /// A connection in use by a request.
 #[derive(Clone)]
@@ -256,6 +255,8 @@ impl Link {
         let socket = self.lookups.connect(&address).await.map_err(at)?;
         // A request is small and waits for its response: delaying it gains nothing.
         let _ = socket.get_ref().set_nodelay(true);
+        // A client that only watches never sends: it would wait for a server that has lost its power as long as a watch lasts.
+        notice_silence(socket.get_ref(), KUBE_KEEPALIVE, KUBE_CALL_TIME);
         // Long-lived: hyper and the watches bound what is received.
         let connected =
             tls::connect(with, socket, tls::Protocol::Http2, None, self.access.authenticated()).await;

@@ -25,7 +25,7 @@ pub const LAYER_XATTR_BYTES_MAX: usize = 64 * KIB;
 /// Pieces of a sparse file. More: the layer is refused.
 pub const LAYER_SPARSE_PIECES_MAX: usize = 16 * KIB;
 /// Directories that a layer's entries lie in and that the layer does not describe. More: the layer is refused.
-pub const LAYER_IMPLICIT_DIRS_MAX: usize = KIB;
+pub const LAYER_IMPLICIT_DIRS_MAX: usize = 8 * KIB;
 /// How many times larger than its compressed form a layer may be without its holes, beyond [`LAYER_RATIO_FREE_BYTES`]. More: the layer
 /// is refused. Text compresses to a twentieth. Zeros compress to a thousandth, but they take no space: [`LAYER_BYTES_MAX`] counts them.
 pub const LAYER_RATIO_MAX: u64 = 200;
@@ -68,12 +68,12 @@ pub const FILE_CLOCK_TICK: Duration = Duration::from_millis(12);
 /// The same after an entry replaced another one, for which the last point was dropped.
 pub const LAYER_RESTART_BYTES_AFTER_LOSS: u64 = 1 << 20;
 /// Bytes of a restart point. Longer: it is ignored, and the layer is read from its beginning.
-pub const LAYER_RESTART_FILE_BYTES_MAX: usize = MIB;
+pub const LAYER_RESTART_FILE_BYTES_MAX: usize = 4 * MIB;
 const _: () = assert!(INFLATE_WINDOW_BYTES.is_power_of_two() && INFLATE_WINDOW_BYTES >= 32 * KIB);
 const _: () =
     assert!(LAYER_HEADER_BYTES_MAX + LAYER_IMPLICIT_DIRS_MAX * 256 + 64 * KIB < LAYER_RESTART_FILE_BYTES_MAX);
 /// Bytes of what is kept of a layer besides its files.
-pub const LAYER_RECORD_BYTES_MAX: usize = MIB;
+pub const LAYER_RECORD_BYTES_MAX: usize = 4 * MIB;
 
 // ---- images ----------------------------------------------------------------------------------------------
 

@@ -28,6 +28,9 @@ pub const KUBE_PAGE_ITEMS: u32 = 64;
 pub const KUBE_CONNECT_TIME: Duration = Duration::from_secs(15);
 /// How long a call may take, and a list may receive nothing. Longer: the connection is closed with all calls on it.
 pub const KUBE_CALL_TIME: Duration = Duration::from_secs(30);
+/// Silence of a connection after which the server is asked whether it is there, and the time between the questions. Without an answer
+/// for `KUBE_CALL_TIME`: closed (client-go: 30 s and 15 s).
+pub const KUBE_KEEPALIVE: Duration = Duration::from_secs(15);
 /// How long a watch lasts before the server ends it and it begins anew (client-go: 5 to 10 minutes).
 pub const KUBE_WATCH_TIME: Duration = Duration::from_mins(8);
 /// A watch that ends sooner than this without an event counts as failed: it is not restarted at once.

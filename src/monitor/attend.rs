@@ -437,6 +437,7 @@ impl Monitor {
         for name in [names::ATTACH, names::CONTROL, names::STDIN, names::STDOUT, names::STDERR] {
             remove(name);
         }
+        let _ = std::fs::remove_dir(self.directory.join(names::IO));
         let Ok(text) = serde_json::to_vec(&exit) else { return };
         // The agent sees the rename at once; a power cut before the sync leaves a container whose exit is unknown.
         if let Ok(file) = place(&self.directory, names::EXIT, &text) {

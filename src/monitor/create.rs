@@ -1,9 +1,10 @@
 //! Stdio of a container, and its start by the OCI runtime.
 
-use std::fs::File;
+use std::fs::{DirBuilder, File};
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -60,6 +61,7 @@ pub(super) fn create(directory: &Path, arguments: &Arguments) -> Result<Ready, M
         for name in [names::PID, names::STDIN, names::STDOUT, names::STDERR, names::ATTACH, names::CONTROL] {
             let _ = std::fs::remove_file(directory.join(name));
         }
+        let _ = std::fs::remove_dir(directory.join(names::IO));
     }
     for name in [names::CONSOLE, names::RUNTIME_LOG, names::RUNTIME_PID] {
         let _ = std::fs::remove_file(directory.join(name));
@@ -155,7 +157,10 @@ pub(super) fn adopted(directory: &Path, arguments: &Arguments) -> Result<Ready, 
     if !arguments.tty {
         let ours = |name, access| {
             let flags = access | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            open(directory.join(name), flags, Mode::empty()).ok()
+            // Those of an earlier version's monitor are beside the other files.
+            let before = Path::new(name).file_name().unwrap_or_default();
+            let opened = open(directory.join(name), flags, Mode::empty());
+            opened.or_else(|_| open(directory.join(before), flags, Mode::empty())).ok()
         };
         stdio.stdin = arguments.stdin.then(|| ours(names::STDIN, OFlags::WRONLY)).flatten();
         stdio.stdout = ours(names::STDOUT, OFlags::RDONLY);
@@ -166,6 +171,13 @@ pub(super) fn adopted(directory: &Path, arguments: &Arguments) -> Result<Ready, 
 
 /// Makes the FIFOs, and opens both ends of each.
 fn fifos(directory: &Path, arguments: &Arguments) -> Result<(Stdios, Ends), MonitorError> {
+    let of_fifos = directory.join(names::IO);
+    match DirBuilder::new().mode(0o700).create(&of_fifos) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(MonitorError::Io { path: of_fifos, source: error });
+        }
+        Ok(()) | Err(_) => {}
+    }
     let made = |name: &str| -> Result<PathBuf, MonitorError> {
         let path = directory.join(name);
         let _ = std::fs::remove_file(&path);

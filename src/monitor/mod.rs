@@ -143,12 +143,15 @@ pub mod names {
     pub const ATTACH: &str = "attach";
     /// The socket of requests.
     pub const CONTROL: &str = "control";
+    /// The directory of the FIFOs. Processes of the container may open and close them as they like, and the agent, which watches the
+    /// directory above, is not woken by that.
+    pub const IO: &str = "io";
     /// FIFO of the container's standard input.
-    pub const STDIN: &str = "stdin";
+    pub const STDIN: &str = "io/stdin";
     /// FIFO of the container's standard output.
-    pub const STDOUT: &str = "stdout";
+    pub const STDOUT: &str = "io/stdout";
     /// FIFO of the container's standard error.
-    pub const STDERR: &str = "stderr";
+    pub const STDERR: &str = "io/stderr";
     /// Where the OCI runtime sends the terminal; gone when the container has started.
     pub const CONSOLE: &str = "console";
     /// The OCI runtime's own log; gone when the container has started.

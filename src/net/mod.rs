@@ -8,8 +8,10 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::pin::Pin;
 use std::task::Poll;
+use std::time::Duration;
 
 use async_io::Timer;
+use rustix::net::sockopt;
 
 use crate::blocking::unblock_apart;
 use crate::fair_semaphore::{FairSemaphore, PermitOwner};
@@ -32,6 +34,16 @@ impl fmt::Display for Address {
         let Self { host, port } = self;
         if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
     }
+}
+
+/// Has the kernel end a connection whose other side has vanished without a word: nothing of what was sent is acknowledged for
+/// `silence`, be it data, or probes, which are sent each `probe` when nothing else is. No wake-up of the process. An option that the
+/// kernel refuses is not needed before that.
+pub fn notice_silence(socket: &TcpStream, probe: Duration, silence: Duration) {
+    let _ = sockopt::set_socket_keepalive(socket, true);
+    let _ = sockopt::set_tcp_keepidle(socket, probe);
+    let _ = sockopt::set_tcp_keepintvl(socket, probe);
+    let _ = sockopt::set_tcp_user_timeout(socket, u32::try_from(silence.as_millis()).unwrap_or(u32::MAX));
 }
 
 /// Resolves host names on threads, with limits per pod (`limits::LOOKUPS`). Clones share the permits.

@@ -11,7 +11,7 @@ use smol::lock::Semaphore;
 use super::cluster::{FlannelInputs, Joined};
 use super::network_policy::{NetworkPolicies, PolicySwitch};
 use super::node_api;
-use super::service_proxy::{ProxySwitch, ServiceProxy, Wanted};
+use super::service_proxy::{ApiServers, ProxySwitch, ServiceProxy, Wanted};
 use crate::addresses::{NodeAddresses, watch_links};
 use crate::blocking::Blocking;
 use crate::certificates::{CertificateRequester, CertificateSpec, Certificates, ServingCertificate};
@@ -256,6 +256,8 @@ impl Start<'_> {
             clock,
             seed: self.seed,
             held: held.services.clone(),
+            // A server that joins the cluster has a tunnel soon.
+            api_servers: ApiServers::new(k3s.map(|k3s| k3s.lost.clone())),
         };
         let (switch, run) = proxy.switched(wanted);
         self.executor.spawn("service proxy", run).detach();

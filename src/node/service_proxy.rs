@@ -46,6 +46,38 @@ pub(super) struct ServiceProxy {
     pub(super) clock: SharedClock,
     pub(super) seed: u64,
     pub(super) held: Held,
+    pub(super) api_servers: ApiServers,
+}
+
+/// Addresses of the cluster's API servers, as its own Service (`default/kubernetes`) has them. Clones are the same.
+#[derive(Clone)]
+pub(super) struct ApiServers {
+    known: Rc<RefCell<Option<String>>>,
+    changed: Option<Sender<()>>,
+}
+
+impl ApiServers {
+    /// `changed` is told when they change.
+    pub(super) fn new(changed: Option<Sender<()>>) -> Self {
+        Self { known: Rc::default(), changed }
+    }
+
+    /// Looks at any `EndpointSlice`. Its addresses are in the order of their text (`lease` of the API server).
+    fn look(&self, slice: &Node) {
+        let Some(changed) = &self.changed else { return };
+        let meta = |field| slice.field("metadata").and_then(|meta| meta.field(field)).and_then(Node::text);
+        if (meta("namespace"), meta("name")) != (Some("default"), Some("kubernetes")) {
+            return;
+        }
+        let endpoints = slice.field("endpoints").map_or(&[][..], Node::items).iter();
+        let addresses = endpoints.filter_map(|endpoint| endpoint.field("addresses")).flat_map(Node::items);
+        let now = addresses.filter_map(Node::text).collect::<Vec<_>>().join(" ");
+        let before = self.known.replace(Some(now.clone()));
+        if before.is_some_and(|before| before != now) {
+            // Full: it is to be told already.
+            let _ = changed.try_send(());
+        }
+    }
 }
 
 /// What may change while the agent runs.
@@ -114,6 +146,7 @@ impl ProxySwitch {
 struct Shared {
     cluster: Rc<RefCell<Cluster>>,
     changed: Sender<()>,
+    api_servers: ApiServers,
 }
 
 /// The two collections.
@@ -168,7 +201,10 @@ impl Follower for ServicesFollower {
         let mut cluster = self.shared.cluster.borrow_mut();
         match self.of {
             Kind::Services => cluster.apply_service(&object),
-            Kind::Slices => cluster.apply_slice(&object),
+            Kind::Slices => {
+                self.shared.api_servers.look(&object);
+                cluster.apply_slice(&object);
+            }
         }
     }
 
@@ -265,7 +301,8 @@ impl ServiceProxy {
         let (changed, news) = smol::channel::bounded(1);
         let mut cluster = Cluster::new(&self.node);
         cluster.set_zone(&wanted.zone);
-        let shared = Shared { cluster: Rc::new(RefCell::new(cluster)), changed };
+        let api_servers = self.api_servers.clone();
+        let shared = Shared { cluster: Rc::new(RefCell::new(cluster)), changed, api_servers };
         let follows = or(self.follow(Kind::Services, &shared), self.follow(Kind::Slices, &shared));
         let ended = or(follows, self.keep_rules(&shared, wanted, [&news, addresses], changes)).await;
         self.held.set((0, 0));

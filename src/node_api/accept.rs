@@ -20,6 +20,7 @@ use crate::executor::Executor;
 use crate::kube::Authenticated;
 use crate::limits::NODE_KEEPALIVE;
 use crate::model::Mono;
+use crate::net::notice_silence;
 use crate::stream::Socket;
 
 /// A connection without an admitted request, which may be closed for another one.
@@ -166,20 +167,10 @@ fn leaving(
     limits.leaves(&here, origin, |origin| peers.is_known(origin), is_free)
 }
 
-/// Enables TCP keepalive, so that the kernel detects a dead peer. An option that the kernel refuses is not needed before that.
+/// The kernel detects a dead peer, and one that reads nothing: it sends no keepalive probes while data is unacknowledged.
 fn watch_over(socket: &TcpStream) {
-    use rustix::net::sockopt;
     let _ = socket.set_nodelay(true);
-    let _ = sockopt::set_socket_keepalive(socket, true);
-    let _ = sockopt::set_tcp_keepidle(socket, NODE_KEEPALIVE);
-    let _ = sockopt::set_tcp_keepintvl(socket, NODE_KEEPALIVE);
-    let _ = sockopt::set_tcp_keepcnt(socket, 3);
-    // The kernel sends no keepalive probes while data is unacknowledged.
-    let _ = sockopt::set_tcp_user_timeout(socket, 3 * millis(NODE_KEEPALIVE));
-}
-
-fn millis(time: Duration) -> u32 {
-    u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
+    notice_silence(socket, NODE_KEEPALIVE, 3 * NODE_KEEPALIVE);
 }
 
 /// The same future, reporting the processor time of each of its polls while it `counts`.

@@ -116,6 +116,9 @@ pub fn find_devices(config: &mut ContainerConfig) -> Result<Vec<Device>, SpecErr
     Ok(devices)
 }
 
+/// Of `/dev`: they are each container's own, and may have any number of entries (containerd's `getDevices`).
+const OWN_DIRECTORIES: [&str; 4] = ["/dev/shm", "/dev/mqueue", "/dev/pts", "/dev/fd"];
+
 struct Found {
     devices: Vec<Device>,
     entries: usize,
@@ -129,7 +132,8 @@ impl Found {
         let Ok(metadata) = fs::symlink_metadata(path) else { return Ok(()) };
         let file_type = metadata.file_type();
         let kind = if file_type.is_dir() {
-            if depth < DEVICE_DIRECTORY_DEPTH_MAX {
+            if depth < DEVICE_DIRECTORY_DEPTH_MAX && !OWN_DIRECTORIES.iter().any(|own| path == Path::new(own))
+            {
                 for entry in fs::read_dir(path).into_iter().flatten().flatten() {
                     self.add(&entry.path(), depth + 1)?;
                 }

@@ -101,10 +101,11 @@ impl BlobStore for StoreOfPull {
     type Sink = LayerWriter;
 
     async fn existing(&self, name: &str, tag: &str, target: Digest) -> Result<Option<String>, SinkError> {
-        let Some(image) = self.store.resolve(&format!("{name}@{target}")) else { return Ok(None) };
+        let digested = format!("{name}@{target}");
+        let Some(image) = self.store.resolve(&digested) else { return Ok(None) };
         let tagged = format!("{name}:{tag}");
         if !tag.is_empty() && image.tags.iter().all(|found| found.name != tagged) {
-            self.store.tag(&image.id.to_string(), &tagged).await?;
+            self.store.tag(&digested, &tagged).await?;
         }
         Ok(Some(image.id.to_string()))
     }

@@ -524,6 +524,25 @@ impl Sandboxes {
         released.map_err(|error| failed(format!("sandbox {}: {error}", sandbox.id())))
     }
 
+    /// Whether a sandbox is released though its plugins fail, so that its pod does not stay for ever when the node's network is another
+    /// one now: one that was never attached (containerd's `stopPodSandbox` always releases it), and one whose plugin is not installed any
+    /// more; else one whose namespace has gone with what was in it (go-cni's `Remove`).
+    async fn goes_without(&self, sandbox: &Sandbox, error: &cni::CniError, has_namespace: bool) -> bool {
+        if !has_namespace && error.says_gone() {
+            return true;
+        }
+        let config = sandbox.config();
+        let asked = cni::capabilities(&config).map_or(ALL, |capabilities| Asked::by(&capabilities));
+        let Ok(now) = self.network(asked).await else { return false };
+        let Ok(network) = cni::kept(&now) else { return false };
+        let record = sandbox.record.borrow();
+        // Of a torn record nobody knows whether it was attached.
+        let was_attached = !record.network_result.is_empty() || record.config.is_empty();
+        let is_former = record.network != now;
+        is_former
+            && (!was_attached || error.lacks().is_some_and(|lacking| !network.programs().contains(&lacking)))
+    }
+
     async fn detach(&self, sandbox: &Rc<Sandbox>) -> RuntimeResult<()> {
         let (text, result) = {
             let record = sandbox.record.borrow();
@@ -539,7 +558,15 @@ impl Sandboxes {
         let network = cni::kept(&text).map_err(blame)?;
         let attachment = self.attachment(sandbox, &sandbox.config()).await?;
         let result: Option<Value> = serde_json::from_str(&result).ok();
-        self.context.plugins.delete(&network, &attachment, result.as_ref()).await.map_err(blame)?;
+        if let Err(error) = self.context.plugins.delete(&network, &attachment, result.as_ref()).await {
+            if !self.goes_without(sandbox, &error, attachment.namespace.is_some()).await {
+                return Err(blame(error));
+            }
+            log::warn!(
+                "sandbox {}: {error}; it is released, and what its plugins have made may be left",
+                sandbox.id()
+            );
+        }
         {
             let mut record = sandbox.record.borrow_mut();
             record.network = String::new();

@@ -237,17 +237,17 @@ impl Server {
         Ok(self.listener.accept().await?.0.into())
     }
 
-    /// Serves until dropped. At most `SERVER_CONNECTIONS_MAX` connections at once, further ones wait in the
+    /// Serves until dropped; `directories` are those of the agent, as JSON. At most `SERVER_CONNECTIONS_MAX` connections at once, further ones wait in the
     /// kernel's queue; each lasts at most `SERVER_CONNECTION_TIME`.
     pub async fn run(
         self,
         executor: Rc<Executor>,
         clock: SharedClock,
-        queries: Sender<Query>,
+        (queries, directories): (Sender<Query>, Rc<str>),
         connections: Gauge,
     ) {
         let slots = Arc::new(Semaphore::new(SERVER_CONNECTIONS_MAX));
-        let asker = QuerySender::new(queries);
+        let asker = QuerySender { directories, ..QuerySender::new(queries) };
         let mut logged = None;
         loop {
             let slot = slots.acquire_arc().await;
@@ -322,13 +322,15 @@ pub struct QuerySender {
     turn: Arc<Semaphore>,
     /// Permit to measure pods' usage: between the two samples much is kept.
     measuring: Arc<Semaphore>,
+    /// The answer to `/directories`, which no loop is asked for.
+    directories: Rc<str>,
 }
 
 impl QuerySender {
     /// For all connections of a server: clones share the permits.
     pub fn new(queries: Sender<Query>) -> Self {
         let one = || Arc::new(Semaphore::new(1));
-        Self { queries, large: one(), turn: one(), measuring: one() }
+        Self { queries, large: one(), turn: one(), measuring: one(), directories: Rc::default() }
     }
 
     /// Serves one connection with one request to its end.
@@ -342,6 +344,9 @@ impl QuerySender {
     async fn respond(self, request: Request<Incoming>, held: LargeAnswerPermit) -> Response<Body> {
         let (head, body) = request.into_parts();
         let (path, query) = (head.uri.path(), head.uri.query().unwrap_or(""));
+        if path == "/directories" && head.method == Method::GET {
+            return text(StatusCode::OK, JSON, self.directories.to_string());
+        }
         let streams = stream::is_path(path);
         let (allowed, name) = if streams { (Method::POST, "POST") } else { (Method::GET, "GET") };
         let known = if streams { None } else { Some(question(path, query)) };

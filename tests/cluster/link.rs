@@ -90,6 +90,16 @@ enum Fault {
 }
 
 #[test]
+fn a_server_whose_data_come_from_a_backup_is_followed() {
+    let world = World::new();
+    world.run("web");
+    world.api.restore();
+    world.run("later");
+    world.api.delete("pods", "default", "web", None);
+    world.until("the deleted one is gone", |world| world.pod("web").is_none());
+}
+
+#[test]
 fn what_the_server_refuses_for_a_while_is_told_later() {
     let world = World::new();
     world.api.fail_next(3, "PATCH", "/api/v1/namespaces/default/pods", 500, "InternalError");

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use smolet::config::{Config, ServiceProxySettings};
-use smolet::limits::SERVICES_CHECK_PERIOD;
+use smolet::limits::{K3S_LOST_WAIT, SERVICES_CHECK_PERIOD};
 
 use crate::common::namespace::{in_namespace, ip, lease, make_link};
 use crate::k3s::joining;
@@ -264,4 +264,18 @@ fn a_k3s_server_says_whether_its_nodes_serve() {
     k3s.state().settings = json!({});
     world.start_with(config);
     world.until("it is served", |_| ask(CLUSTER_IP) == Ok("one".to_owned()));
+    // A server joins the cluster.
+    let servers = |addresses: &[&str]| {
+        let mut slice = slice("kubernetes", addresses);
+        slice["metadata"]["name"] = json!("kubernetes");
+        slice
+    };
+    world.api.create("endpointslices", servers(&["192.168.9.8"]));
+    let lists = || k3s.paths().iter().filter(|path| path.contains("apiservers")).count();
+    world.until("the servers are listed", |_| lists() > 0);
+    let (before, begun) = (lists(), Instant::now());
+    std::thread::sleep(Duration::from_secs(1));
+    world.api.update("endpointslices", servers(&["192.168.9.8", "192.168.9.9"]));
+    world.until("they are listed again", |_| lists() > before);
+    assert!(begun.elapsed() >= K3S_LOST_WAIT, "{:?}", begun.elapsed());
 }

@@ -99,6 +99,52 @@ fn the_nodes_configuration_is_used_and_a_failed_chain_is_taken_back() {
 }
 
 #[test]
+fn a_network_that_cannot_be_released_keeps_no_pod_from_its_end() {
+    let mut machine = Machine::new();
+    machine.settings.cni_bin_dirs.insert(0, machine.root.join("bin"));
+    let conf = machine.root.join("net.d/10.conflist");
+    let of = |plugin: &str| {
+        let text = format!(r#"{{"cniVersion": "1.0.0", "name": "n", "plugins": [{{"type": "{plugin}"}}]}}"#);
+        std::fs::write(&conf, text).unwrap();
+    };
+    let fails = r#"echo '{"msg": "bad range"}'; exit 1"#;
+    let works = r#"[ $CNI_COMMAND = ADD ] && echo '{"ips":[{"address":"192.0.2.7/24"}]}'; exit 0"#;
+    machine.run(async {
+        let runtime = machine.open().await;
+        // Neither ADD nor DEL works: nothing was attached.
+        of("broken");
+        plugin(&machine, "broken", fails);
+        let request = cri::RunPodSandboxRequest { config: Some(pod("a")), ..Default::default() };
+        let error = runtime.run_pod_sandbox_cri(request).await.unwrap_err().to_string();
+        assert!(error.ends_with("ADD: bad range"), "{error}");
+        let left = list_sandboxes(&runtime).await;
+        assert_eq!(left.len(), 1, "its plugin is asked again");
+        // The owner has changed the network, and removed its plugin.
+        of("former");
+        plugin(&machine, "former", works);
+        remove_sandbox(&runtime, &left[0].id).await;
+        let (first, second) = (run_sandbox(&runtime, pod("a")).await, run_sandbox(&runtime, pod("b")).await);
+        let removed = machine.root.join("bin/former");
+        std::fs::remove_file(&removed).unwrap();
+        let refused =
+            runtime.stop_pod_sandbox_cri(cri::StopPodSandboxRequest { pod_sandbox_id: first.clone() }).await;
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("former of network n is not in"), "it is the node's network: {refused}");
+        of("latter");
+        plugin(&machine, "latter", works);
+        remove_sandbox(&runtime, &first).await;
+        // One that fails is asked again: it may have something.
+        plugin(&machine, "former", fails);
+        let refused =
+            runtime.stop_pod_sandbox_cri(cri::StopPodSandboxRequest { pod_sandbox_id: second.clone() }).await;
+        assert!(refused.unwrap_err().to_string().ends_with("DEL: bad range"));
+        plugin(&machine, "former", works);
+        remove_sandbox(&runtime, &second).await;
+    });
+    machine.assert_clean();
+}
+
+#[test]
 fn networks_are_checked_unless_their_configuration_has_no_check() {
     for (head, is_checked) in [
         (r#""cniVersion": "0.4.0""#, true),

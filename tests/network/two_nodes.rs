@@ -426,3 +426,40 @@ fn a_node_that_boots_without_its_server_runs_its_pods_at_once() {
         cluster.until("the Service is served again", |_| good.reaches(web, "web-a"));
     }
 }
+
+#[test]
+fn connections_that_are_lost_without_a_word_are_made_anew() {
+    if !in_namespaces("two_nodes::connections_that_are_lost_without_a_word_are_made_anew", &OWN) {
+        return;
+    }
+    let mut cluster = Cluster::start("vxlan");
+    let [client, first, second] = cluster.run([
+        ("a", "client", json!({})),
+        ("b", "first", json!({"app": "web"})),
+        ("b", "second", json!({"app": "other"})),
+    ]);
+    cluster.serve("web", WEB, &json!({}));
+    let web = at(WEB, 80);
+    cluster.until("the Service is served", |_| client.reaches(web, first.name));
+    // A router forgets its connections, or a server loses its power: nobody hears of it.
+    let port = cluster.api.address().port();
+    let open = cluster.node("a").run(&format!("ss -Htn state established dport = :{port}"));
+    let ports: Vec<&str> =
+        open.lines().filter_map(|line| line.split_whitespace().nth(2)?.rsplit(':').next()).collect();
+    assert!(ports.len() >= 3, "the node's, the service proxy's and the controller's: {open}");
+    let of_old = |end: &str| format!("tcp {end} {{ {} }} drop", ports.join(", "));
+    let table = format!(
+        "table inet forgotten {{ chain from {{ type filter hook input priority 0; ip saddr 192.168.7.1 {}; }}; \
+         chain to {{ type filter hook output priority 0; ip daddr 192.168.7.1 {}; }}; }}",
+        of_old("sport"),
+        of_old("dport")
+    );
+    let made = std::process::Command::new("nft").arg(table).status().expect("nftables is there");
+    assert!(made.success());
+    cluster.label(first.name, &json!({"app": "none"}));
+    cluster.label(second.name, &json!({"app": "web"}));
+    cluster.publish("web");
+    let begun = std::time::Instant::now();
+    cluster.until("what has changed is served", |_| client.reaches(web, second.name));
+    println!("served after {} s", begun.elapsed().as_secs());
+}

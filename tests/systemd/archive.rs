@@ -226,13 +226,17 @@ fn what_does_not_fit_is_refused_and_nothing_is_installed() {
     assert_eq!(bare.all(), before);
 
     // Where it is installed as a package.
-    let other = bare.0.path("/var/lib/dpkg/info/smolet.list");
-    fs::write(&other, "").unwrap();
-    assert!(
-        refusal(&bare.run(&["sh", &installer]))
-            .contains("installed as a package (/var/lib/dpkg/info/smolet.list)")
-    );
-    fs::remove_file(&other).unwrap();
+    let status = bare.0.path("/var/lib/dpkg/status");
+    let there = "Package: other\nStatus: install ok installed\n\nPackage: smolet\nStatus: install ok installed\nVersion: 1\n\n";
+    fs::write(&status, there).unwrap();
+    let said = refusal(&bare.run(&["sh", &installer]));
+    assert!(said.contains("installed as a package: apt remove smolet first"), "{said}");
+    // One that is removed and not purged has settings and state: see below.
+    fs::write(
+        &status,
+        there.replace("smolet\nStatus: install ok installed", "smolet\nStatus: deinstall ok config-files"),
+    )
+    .unwrap();
 
     // A place where programs do not run, and one where nothing can be written.
     fs::create_dir(bare.0.path("/opt")).unwrap();

@@ -244,7 +244,7 @@ fn openwrts_package_is_as_opkg_reads_it() {
     text(&there(&["env", "IPKG_INSTROOT=/", "sh", "/tmp/ipk/control/postinst"]));
     assert!(!root.path("/etc/rc.d/S95smolet").is_symlink(), "an image is not this machine");
     let told = text(&there(&["sh", "/tmp/ipk/control/postinst"]));
-    let command = "command /usr/bin/smolet run --config /etc/smolet/config.yaml --root-dir /srv/smolet";
+    let command = "command /usr/bin/smolet run --config /etc/smolet/config.yaml --oom-score-adj -999 --root-dir /srv/smolet";
     assert_eq!(told.lines().map(str::trim).take(3).collect::<Vec<_>>(), ["restart", "open", command]);
     assert!(told.contains("\nrespawn 3600 5 0\n") && told.ends_with("close\n"), "{told}");
     assert!(root.path("/etc/rc.d/S95smolet").is_symlink() && root.path("/etc/rc.d/K05smolet").is_symlink());
@@ -253,11 +253,37 @@ fn openwrts_package_is_as_opkg_reads_it() {
     assert!(disabled.is_empty() && !root.path("/etc/rc.d/S95smolet").is_symlink(), "stays so: {disabled}");
     text(&there(&["sh", "-c", "/etc/init.d/smolet enable; PKG_UPGRADE=1 /tmp/ipk/control/postinst"]));
     // The program has these arguments, and another place of the state is the owner's to say.
-    let words = ["run", "--config", "/etc/smolet/config.yaml", "--root-dir", "/srv/smolet", "--help"];
+    let words = [
+        "run",
+        "--config",
+        "/etc/smolet/config.yaml",
+        "--oom-score-adj",
+        "-999",
+        "--root-dir",
+        "/srv/smolet",
+        "--help",
+    ];
     text(&there(&[&["/usr/bin/smolet"], &words[..]].concat()));
     fs::write(root.path("/etc/default/smolet"), "SMOLET_EXTRA_ARGS='--root-dir=/mnt/sda1/smolet'\n").unwrap();
     let told = text(&there(&["/etc/init.d/smolet", "start"]));
+    assert!(told.contains("config.yaml --oom-score-adj -999 --root-dir=/mnt/sda1/smolet\n"), "{told}");
+    fs::write(root.path("/etc/smolet/config.yaml"), "oomScoreAdj: -500\n").unwrap();
+    let told = text(&there(&["/etc/init.d/smolet", "start"]));
     assert!(told.contains("config.yaml --root-dir=/mnt/sda1/smolet\n"), "{told}");
+    // What an upgrade of the firmware keeps.
+    let kept = fs::read_to_string(root.path("/lib/upgrade/keep.d/smolet")).unwrap();
+    assert!(
+        ["/etc/smolet/", "/etc/default/smolet"].iter().all(|path| kept.lines().any(|line| line == *path)),
+        "{kept}"
+    );
+    // Beside the archive's there is no package.
+    fs::create_dir_all(root.path("/usr/local/lib/smolet")).unwrap();
+    fs::write(root.path("/usr/local/lib/smolet/installed"), "").unwrap();
+    let refused = there(&["sh", "/tmp/ipk/control/preinst"]);
+    assert!(
+        !refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("--uninstall first")
+    );
+    fs::remove_dir_all(root.path("/usr/local/lib/smolet")).unwrap();
     let told = text(&there(&["sh", "/tmp/ipk/control/prerm"]));
     assert!(told.contains("stop") && !root.path("/etc/rc.d/S95smolet").is_symlink(), "{told}");
 }

@@ -49,6 +49,10 @@ impl Root {
 
     /// What it says.
     fn dpkg(&self, words: &[&str]) -> String {
+        text(&self.dpkg_output(words))
+    }
+
+    fn dpkg_output(&self, words: &[&str]) -> Output {
         let mut dpkg = Command::new("dpkg");
         dpkg.arg("--root")
             .arg(&self.0)
@@ -56,7 +60,7 @@ impl Root {
             .args(words)
             .env("LC_ALL", "C")
             .stdin(Stdio::null());
-        text(&dpkg.output().unwrap())
+        dpkg.output().unwrap()
     }
 
     fn install(&self) {
@@ -171,6 +175,15 @@ pub fn target_stubs(directory: &Path) {
 #[test]
 fn it_is_installed_upgraded_removed_and_purged() {
     let root = Root::new("package-life");
+    // Not beside the archive's.
+    let archive = root.path("/usr/local/lib/smolet");
+    fs::create_dir_all(&archive).unwrap();
+    fs::write(archive.join("installed"), "").unwrap();
+    let refused = root.dpkg_output(&["--install", package().to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("install.sh --uninstall first"), "{said}");
+    assert!(!root.path("/usr/bin/smolet").exists());
+    fs::remove_dir_all(root.path("/usr/local")).unwrap();
     root.install();
     assert_eq!(root.dpkg(&["--verify", "smolet"]), "");
     let status = root.dpkg(&["--status", "smolet"]);

@@ -51,6 +51,24 @@ pub(super) enum CniError {
     Plugin { plugin: String, network: String, command: &'static str, why: String },
 }
 
+impl CniError {
+    /// The plugin that is not installed, whether the runtime or another plugin looked for it.
+    pub(super) fn lacks(&self) -> Option<&str> {
+        match self {
+            Self::Missing { plugin, .. } => Some(plugin),
+            Self::Plugin { why, .. } => why.split_once("failed to find plugin \"")?.1.split('"').next(),
+            _ => None,
+        }
+    }
+
+    /// What was to be released is not there any more (go-cni's `Remove`).
+    pub(super) fn says_gone(&self) -> bool {
+        let is_gone =
+            |why: &String| ["not found", "no such file or directory"].iter().any(|words| why.contains(words));
+        matches!(self, Self::Plugin { why, .. } if is_gone(why))
+    }
+}
+
 impl fmt::Display for CniError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

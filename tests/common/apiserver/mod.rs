@@ -331,6 +331,17 @@ impl ApiServer {
         self.shared.state().store.compact();
     }
 
+    /// The server is started with a backup of its data, from before half of its revisions; the first watches meet a server that is not
+    /// ready.
+    pub fn restore(&self) {
+        let mut state = self.shared.state();
+        let revision = state.store.revision();
+        state.store.restore(revision / 2);
+        drop(state);
+        self.fail_next(8, "GET", "/", 503, "ServiceUnavailable");
+        self.cut_connections();
+    }
+
     /// The kind of that failure.
     pub fn tell_expired(&self, how: Expired) {
         self.shared.state().expired = how;

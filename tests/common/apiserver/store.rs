@@ -204,6 +204,14 @@ impl Store {
         self.compacted = self.revision;
     }
 
+    /// Its data come from a backup of an earlier revision: nobody knows later ones any more.
+    pub fn restore(&mut self, revision: u64) {
+        assert!(revision < self.revision);
+        self.revision = revision;
+        self.history.clear();
+        (self.compacted, self.forgotten) = (0, revision);
+    }
+
     /// Number of objects.
     pub fn len(&self) -> usize {
         self.objects.values().map(BTreeMap::len).sum()
