@@ -128,7 +128,8 @@ fn on_thread(dir: &Path, wanted: &Wanted, program: &Path) -> Result<(), Namespac
     if wanted.net {
         set_loopback_up().map_err(failed("the loopback interface of the pod"))?;
     }
-    if let Some(name) = &wanted.hostname {
+    // Without one it has the node's, as runc leaves it.
+    if let Some(name) = wanted.hostname.as_ref().filter(|name| !name.is_empty()) {
         rustix::system::sethostname(name.as_bytes())
             .map_err(failed(format_args!("the pod's host name {name:?}")))?;
     }

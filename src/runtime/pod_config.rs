@@ -40,8 +40,7 @@ pub(super) fn namespaces(config: &cri::PodSandboxConfig) -> Namespaces {
 pub(super) fn wanted(config: &cri::PodSandboxConfig) -> Result<Wanted, String> {
     let of = namespaces(config);
     let users = Users::of(config)?;
-    // Without one it has the node's, as runc leaves it.
-    let hostname = (!of.host_network && !config.hostname.is_empty()).then(|| config.hostname.clone());
+    let hostname = (!of.host_network).then(|| config.hostname.clone());
     if hostname.as_ref().is_some_and(|name| name.len() > 64 || name.contains(['\0', '/'])) {
         return Err(format!("hostname {:?} has more than 64 characters, or is not valid", config.hostname));
     }

@@ -661,6 +661,27 @@ fn containers_get_copies_where_overlayfs_cannot_be_mounted() {
     assert!(block_on(store.rootfs_usage("c1")).unwrap().bytes > 0);
     block_on(store.remove_rootfs("c1")).unwrap();
     assert!(!made.path.exists());
+    let plain = vec![tar(&busybox()), tar(&[file("more", b"more")])];
+    let plain = import(&folder, &store, &docker_archive("plain:1", "1000", &plain)).unwrap();
+
+    // The kernel has overlayfs again: only layers that remove files are copied still.
+    drop(store);
+    rustix::mount::unmount(folder.0.join("images"), rustix::mount::UnmountFlags::empty()).unwrap();
+    fs::remove_dir(folder.0.join("images")).unwrap();
+    fs::rename(folder.0.join("upper"), folder.0.join("images")).unwrap();
+    let store = folder.store();
+    assert_eq!(store.snapshotter(), Snapshotter::Overlay);
+    for (container, image, is_copied) in [("c2", &id, true), ("c3", &plain, false)] {
+        let image = store.resolve(image).unwrap();
+        let made = block_on(store.rootfs(container, &image, &RootfsOptions::default())).unwrap();
+        assert!(run_in(&made.path, &["/bin/busybox"]).contains("BusyBox"));
+        let used = block_on(store.rootfs_usage(container)).unwrap().bytes;
+        assert_eq!(used > 500_000, is_copied, "{container}: {used}");
+        if is_copied {
+            check_root(&made.path);
+        }
+        block_on(store.remove_rootfs(container)).unwrap();
+    }
 }
 
 #[test]

@@ -182,6 +182,23 @@ fn a_pod_in_the_nodes_network_has_no_address_and_refused_pods_leave_nothing() {
 }
 
 #[test]
+fn a_sandbox_without_a_host_name_has_the_nodes() {
+    let machine = Machine::new();
+    machine.run(async {
+        let runtime = machine.open().await;
+        let id =
+            run_sandbox(&runtime, cri::PodSandboxConfig { hostname: String::new(), ..pod("plain") }).await;
+        let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        assert_eq!(machine.inside(&id, "hostname").trim(), node);
+        // It may be changed there without the node's.
+        assert_eq!(machine.inside(&id, "hostname other && hostname").trim(), "other");
+        assert_eq!(rustix::system::uname().nodename().to_string_lossy(), node);
+        remove_sandbox(&runtime, &id).await;
+    });
+    machine.assert_clean();
+}
+
+#[test]
 fn the_address_of_a_torn_record_is_released_as_soon_as_the_configuration_can_be_read() {
     let machine = Machine::new();
     machine.run(async {
