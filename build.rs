@@ -19,12 +19,12 @@ fn link_small() -> Result<(), Box<dyn Error>> {
     let out = env::var("OUT_DIR")?;
     // A function is in the first of these that has its name; the last of those that stand after `.text` comes right behind it.
     let mut script = put_into_the_cold() + &put_together() + &put_in_its_own_segment() + &put_apart();
-    if ["x86_64", "aarch64"].contains(&env::var("CARGO_CFG_TARGET_ARCH")?.as_str()) {
-        // A panic of the release binary ends it at once (`panic = "abort"`), so nobody reads `.eh_frame`, a seventh of the
-        // binary. std comes compiled with it, and the compiler has no option that leaves it out.
-        script += "SECTIONS { /DISCARD/ : { *(.eh_frame .eh_frame.* .gcc_except_table .gcc_except_table.*) } } INSERT AFTER .text;\n";
-        println!("cargo::rustc-link-arg-bins=-Wl,--no-eh-frame-hdr");
-    }
+    // A panic of the release binary ends it at once (`panic = "abort"`), so nobody reads the tables by which one unwinds: a seventh
+    // of the binary, and a fiftieth of that for 32-bit ARM, which has tables of its own. std comes compiled with them, and the
+    // compiler has no option that leaves them out.
+    script += "SECTIONS { /DISCARD/ : { *(.eh_frame .eh_frame.* .gcc_except_table .gcc_except_table.*) \
+               *(.ARM.exidx .ARM.exidx.* .ARM.extab .ARM.extab.*) } } INSERT AFTER .text;\n";
+    println!("cargo::rustc-link-arg-bins=-Wl,--no-eh-frame-hdr");
     let path = Path::new(&out).join("small.ld");
     std::fs::write(&path, script)?;
     println!("cargo::rustc-link-arg-bins=-Wl,-T,{}", path.display());
@@ -445,11 +445,13 @@ fn put_together() -> String {
 /// the kernel maps of it what is run, whatever pieces of the file it keeps in memory.
 ///
 /// The load address that differs from the address makes both linkers begin a segment, and the hole before it keeps the kernel from
-/// mapping the two as one. It is the last of the executable ones, as what follows would have that load address too.
+/// mapping the two as one. Its address is as far into a page as what ends before it, or the file would have zeros up to the next
+/// page's begin: pages have 64 KiB for ARM's linkers. It is the last of the executable ones, as what follows would have that load
+/// address too.
 fn put_in_its_own_segment() -> String {
     let sections = sections_of(EMBEDDED.iter().copied().chain(names_in(RUNTIME)));
     format!(
-        "SECTIONS {{ .text.embedded ALIGN(0x10000) + 0x10000 : AT(ADDR(.text.embedded) + 0x10000000) {{ {sections} }} }} INSERT AFTER .text;\n"
+        "SECTIONS {{ .text.embedded ALIGN(0x10000) + 0x10000 + (. & 0xffff) : AT(ADDR(.text.embedded) + 0x10000000) {{ {sections} }} }} INSERT AFTER .text;\n"
     )
 }
 

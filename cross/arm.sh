@@ -170,22 +170,19 @@ case " $* " in *" -c "*) ZIG_LINK= ;; esac
 [ -n "${ZIG_LINK:-}" ] || exec "$zig" cc $z "$@"
 # build.rs leaves out the tables by which one unwinds. A backtrace is empty then, and libunwind, with the printf that it brings,
 # serves nothing: what std would call does nothing instead.
-case $t in
-x86_64-* | aarch64-*)
-    for name in Backtrace GetIP GetIPInfo GetCFA GetGR SetGR SetIP GetLanguageSpecificData GetRegionStart GetTextRelBase \
-        GetDataRelBase FindEnclosingFunction; do
-        ZIG_LINK="$ZIG_LINK --defsym=_Unwind_$name=getpid"
-    done
-    for name in Resume RaiseException DeleteException; do ZIG_LINK="$ZIG_LINK --defsym=_Unwind_$name=abort"; done
-    ;;
-esac
+for name in Backtrace GetIP GetIPInfo GetCFA GetGR SetGR SetIP GetLanguageSpecificData GetRegionStart GetTextRelBase \
+    GetDataRelBase FindEnclosingFunction VRS_Get VRS_Set; do
+    ZIG_LINK="$ZIG_LINK --defsym=_Unwind_$name=getpid"
+done
+for name in Resume RaiseException DeleteException; do ZIG_LINK="$ZIG_LINK --defsym=_Unwind_$name=abort"; done
 # zig refuses options that its linker has: it says with which words it calls that, and they are put behind those.
 said=$("$zig" cc $z "$@" -v 2>&1) || { echo "$said" >&2; exit 1; }
 exec "$zig" $(echo "$said" | sed -n '/^ld\.lld /h; ${x;p}') $ZIG_LINK
 E
     # What panics names file and line of smolet, and of others' crates the file; for x86-64, whose code is the longest, the file of
-    # smolet alone.
-    # For that alone a stable compiler is told to take an unstable flag, and only for the targets' crates, so that no build
+    # smolet alone. `{:?}` of others' types says which variant it is, without its fields: nothing that smolet says has those, and
+    # they were a hundredth of the binary.
+    # For that alone a stable compiler is told to take unstable flags, and only for the targets' crates, so that no build
     # script takes it for a nightly one.
     cat >"$ARM_HOME/bin/rustc-places" <<'E'
 #!/bin/sh
@@ -194,11 +191,11 @@ case " $* " in *" --target "*) ;; *) exec "$@" ;; esac
 case " $* " in
 *" --crate-name smolet "*" x86_64-"*) places=file ;;
 *" --crate-name smolet "*) places=file,line ;;
-*" x86_64-"*) places=none ;;
-*) places=file ;;
+*" x86_64-"*) places=none debug=-Zfmt-debug=shallow ;;
+*) places=file debug=-Zfmt-debug=shallow ;;
 esac
 # Symbols as without that: build.rs goes by their names.
-RUSTC_BOOTSTRAP=1 exec "$@" -Zlocation-detail=$places -Zunstable-options -Csymbol-mangling-version=legacy
+RUSTC_BOOTSTRAP=1 exec "$@" -Zlocation-detail=$places $debug -Zunstable-options -Csymbol-mangling-version=legacy
 E
     local t
     for t in "${TARGETS[@]}"; do
