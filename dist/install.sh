@@ -210,7 +210,8 @@ fits() {
 # Two owners of the same files would remove each other's.
 is_alone() {
     # A package that is removed and not purged has its settings and its state still, which this one goes on with.
-    ! sed -n '/^Package: smolet$/,/^$/s/^Status: //p' "$root/var/lib/dpkg/status" 2>/dev/null | grep -q ' installed$' ||
+    ! sed -n '/^Package: smolet$/,/^$/s/^Status: //p' "$root/var/lib/dpkg/status" 2>/dev/null |
+        grep -qv -e ' config-files$' -e ' not-installed$' ||
         die "smolet is installed as a package: apt remove smolet first"
     [ ! -e "$root/usr/lib/opkg/info/smolet.list" ] || die "smolet is installed as a package: opkg remove smolet first"
     ! grep -qsx 'P:smolet' "$root/lib/apk/db/installed" || die "smolet is installed as a package: apk del smolet first"

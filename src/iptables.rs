@@ -102,8 +102,7 @@ pub(crate) fn ensure_rules() {
 }
 
 /// Lets through what is forwarded from and to the pods of these networks (flannel's `forwardRules`), and for Services (kube-proxy's
-/// `KUBE-FORWARD`). On a machine without the program
-/// nothing is done.
+/// `KUBE-FORWARD`). On a machine without the program nothing is done.
 ///
 /// # Errors
 /// That of a family, after both were tried.

@@ -50,7 +50,7 @@ pub(crate) fn raise_limits_of_containers() {
         let maximum = hard.zip(most).map(|(hard, most)| hard.max(most));
         let raised = setrlimit(resource, Rlimit { current: maximum, maximum });
         if let Err(error) = raised.or_else(|_| setrlimit(resource, Rlimit { current: hard, maximum: hard })) {
-            log::warn!("{resource:?}: the limit of processes stays, and is that of containers: {error}");
+            log::warn!("limit {resource:?}: raising it failed: {error}; containers have the agent's");
         }
     }
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use sha2::{Digest as _, Sha256};
 
+use crate::image_store::{GZIP, ZSTD};
 use crate::limits::{IMPORT_BYTES_MAX, LAYER_FEED_BYTES, MANIFEST_DIR_ENTRIES_MAX};
 use crate::text::hex;
 
@@ -86,7 +87,7 @@ fn refuse_compressed(start: &[u8]) -> Result<(), String> {
 fn import(images: &Path, name: &str, archive: &Path) -> Result<(), String> {
     let (whole, part) = (images.join(format!("{name}.tar")), images.join(format!("{name}{PART}")));
     let copied = copy(archive, &part).map_err(|error| format!("{}: {error}", whole.display()));
-    let copied = copied.and_then(|()| put_in_place(images, &part, &whole));
+    let copied = copied.and_then(|locked| put_in_place(images, (&part, locked), &whole));
     if copied.is_err() {
         // The disk of the agent is not left full. A second error tells nothing new.
         let _ = fs::remove_file(&part);
@@ -94,21 +95,22 @@ fn import(images: &Path, name: &str, archive: &Path) -> Result<(), String> {
     copied
 }
 
-/// The part is on the disk; so is its name when this returns.
-fn put_in_place(images: &Path, part: &Path, whole: &Path) -> Result<(), String> {
+/// The part is on the disk, and locked until it has its name; so is that when this returns.
+fn put_in_place(images: &Path, (part, _locked): (&Path, File), whole: &Path) -> Result<(), String> {
     let placed = fs::rename(part, whole).and_then(|()| File::open(images)?.sync_all());
     placed.map_err(|error| format!("{}: {error}", whole.display()))
 }
 
 /// On the disk when this returns, and for root alone: images may have secrets.
-fn copy(from: &Path, to: &Path) -> io::Result<()> {
+fn copy(from: &Path, to: &Path) -> io::Result<File> {
     let mut from = File::open(from)?;
     if !from.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "the archive is no regular file"));
     }
     let mut to = new_part(to)?;
     io::copy(&mut from, &mut to)?;
-    to.sync_all()
+    to.sync_all()?;
+    Ok(to)
 }
 
 /// An empty file, in place of what a copy before left. It is locked as long as it is open.
@@ -139,8 +141,12 @@ fn remove_parts(images: &Path) {
 /// The same with an archive that has no name: it gets that of its digest, so that a second import of it changes nothing.
 fn import_stream(images: &Path, mut archive: impl Read) -> Result<(), String> {
     let part = images.join(format!("import-{}{PART}", std::process::id()));
-    let written = write_part(&part, &mut archive).and_then(|digest| {
-        put_in_place(images, &part, &images.join(format!("import-{}.tar", &digest[..ARCHIVE_DIGITS])))
+    let written = write_part(&part, &mut archive).and_then(|(digest, locked)| {
+        put_in_place(
+            images,
+            (&part, locked),
+            &images.join(format!("import-{}.tar", &digest[..ARCHIVE_DIGITS])),
+        )
     });
     if written.is_err() {
         // It may not be there; the error that counts is the first one.
@@ -149,8 +155,8 @@ fn import_stream(images: &Path, mut archive: impl Read) -> Result<(), String> {
     written
 }
 
-/// Writes the archive into the file; its digest in hexadecimal digits.
-fn write_part(part: &Path, archive: &mut impl Read) -> Result<String, String> {
+/// Writes the archive into the file; its digest in hexadecimal digits, and the file.
+fn write_part(part: &Path, archive: &mut impl Read) -> Result<(String, File), String> {
     let failed = |error: io::Error| format!("{}: {error}", part.display());
     let mut file = new_part(part).map_err(failed)?;
     let (mut digest, mut buffer, mut length) = (Sha256::new(), vec![0; LAYER_FEED_BYTES], 0_u64);
@@ -166,8 +172,7 @@ fn write_part(part: &Path, archive: &mut impl Read) -> Result<String, String> {
         }
         if length == 0 {
             refuse_compressed(&buffer[..read])?;
-            is_tar =
-                !(buffer[..read].starts_with(b"\x1f\x8b") || buffer[..read].starts_with(b"\x28\xb5\x2f\xfd"));
+            is_tar = ![GZIP, ZSTD].iter().any(|magic| buffer[..read].starts_with(magic));
         }
         length += read as u64;
         let at_end = buffer[..read].iter().rev().take_while(|byte| **byte == 0).count();
@@ -185,7 +190,7 @@ fn write_part(part: &Path, archive: &mut impl Read) -> Result<String, String> {
         return Err("breaks off in the middle; see what the command that writes the archive says".to_owned());
     }
     file.sync_all().map_err(failed)?;
-    Ok(hex(&digest.finalize()[..]))
+    Ok((hex(&digest.finalize()[..]), file))
 }
 
 #[cfg(test)]

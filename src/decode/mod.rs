@@ -1,8 +1,8 @@
 //! Decodes a manifest's bytes into documents and these into typed objects, all within the bounds of `limits`.
 //!
 //! `yaml` (PURE) parses text into [`Node`] trees; JSON is parsed as YAML. `typed` (PURE) deserializes a tree into a Kubernetes
-//! type and names the fields that do not match. `toml` (PURE) is for containerd's files. The identity of a manifest is computed from the tree, and there is only one
-//! deserializer of the big generated types.
+//! type and names the fields that do not match. `toml` (PURE) is for containerd's files. The identity of a manifest is computed from the
+//! tree, and there is only one deserializer of the big generated types.
 
 pub mod json;
 pub mod toml;

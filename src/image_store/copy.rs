@@ -20,7 +20,7 @@ use super::digest::Digest;
 use super::disk::Disk;
 use super::error::{ImageStoreError, ImageStoreResult};
 use super::layer::directory;
-use super::record::{Layer, Snapshotter};
+use super::record::Snapshotter;
 use super::rootfs::IdMapping;
 use super::unpack::{beneath, is_marked, is_whiteout, opaque_mark, through, times_of};
 use crate::limits::{COPY_LINKS_MAX, LAYER_DEPTH_MAX, LAYER_XATTR_BYTES_MAX};
@@ -319,20 +319,18 @@ fn shift_owner(dir: &OwnedFd, name: &CStr, there: &Stat, shift: &Shift) -> io::R
     Ok(())
 }
 
-/// Directories that a layer does not describe get the attributes of those that the layers below it have. `fixed` has a layer for each of
-/// `layers`, the lowest first, unless another image uses it already.
-pub(super) fn describe_implicit(
-    disk: &Disk,
-    layers: &[Digest],
-    fixed: &[Option<Layer>],
-) -> ImageStoreResult<()> {
+/// Directories that a layer does not describe get the attributes of those that the layers below it have. `fixed` says of each of
+/// `layers`, the lowest first, that no other image uses it already.
+pub(super) fn describe_implicit(disk: &Disk, layers: &[Digest], fixed: &[bool]) -> ImageStoreResult<()> {
     let mut last = None;
-    for (index, layer) in fixed.iter().enumerate() {
-        let Some(layer) = layer.as_ref().filter(|layer| !layer.implicit.is_empty()) else { continue };
-        let failed =
-            |error| ImageStoreError::io(format!("describing directories of layer {}", layer.diff_id), error);
-        let root = directory(&disk.files(layer.diff_id)).map_err(failed)?;
-        for path in &layer.implicit {
+    for (index, layer) in layers.iter().enumerate().filter(|(index, _)| fixed[*index]) {
+        let implicit = disk.implicit_of(*layer)?;
+        if implicit.is_empty() {
+            continue;
+        }
+        let failed = |error| ImageStoreError::io(format!("describing directories of layer {layer}"), error);
+        let root = directory(&disk.files(*layer)).map_err(failed)?;
+        for path in &implicit {
             let Ok(to) = beneath(&root, path) else { continue };
             for below in layers[..index].iter().rev() {
                 let below = directory(&disk.files(*below)).map_err(failed)?;

@@ -25,8 +25,8 @@ use crate::limits::{
     ZSTD_LARGE_WINDOW_BYTES_MAX, ZSTD_WINDOW_BYTES_MAX,
 };
 
-pub(super) const GZIP: &[u8] = b"\x1f\x8b\x08";
-pub(super) const ZSTD: &[u8] = b"\x28\xb5\x2f\xfd";
+pub(crate) const GZIP: &[u8] = b"\x1f\x8b\x08";
+pub(crate) const ZSTD: &[u8] = b"\x28\xb5\x2f\xfd";
 /// Bytes that tell a layer's form.
 pub(super) const MAGIC_BYTES: usize = 6;
 /// Bytes that a match may lie back.

@@ -18,6 +18,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
+use minicbor::bytes::ByteVec;
+
 use super::digest::Digest;
 use super::error::{ImageStoreError, ImageStoreResult};
 use super::layer::{FILES, RECORD, RESTART, directory, read_point};
@@ -123,7 +125,10 @@ impl Disk {
         for name in disk.names("layers").map_err(failed)? {
             let diff_id = Digest::from_hex(&name);
             match diff_id.map_or(Read::Absent, |diff_id| disk.read_layer(diff_id)) {
-                Read::Whole(layer) => drop(found.layers.insert(layer.diff_id, layer)),
+                Read::Whole(mut layer) => {
+                    layer.implicit = Vec::new();
+                    found.layers.insert(layer.diff_id, layer);
+                }
                 Read::Absent => {
                     let users = diff_id.map(|layer| disk.mounted_with(layer, &found)).unwrap_or_default();
                     if users.is_empty() {
@@ -243,6 +248,22 @@ impl Disk {
         on_it.map(|(name, _)| name.clone()).filter(|name| self.is_mounted(name)).collect()
     }
 
+    /// The directories that a layer in the store does not describe.
+    ///
+    /// # Errors
+    /// Its record cannot be read.
+    pub(super) fn implicit_of(&self, diff_id: Digest) -> ImageStoreResult<Vec<ByteVec>> {
+        match self.read_layer(diff_id) {
+            Read::Whole(layer) => Ok(layer.implicit),
+            Read::Absent | Read::Unread(_) => Err(ImageStoreError::io(
+                format!("the record of layer {diff_id}"),
+                io::Error::from(io::ErrorKind::InvalidData),
+            )),
+        }
+    }
+
+    // Once in the binary, for both callers.
+    #[inline(never)]
     fn read_layer(&self, diff_id: Digest) -> Read<Layer> {
         let dir = self.layer(diff_id);
         Read::of(&dir.join(RECORD), LAYER_RECORD_BYTES_MAX).filter(|layer: &Layer| {

@@ -39,6 +39,7 @@ use std::time::Instant;
 
 use smol::lock::{Mutex as AsyncMutex, MutexGuardArc, Semaphore};
 
+pub(crate) use decompress::{GZIP, ZSTD};
 pub use digest::Digest;
 pub use error::{ImageStoreError, ImageStoreResult};
 pub use layer::LayerSource;
@@ -101,7 +102,8 @@ struct State {
 
 impl State {
     /// A layer is in the store.
-    fn arrived(&mut self, layer: Layer) {
+    fn arrived(&mut self, mut layer: Layer) {
+        layer.implicit = Vec::new();
         self.found.parts.remove(&layer.diff_id);
         self.found.fresh.insert(layer.diff_id);
         self.found.layers.insert(layer.diff_id, layer);
@@ -354,11 +356,7 @@ impl ImageStore {
                 .collect();
             // The first image that has a layer says what lies below it.
             let used: SortedSet<Digest> = layers_in_use(&state.found.images, &state.found.rootfs).collect();
-            let fixed: Vec<Option<Layer>> = config
-                .layers
-                .iter()
-                .map(|layer| state.found.layers.get(layer).filter(|_| !used.contains(layer)).cloned())
-                .collect();
+            let fixed: Vec<bool> = config.layers.iter().map(|layer| !used.contains(layer)).collect();
             (moved, fixed)
         };
         let (disk, state) = (self.inner.disk.clone(), self.inner.state.clone());

@@ -68,7 +68,8 @@ pub struct Layer {
     /// What it takes.
     #[n(1)]
     pub counts: Counts,
-    /// Directories that it does not describe: they get the attributes of those below.
+    /// Directories that it does not describe: they get the attributes of those below. In the record alone: empty in memory once the
+    /// layer is in the store.
     #[n(2)]
     pub(super) implicit: Vec<ByteVec>,
     /// The form of its whiteouts.

@@ -30,7 +30,9 @@ use rustix::io::Errno;
 use super::record::Snapshotter;
 use super::tar::{Entry, Kind, Refused, Sink, Xattr};
 use crate::filesystem::open_within;
-use crate::limits::{LAYER_DEPTH_MAX, LAYER_IMPLICIT_DIRS_MAX, LAYER_NAME_BYTES_MAX};
+use crate::limits::{
+    LAYER_DEPTH_MAX, LAYER_IMPLICIT_BYTES_MAX, LAYER_IMPLICIT_DIRS_MAX, LAYER_NAME_BYTES_MAX,
+};
 use crate::tree;
 
 /// Prefix of whiteouts.
@@ -90,6 +92,8 @@ pub struct Tree {
     parent: Option<Parent>,
     open: Option<Open>,
     implicit: Vec<Vec<u8>>,
+    /// Bytes of all paths that have been among them.
+    implicit_bytes: usize,
     counts: Counts,
     /// Bytes of the archive that are holes on the disk.
     pub(super) holes: u64,
@@ -119,10 +123,10 @@ struct Open {
 impl Tree {
     /// Below that directory, with whiteouts of that form.
     pub fn new(root: OwnedFd, form: Snapshotter) -> Self {
-        let (parent, open, counts, holes, has_marks, point) = Default::default();
+        let (parent, open, implicit_bytes, counts, holes, has_marks, point) = Default::default();
         // The root, until an entry describes it.
         let implicit = vec![Vec::new()];
-        Self { root, parent, open, implicit, counts, holes, form, has_marks, point }
+        Self { root, parent, open, implicit, implicit_bytes, counts, holes, form, has_marks, point }
     }
 
     /// Goes on at a restart point: with the file that was open there, up to that many bytes.
@@ -136,6 +140,7 @@ impl Tree {
         counts: Counts,
     ) -> Result<Self, UnpackError> {
         let mut tree = Self::new(root, form);
+        tree.implicit_bytes = implicit.iter().map(Vec::len).sum();
         (tree.implicit, tree.counts) = (implicit, counts);
         // The point does not say.
         tree.has_marks = true;
@@ -250,10 +255,13 @@ impl Tree {
                         Errno::EXIST => refused("it lies behind a link that leads nowhere"),
                         error => failed("making its directory")(error),
                     })?;
-                    if self.implicit.len() == LAYER_IMPLICIT_DIRS_MAX {
-                        let most = LAYER_IMPLICIT_DIRS_MAX;
+                    self.implicit_bytes += end;
+                    if self.implicit.len() == LAYER_IMPLICIT_DIRS_MAX
+                        || self.implicit_bytes > LAYER_IMPLICIT_BYTES_MAX
+                    {
                         return Err(refused(format!(
-                            "the layer has more than {most} directories without an entry"
+                            "the layer has more than {LAYER_IMPLICIT_DIRS_MAX} directories without an entry, or their paths have more \
+                             than {LAYER_IMPLICIT_BYTES_MAX} bytes"
                         )));
                     }
                     self.implicit.push(path[..end].to_vec());

@@ -26,6 +26,8 @@ pub const LAYER_XATTR_BYTES_MAX: usize = 64 * KIB;
 pub const LAYER_SPARSE_PIECES_MAX: usize = 16 * KIB;
 /// Directories that a layer's entries lie in and that the layer does not describe. More: the layer is refused.
 pub const LAYER_IMPLICIT_DIRS_MAX: usize = 8 * KIB;
+/// Bytes of their paths. More: the layer is refused. In memory while the layer arrives, in its record afterwards.
+pub const LAYER_IMPLICIT_BYTES_MAX: usize = 3 * MIB;
 /// How many times larger than its compressed form a layer may be without its holes, beyond [`LAYER_RATIO_FREE_BYTES`]. More: the layer
 /// is refused. Text compresses to a twentieth. Zeros compress to a thousandth, but they take no space: [`LAYER_BYTES_MAX`] counts them.
 pub const LAYER_RATIO_MAX: u64 = 200;
@@ -70,10 +72,12 @@ pub const LAYER_RESTART_BYTES_AFTER_LOSS: u64 = 1 << 20;
 /// Bytes of a restart point. Longer: it is ignored, and the layer is read from its beginning.
 pub const LAYER_RESTART_FILE_BYTES_MAX: usize = 4 * MIB;
 const _: () = assert!(INFLATE_WINDOW_BYTES.is_power_of_two() && INFLATE_WINDOW_BYTES >= 32 * KIB);
-const _: () =
-    assert!(LAYER_HEADER_BYTES_MAX + LAYER_IMPLICIT_DIRS_MAX * 256 + 64 * KIB < LAYER_RESTART_FILE_BYTES_MAX);
+const _: () = assert!(LAYER_HEADER_BYTES_MAX + OF_IMPLICIT_DIRS + 64 * KIB < LAYER_RESTART_FILE_BYTES_MAX);
 /// Bytes of what is kept of a layer besides its files.
 pub const LAYER_RECORD_BYTES_MAX: usize = 4 * MIB;
+const _: () = assert!(OF_IMPLICIT_DIRS + KIB < LAYER_RECORD_BYTES_MAX);
+/// Each with the head of its text.
+const OF_IMPLICIT_DIRS: usize = LAYER_IMPLICIT_BYTES_MAX + LAYER_IMPLICIT_DIRS_MAX * 9;
 
 // ---- images ----------------------------------------------------------------------------------------------
 

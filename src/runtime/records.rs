@@ -110,6 +110,11 @@ pub(super) struct SandboxRecord {
 }
 
 impl SandboxRecord {
+    /// What a power cut has left of one says nothing: each that was written has a configuration.
+    pub(super) fn is_torn(&self) -> bool {
+        self.config.is_empty()
+    }
+
     /// The configuration of its creation.
     pub(super) fn config(&self) -> cri::PodSandboxConfig {
         // It was encoded here; whatever else it is counts as an empty one.

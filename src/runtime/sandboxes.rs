@@ -72,11 +72,11 @@ impl Sandboxes {
 
     /// Of one whose record is torn its directory tells, which goes with the boot.
     async fn may_be_of_this_boot(&self, sandbox: &Rc<Sandbox>) -> bool {
-        let (boot, dir) = (sandbox.record.borrow().boot.clone(), self.run_dir(sandbox.id()));
-        if boot.is_empty() {
+        let dir = self.run_dir(sandbox.id());
+        if sandbox.record.borrow().is_torn() {
             self.context.blocking(move || dir.exists()).await
         } else {
-            boot == self.context.boot
+            sandbox.record.borrow().boot == self.context.boot
         }
     }
 
@@ -537,7 +537,7 @@ impl Sandboxes {
         let Ok(network) = cni::kept(&now) else { return false };
         let record = sandbox.record.borrow();
         // Of a torn record nobody knows whether it was attached.
-        let was_attached = !record.network_result.is_empty() || record.config.is_empty();
+        let was_attached = !record.network_result.is_empty() || record.is_torn();
         let is_former = record.network != now;
         is_former
             && (!was_attached || error.lacks().is_some_and(|lacking| !network.programs().contains(&lacking)))
@@ -548,11 +548,13 @@ impl Sandboxes {
             let record = sandbox.record.borrow();
             (record.network.clone(), record.network_result.clone())
         };
-        let text = match text.is_empty() {
-            false => text,
-            // A torn record does not say which network it had. While the node's cannot be read this fails, and is tried again.
-            true if sandbox.record.borrow().config.is_empty() => self.network(ALL).await?,
-            true => return Ok(()),
+        let text = if !text.is_empty() {
+            text
+        } else if sandbox.record.borrow().is_torn() {
+            // Nobody knows which network it had. While the node's cannot be read this fails, and is tried again.
+            self.network(ALL).await?
+        } else {
+            return Ok(());
         };
         let blame = |error: cni::CniError| failed(format!("sandbox {}: {error}", sandbox.id()));
         let network = cni::kept(&text).map_err(blame)?;

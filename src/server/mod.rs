@@ -237,8 +237,8 @@ impl Server {
         Ok(self.listener.accept().await?.0.into())
     }
 
-    /// Serves until dropped; `directories` are those of the agent, as JSON. At most `SERVER_CONNECTIONS_MAX` connections at once, further ones wait in the
-    /// kernel's queue; each lasts at most `SERVER_CONNECTION_TIME`.
+    /// Serves until dropped; `directories` are those of the agent, as JSON. At most `SERVER_CONNECTIONS_MAX` connections at once,
+    /// further ones wait in the kernel's queue; each lasts at most `SERVER_CONNECTION_TIME`.
     pub async fn run(
         self,
         executor: Rc<Executor>,
@@ -503,7 +503,7 @@ fn question(path: &str, query: &str) -> Result<(Question, &'static str), &'stati
             Ok((Question::Logs { name, namespace }, JSON))
         }
         _ => Err(
-            "not found; there are /healthz /metrics /pods /describe /events /logs /top, and for a POST /exec /attach /portforward /debug\n",
+            "not found; there are /healthz /metrics /pods /describe /events /logs /top /directories, and for a POST /exec /attach /portforward /debug\n",
         ),
     }
 }

@@ -112,6 +112,37 @@ fn ends_are_seen_without_a_poll() {
     machine.assert_clean();
 }
 
+/// The agent watches the container's directory for its end.
+#[test]
+fn a_container_that_opens_its_own_output_changes_nothing_that_is_watched() {
+    let machine = Machine::new();
+    machine.run(async {
+        let runtime = machine.open().await;
+        let sandbox = run_sandbox(&runtime, machine.pod("own")).await;
+        let words = "read x < /tmp/fifo; for n in 1 2 3; do echo $n >/dev/stdout; done; exec sleep 600";
+        let id = create(&runtime, &sandbox, script("app", words)).await.unwrap();
+        let fifo = machine.root.join("rootfs").join(&id).join("tmp/fifo");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RWXU).unwrap();
+        start(&runtime, &id).await.unwrap();
+        let inotify = rustix::fs::inotify::init(rustix::fs::inotify::CreateFlags::NONBLOCK).unwrap();
+        let watched = machine.settings.run_dir.join("containers").join(&id);
+        let closes = rustix::fs::inotify::WatchFlags::CLOSE_WRITE | rustix::fs::inotify::WatchFlags::ONLYDIR;
+        rustix::fs::inotify::add_watch(&inotify, &watched, closes).unwrap();
+        smol::unblock(move || std::fs::write(fifo, "\n")).await.unwrap();
+        until("its output", async || {
+            std::fs::read_to_string(machine.root.join("logs/own/app.log")).unwrap().contains("stdout F 3")
+        })
+        .await;
+        let mut events = [0; 256];
+        let read = rustix::io::read(&inotify, &mut events);
+        assert_eq!(read, Err(rustix::io::Errno::AGAIN), "{}", String::from_utf8_lossy(&events));
+        std::fs::write(watched.join("beside"), "").unwrap();
+        assert!(rustix::io::read(&inotify, &mut [0; 256]).is_ok(), "it is watched");
+        remove_sandbox(&runtime, &sandbox).await;
+    });
+    machine.assert_clean();
+}
+
 #[test]
 fn a_stop_waits_for_the_grace_period_and_kills_then() {
     let machine = Machine::new();

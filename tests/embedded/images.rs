@@ -13,6 +13,7 @@ use smolet::clock::{SharedClock, SystemClock};
 use smolet::image_store::{
     Digest, IdMapping, ImageStore, ImageStoreError, LayerSource, NewImage, RootfsOptions, Snapshotter,
 };
+use smolet::limits::{LAYER_IMPLICIT_BYTES_MAX, LAYER_IMPLICIT_DIRS_MAX};
 use smolet::registry::{Hosts, Platform, Registries};
 use smolet::runtime::{Images as _, StoredImages};
 
@@ -834,6 +835,52 @@ fn a_pull_writes_little_more_than_the_unpacked_layer() {
     let written = (sectors() - before) * 512;
     println!("{written} bytes written for {} unpacked, {} compressed", layer.len(), compressed.len());
     assert!(written * 100 <= layer.len() as u64 * 105, "{written} of {}", layer.len());
+}
+
+#[test]
+fn a_further_name_comes_with_the_digest_that_was_asked_for() {
+    let folder = Folder::new("digests");
+    let store = folder.store();
+    let id = import(&folder, &store, &docker_archive("a.io/app:1", "", &layers())).unwrap();
+    let first = store.resolve(&id).unwrap().digests[0].clone();
+    let (_, digest) = first.split_once('@').unwrap();
+    // The same image in another repository, by another manifest.
+    let (image, lease) = (store.resolve(&id).unwrap(), store.lease());
+    let mut manifest = block_on(store.blob(image.manifest)).unwrap();
+    manifest.push(b' ');
+    let other = Digest::of(&manifest);
+    let config = block_on(store.blob(image.id)).unwrap();
+    let new =
+        NewImage { name: "b.io/app:1".into(), target: Some(other), manifest, config, ..NewImage::default() };
+    block_on(store.commit_image(&lease, new)).unwrap();
+    block_on(store.tag(&format!("a.io/app@{digest}"), "a.io/app:2")).unwrap();
+    let mut digests = store.resolve("a.io/app:2").unwrap().digests;
+    digests.sort();
+    assert_eq!(digests, [first, format!("b.io/app@{other}")]);
+}
+
+/// Paths of directories without an entry are in the record alone, and their number and their bytes are bounded.
+#[test]
+fn a_layer_has_as_many_directories_without_an_entry_as_images_have_and_no_more() {
+    let folder = Folder::new("implicit");
+    let store = folder.store();
+    let below = tar(&[Entry { mode: 0o750, ..dir("d/") }]);
+    let above = |count: usize, name: &str| {
+        let files: Vec<String> = (1..count).map(|index| format!("d/{name}{index}/f")).collect();
+        let long = |path| Entry { pax: vec![("path", path)], ..file("f", b"") };
+        tar(&files.iter().map(|path| long(path.as_bytes())).collect::<Vec<_>>())
+    };
+    let import = |name: &str, layers: &[Vec<u8>]| import(&folder, &store, &docker_archive(name, "", layers));
+    let id = import("wide:1", &[below.clone(), above(2000, "")]).unwrap();
+    let made = block_on(store.rootfs("c1", &store.resolve(&id).unwrap(), &RootfsOptions::default())).unwrap();
+    assert_eq!(fs::metadata(made.path.join("d")).unwrap().permissions().mode() & 0o7777, 0o750);
+    let why =
+        import("wider:1", &[below.clone(), above(LAYER_IMPLICIT_DIRS_MAX, "")]).unwrap_err().to_string();
+    assert!(why.contains("more than 8192 directories without an entry"), "{why}");
+    let long = format!("{}/", "x".repeat(200)).repeat(4);
+    let count = LAYER_IMPLICIT_BYTES_MAX / long.len() + 10;
+    let why = import("long:1", &[below, above(count, &long)]).unwrap_err().to_string();
+    assert!(why.contains("or their paths have more than"), "{why}");
 }
 
 #[test]

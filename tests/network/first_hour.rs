@@ -1,7 +1,6 @@
 //! The first hour of two boards, as their owner has it: they join, a Deployment runs on both, Services of both kinds and names lead
 //! to it, a server and a board start again. Each step's time is printed. What k3s' controllers and CoreDNS do, the test does.
 
-use std::net::SocketAddr;
 use std::time::Instant;
 
 use serde_json::{Value, json};
@@ -9,7 +8,7 @@ use serde_json::{Value, json};
 use crate::cluster::{Cluster, is_ready};
 use crate::common::client::Client;
 use crate::common::namespace::in_namespaces;
-use crate::pod::{self, Pod};
+use crate::pod::{self, Pod, at};
 
 const WEB: &str = "10.43.0.80";
 /// Of CoreDNS, as k3s gives it.
@@ -26,10 +25,6 @@ impl Steps {
         println!("{:>6} ms  {step}", self.0.elapsed().as_millis());
         self.0 = Instant::now();
     }
-}
-
-fn at(host: &str, port: u16) -> SocketAddr {
-    SocketAddr::new(host.parse().unwrap(), port)
 }
 
 /// As k3s' servicelb makes it for a Service on port 80 (`svclb-…`), with the node's iptables.

@@ -25,6 +25,11 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Who answered, and which client's address it saw.
 pub type Answer = Result<(String, IpAddr), ErrorKind>;
 
+/// That port of that address.
+pub fn at(host: &str, port: u16) -> SocketAddr {
+    SocketAddr::new(host.parse().unwrap(), port)
+}
+
 pub struct Pod {
     pub name: &'static str,
     pub ip: IpAddr,

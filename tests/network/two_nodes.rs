@@ -2,14 +2,14 @@
 //! network policies between them. Each test in namespaces of its own, on real time.
 
 use std::cell::RefCell;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use serde_json::{Value, json};
 use smolet::limits::{OFFLINE_PERIOD, OFFLINE_SETTLE};
 
 use crate::cluster::{Cluster, OUTSIDE, PORTS, is_ready};
 use crate::common::namespace::in_namespaces;
-use crate::pod::{self, Pod};
+use crate::pod::{self, Pod, at};
 
 /// Namespaces of each test.
 const OWN: [&str; 2] = ["--net", "--mount"];
@@ -19,10 +19,6 @@ const OTHER: &str = "10.43.0.11";
 const DATAGRAMS: u16 = 5353;
 /// Answers of each client that are waited for.
 const ANSWERS: usize = 20;
-
-fn at(host: &str, port: u16) -> SocketAddr {
-    SocketAddr::new(host.parse().unwrap(), port)
-}
 
 /// Names of those who answer, in order.
 fn named(names: &[&str]) -> Result<Vec<String>, std::io::ErrorKind> {
