@@ -231,6 +231,13 @@ impl fmt::Display for RecordError {
 /// It may be there, and is not known.
 pub(super) fn read<T: for<'b> Decode<'b, ()>>(dir: &Path) -> Result<Option<T>, RecordError> {
     match read_bounded(&dir.join(NAME), RUNTIME_RECORD_BYTES_MAX) {
+        Ok(bytes) if is_lost(&bytes) => {
+            log::info!(
+                "{}: the power went before the record was on the disk; what it is about is removed",
+                dir.display()
+            );
+            Ok(None)
+        }
         Ok(bytes) => from_bytes(&bytes).inspect(|record| {
             if record.is_none() {
                 log::warn!("{}: the record is damaged; what it is about is removed", dir.display());
@@ -243,6 +250,11 @@ pub(super) fn read<T: for<'b> Decode<'b, ()>>(dir: &Path) -> Result<Option<T>, R
             Ok(None)
         }
     }
+}
+
+/// A file system has the file's name and not its content, as records are not synced: they go with the boot. PURE.
+fn is_lost(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
 }
 
 /// It is this process that lacks something: the record may be read later. PURE.
@@ -292,6 +304,8 @@ mod tests {
         // A record that a power cut has torn.
         for end in [0, HEAD.len(), HEAD.len() + 1, HEAD.len() + 2, bytes.len() - 1] {
             assert!(from_bytes::<SandboxRecord>(&bytes[..end]).unwrap().is_none(), "{end}");
+            // Nothing of it, or only its length.
+            assert!(is_lost(&vec![0; end]) && is_lost(&bytes[..end]) == (end == 0), "{end}");
         }
         let exited = ContainerRecord {
             phase: ContainerPhase::Exited,
