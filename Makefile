@@ -64,7 +64,7 @@ step = @printf '\n== %s  %(%H:%M:%S)T\n' '$(1)' -1
 # How long `make fuzz` runs each target.
 FUZZ_SECONDS ?= 600
 
-.PHONY: help demo demo-installed test lint fmt clippy deny deny-here unit unit-beside-release sim proto vectors attack embedded kernel network real real-embedded systemd board board-short real-beside-others size leftovers sweep package packages dist pages arm arm-build arm-all bench fuzz fuzz-build clean setup \
+.PHONY: help demo demo-installed test lint fmt clippy deny deny-here unit unit-beside-release sim proto vectors attack embedded kernel network real real-embedded real-crio systemd board board-short real-beside-others size leftovers sweep package packages dist pages arm arm-build arm-all bench fuzz fuzz-build clean setup \
 	setup-rust release
 
 help:  ## this list
@@ -174,6 +174,10 @@ real: setup release  ## the release binary on private containerds
 real-embedded: setup release  ## the same tests on private embedded runtimes
 	$(call step,the same tests on the embedded runtime)
 	$(call real-shares,embedded,embedded)
+
+real-crio: setup release  ## the same tests on private CRI-Os. CRIO=FILE: the program, with pinns and conmon beside it; CRIO_EVENTS=false: without its events
+	$(call step,the same tests on CRI-O)
+	$(call real-shares,crio,crio)
 
 embedded: setup release  ## the release binary as the runtime of its own containers, with a real OCI runtime and CNI plugins
 	$(call step,tests of the embedded runtime)

@@ -13,6 +13,8 @@ const BIN_DIRS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
 pub struct RuntimeSettings {
     /// Directory of CNI configurations.
     pub cni_conf_dir: String,
+    /// The runtime tells which directory it is, as CRI-O does not.
+    pub is_told: bool,
     /// Directories of CNI plugins; a plugin in one of them is enough.
     pub cni_bin_dirs: Vec<String>,
     /// The cgroup driver of its default OCI runtime.
@@ -37,8 +39,14 @@ impl RuntimeSettings {
         let default = containerd["defaultRuntimeName"].as_str().unwrap_or("runc");
         let systemd = containerd["runtimes"][default]["options"]["SystemdCgroup"].as_bool();
         let cgroup_driver = systemd.map(|on| if on { CgroupDriver::Systemd } else { CgroupDriver::Cgroupfs });
-        let cni_conf_dir = text(&cni["confDir"]).unwrap_or_else(|| CONF_DIR.to_owned());
-        Self { cni_conf_dir, cni_bin_dirs, cgroup_driver }
+        let told = text(&cni["confDir"]);
+        let is_told = told.is_some();
+        Self {
+            cni_conf_dir: told.unwrap_or_else(|| CONF_DIR.to_owned()),
+            is_told,
+            cni_bin_dirs,
+            cgroup_driver,
+        }
     }
 }
 
@@ -79,6 +87,7 @@ mod tests {
             RuntimeSettings::parse(Some(containerd_1)),
             RuntimeSettings {
                 cni_conf_dir: "/etc/cni/other".to_owned(),
+                is_told: true,
                 cni_bin_dirs: vec!["/usr/lib/cni".to_owned()],
                 cgroup_driver: None,
             }
@@ -87,6 +96,7 @@ mod tests {
         assert_eq!(RuntimeSettings::parse(Some(containerd_2)).cni_bin_dirs, ["/a", "/b"]);
         let usual = RuntimeSettings {
             cni_conf_dir: "/etc/cni/net.d".to_owned(),
+            is_told: false,
             cni_bin_dirs: vec!["/opt/cni/bin".to_owned(), "/usr/lib/cni".to_owned()],
             cgroup_driver: None,
         };

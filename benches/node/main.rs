@@ -85,7 +85,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if std::env::args().any(|word| word == "pulls") {
-        let embedded = Runtime::up_as("bench-embedded", true);
+        let embedded = Runtime::up_as("bench-embedded", runtime::Kind::Embedded);
         let pulls = [Pulls::of(&embedded, &binary), Pulls::of(&runtime, &binary)];
         println!("{}", report::table_of_pulls(&pulls));
         return ExitCode::SUCCESS;
@@ -105,7 +105,7 @@ fn main() -> ExitCode {
     let (smolet, raw) = measured(Kind::Smolet(binary.clone()), &runtime, Some(&floor));
     let kubelet = kubelet.map(|kubelet| measured(Kind::Kubelet(kubelet), &runtime, None).0);
     // In turn with containerd's raw calls, as smolet with containerd.
-    let runtime_embedded = Runtime::up_as("bench-embedded", true);
+    let runtime_embedded = Runtime::up_as("bench-embedded", runtime::Kind::Embedded);
     let (embedded, embedded_raw) = measured(Kind::Embedded(binary.clone()), &runtime_embedded, Some(&floor));
     eprintln!("{}", embedded_raw.beside(&embedded.start, &embedded.restart, &embedded.burst));
     let pulls = [Pulls::of(&runtime_embedded, &binary), Pulls::of(&runtime, &binary)];
@@ -124,7 +124,7 @@ fn main() -> ExitCode {
 
 /// What the embedded runtime's quickness is judged by, in a few minutes.
 fn embedded_times(floor: &Floor<'_>, binary: PathBuf, effort: &Effort) -> String {
-    let runtime = Runtime::up_as("bench-embedded", true);
+    let runtime = Runtime::up_as("bench-embedded", runtime::Kind::Embedded);
     let subject = Subject::start(&runtime, Kind::Embedded(binary));
     let (start, raw_start) = starts(&subject, Some(floor), effort);
     let (restart, raw_restart) = restarts(&subject, Some(floor), effort);

@@ -127,9 +127,10 @@ impl fmt::Display for EndpointError {
             }
             Self::Missing(at) => write!(
                 f,
-                "there is no runtime socket {}: start the container runtime (systemctl start containerd) or name \
+                "there is no runtime socket {}: start the container runtime (systemctl start {}) or name \
                  its socket with --runtime-endpoint",
-                at.display()
+                at.display(),
+                service(at)
             ),
             Self::NotASocket(at) => {
                 write!(f, "{} is no socket: name the runtime's socket with --runtime-endpoint", at.display())
@@ -141,15 +142,16 @@ impl fmt::Display for EndpointError {
             ),
             Self::Refused(at) => write!(
                 f,
-                "nobody listens on the runtime socket {}: start or restart the container runtime (systemctl restart \
-                 containerd)",
-                at.display()
+                "nobody listens on the runtime socket {}: start or restart the container runtime (systemctl restart {})",
+                at.display(),
+                service(at)
             ),
             Self::Silent(at) => write!(
                 f,
-                "the runtime at {} gives no answer within {} s: see its log (journalctl -u containerd) and restart it",
+                "the runtime at {} gives no answer within {} s: see its log (journalctl -u {}) and restart it",
                 at.display(),
-                ENDPOINT_CHECK_TIMEOUT.as_secs()
+                ENDPOINT_CHECK_TIMEOUT.as_secs(),
+                service(at)
             ),
             Self::NotGrpc(at) => write!(
                 f,
@@ -182,6 +184,17 @@ impl fmt::Display for EndpointError {
             }
             Self::NoneAnswers(errors) => write_none_answers(f, errors),
         }
+    }
+}
+
+/// systemd's unit of the runtime with that socket. k3s runs its containerd itself.
+fn service(socket: &Path) -> &'static str {
+    if socket.ends_with("crio.sock") {
+        "crio"
+    } else if socket == Path::new(paths::K3S_CONTAINERD) {
+        "k3s"
+    } else {
+        "containerd"
     }
 }
 
@@ -464,6 +477,12 @@ mod tests {
         ] {
             let said = of_io(kind, at, "words").to_string();
             assert!(said.starts_with(sentence), "{said}");
+        }
+        for (at, unit) in
+            [("/run/crio/crio.sock", "crio"), (paths::K3S_CONTAINERD, "k3s"), ("/run/x", "containerd")]
+        {
+            let said = of_io(ErrorKind::NotFound, Path::new(at), "words").to_string();
+            assert!(said.contains(&format!("(systemctl start {unit})")), "{said}");
         }
     }
 }

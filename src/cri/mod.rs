@@ -87,6 +87,10 @@ pub struct ImageVolumes {
 const IMAGE_VOLUMES_SINCE: [(&str, Release, Release); 2] =
     [("containerd", (2, 1), (2, 2)), ("cri-o", (1, 31), (1, 33))];
 
+/// From this release on CRI-O stops a container by `lifecycle.stopSignal`. It never reports it (`container_status.go` leaves
+/// `ContainerStatus.stop_signal` empty).
+const CRIO_STOP_SIGNAL_SINCE: Release = (1, 33);
+
 /// Major and minor number.
 type Release = (u32, u32);
 
@@ -101,6 +105,12 @@ impl RuntimeVersion {
             }
             (None, _) | (_, None) => ImageVolumes { whole: true, in_part: true },
         }
+    }
+
+    /// The runtime stops containers by `lifecycle.stopSignal`, though the status of a container has none.
+    pub fn hides_stop_signal(&self) -> bool {
+        &*self.runtime_name == "cri-o"
+            && self.release().is_some_and(|version| version >= CRIO_STOP_SIGNAL_SINCE)
     }
 
     /// `v2.1.4-k3s1` → 2, 1; `None` for a version of another form.
@@ -373,6 +383,7 @@ mod tests {
                 runtime_api_version: "v1".into(),
             };
             assert_eq!(of.image_volumes(), ImageVolumes { whole, in_part }, "{name} {version}");
+            assert_eq!(of.hides_stop_signal(), name == "cri-o" && version == "1.33", "{name} {version}");
         }
     }
 }

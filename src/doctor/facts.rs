@@ -129,6 +129,8 @@ pub struct Kubelet {
 pub struct CniFacts {
     /// Directory of configurations.
     pub conf_dir: String,
+    /// The runtime tells that it is this one.
+    pub is_told: bool,
     /// The first one by name, which the runtime uses, with its plugins or its error.
     pub configuration: Option<(String, Result<Vec<String>, String>)>,
     /// Directories of plugins.
@@ -362,6 +364,7 @@ async fn embedded(
     };
     let cni = RuntimeSettings {
         cni_conf_dir: settings.cni_conf_dir.display().to_string(),
+        is_told: true,
         cni_bin_dirs: settings.cni_bin_dirs.iter().map(|dir| dir.display().to_string()).collect(),
         cgroup_driver: None,
     };
@@ -490,7 +493,7 @@ fn named_endpoint(arguments: &str) -> Option<String> {
 // ---- network, disks, clock, swap -------------------------------------------------------------------------
 
 fn network(settings: RuntimeSettings) -> CniFacts {
-    let RuntimeSettings { cni_conf_dir, cni_bin_dirs, .. } = settings;
+    let RuntimeSettings { cni_conf_dir, is_told, cni_bin_dirs, .. } = settings;
     let conf_dir = PathBuf::from(&cni_conf_dir);
     let names = fs::read_dir(&conf_dir).into_iter().flatten().flatten();
     let names = names.filter_map(|entry| entry.file_name().into_string().ok());
@@ -505,7 +508,7 @@ fn network(settings: RuntimeSettings) -> CniFacts {
     let is_there = |plugin: &String| cni_bin_dirs.iter().any(|dir| Path::new(dir).join(plugin).exists());
     let named = configuration.iter().filter_map(|(_, plugins)| plugins.as_ref().ok()).flatten();
     let missing = named.filter(|plugin| !is_there(plugin)).cloned().collect();
-    CniFacts { conf_dir: cni_conf_dir, configuration, bin_dirs: cni_bin_dirs, missing }
+    CniFacts { conf_dir: cni_conf_dir, is_told, configuration, bin_dirs: cni_bin_dirs, missing }
 }
 
 /// The file system of a path that exists or will be created, and the eviction thresholds.

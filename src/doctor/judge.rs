@@ -398,6 +398,10 @@ fn network(cni: &CniFacts, runtime: Option<&RuntimeFacts>) -> Finding {
         };
     }
     let (file, plugins) = match &cni.configuration {
+        None if !cni.is_told && conditions.is_some() && not_ready.is_none() => {
+            let message = "the runtime's network is ready; it does not tell which CNI configuration it uses";
+            return Finding::ok(CHECK, message);
+        }
         None => {
             let message = format!("no configuration in {}: pods get no network of their own", cni.conf_dir);
             return Finding::problem(CHECK, message, "put one there, or give all pods hostNetwork: true");

@@ -199,9 +199,12 @@ async fn post_start<R: Runtime>(
 }
 
 /// A runtime that does not support `lifecycle.stopSignal` ignores it silently (containerd before 2.1); only the reported
-/// status shows it. The container runs all the same; it is stopped by its image's signal.
+/// status shows it, and CRI-O's does not. The container runs all the same; it is stopped by its image's signal.
 async fn check_stop_signal<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod, name: &str, id: &ContainerId) {
-    if ctx.manager.runtime.container_status(id).await.is_ok_and(|status| status.stop_signal == 0) {
+    let runtime = &ctx.manager.runtime;
+    if runtime.container_status(id).await.is_ok_and(|status| status.stop_signal == 0)
+        && !runtime.version().await.is_ok_and(|version| version.hides_stop_signal())
+    {
         let message = format!(
             "container {name}: this runtime has no lifecycle.stopSignal; the container is stopped by its image's signal, \
              SIGTERM when that has none"

@@ -1,7 +1,7 @@
 #!/bin/bash
 # A private containerd for the tests, the demo and developers; nothing of the machine's own runtime is touched.
 #
-#   runtime.sh up DIR, up-embedded DIR
+#   runtime.sh up DIR, up-embedded DIR, up-crio DIR
 #                              installs what is missing, starts a runtime in DIR, imports the test images
 #   runtime.sh env DIR         prints its shell variables: SOCKET, ENDPOINT, CGROUP_ROOT, BRIDGE, SUBNET, PID
 #   runtime.sh ctr DIR ARG...  `ctr` in the CRI's namespace of that containerd
@@ -19,6 +19,8 @@
 #
 # `up-embedded` starts no containerd but the smolet that $SMOLET names, without manifests, with the embedded runtime behind its CRI
 # socket: the same tests run on both. It has no `ctr`. $SMOLET_CONFIG is its KubeletConfiguration, if not calm.yaml.
+#
+# `up-crio` starts the CRI-O that $CRIO names (crio.sh), whose images $SMOLET pulls. It has no `ctr` either.
 #
 # With CONTAINERD=PATH in the environment another containerd than the machine's is started, with the shim beside it; with
 # SYSTEMD_CGROUP=true its containers are systemd's units.
@@ -61,6 +63,12 @@ names() {
     EMBEDDED=$(cat "$DIR/embedded" 2>/dev/null) || EMBEDDED=
     [ "$command" != up-embedded ] || EMBEDDED=${SMOLET:?names the binary}
     [ -z "$EMBEDDED" ] || SOCKET=$DIR/cri.sock
+    # The CRI-O, likewise.
+    if [ "$command" != up-crio ]; then
+        CRIO=$(cat "$DIR/crio" 2>/dev/null) || CRIO=
+    elif [ ! -x "${CRIO:-}" ]; then
+        die "CRIO names no program: build CRI-O, and put pinns and conmon beside it"
+    fi
     ENDPOINT=unix://$SOCKET
     CONFIG=$DIR/smolet-test.toml
     # A /24 of 10.192.0.0/11 for each instance; ten instances meet with a chance of 1 in 180.
@@ -217,6 +225,10 @@ start() {
         }
         return
     fi
+    if [ -n "$CRIO" ]; then
+        start_crio "$fds"
+        return
+    fi
     # Its shim stands beside it.
     local containerd=${CONTAINERD:-containerd} path=$PATH
     [ -z "${CONTAINERD:-}" ] || path=$(dirname "$CONTAINERD"):$PATH
@@ -243,6 +255,8 @@ end_containerd() {
 
 # shellcheck source=tests/env/images.sh
 . "$here/images.sh"
+# shellcheck source=tests/env/crio.sh
+. "$here/crio.sh"
 
 # The CRI plugin learns of an image through an event and labels it: before that, it does not know it.
 images_known() {
@@ -266,8 +280,13 @@ import_images() {
             die "the embedded runtime does not import $archive: $(tail -n 5 "$DIR/containerd.log")"
         return
     fi
-    ! images_known "$@" || return 0
+    [ -n "$CRIO" ] || ! images_known "$@" || return 0
     archive "$build" "$DIR/images.tar"
+    if [ -n "$CRIO" ]; then
+        import_into_crio "$DIR/images.tar" "$@"
+        rm -f "$DIR/images.tar"
+        return
+    fi
     ctr images import "$DIR/images.tar" >/dev/null
     rm -f "$DIR/images.tar"
     within $START_SECONDS images_known "$@" ||
@@ -356,9 +375,9 @@ callers() {
     { grep -lzxF -e "$SOCKET" -e "$SOCKET.ttrpc" -e "$ENDPOINT" /proc/[0-9]*/cmdline 2>/dev/null || true; } | alive
 }
 
-# Monitors of the embedded runtime, and what it executes, by the paths in their arguments.
+# Monitors of the embedded runtime or of CRI-O, and what they execute, by the paths in their arguments.
 monitors() {
-    [ -n "$EMBEDDED" ] || return 0
+    [ -n "$EMBEDDED$CRIO" ] || return 0
     { grep -lzE "^$DIR/(root|run)" /proc/[0-9]*/cmdline 2>/dev/null || true; } | alive
 }
 
@@ -427,7 +446,7 @@ down() {
     for path in $(cgroups); do
         rmdir "$path" 2>/dev/null || true
     done
-    rm -rf --one-file-system "$DIR"
+    rm -rf --one-file-system "$DIR" "$(crio_attach)"
     local left
     left=$(remains)
     [ -z "$left" ] || die "left of $DIR:"$'\n'"$left"
@@ -520,7 +539,7 @@ up() {
     register
     if [ ! -e "$CONFIG" ]; then
         mkdir -p "$DIR"
-        if [ -n "$EMBEDDED" ]; then configure_embedded; else configure; fi
+        if [ -n "$EMBEDDED" ]; then configure_embedded; elif [ -n "$CRIO" ]; then configure_crio; else configure; fi
     fi
     start
     import_images test_images $TEST_IMAGES
@@ -528,7 +547,7 @@ up() {
 
 command=${1:-}
 case $command in
-up | up-embedded | env | ctr | kill | start | gateway | down)
+up | up-embedded | up-crio | env | ctr | kill | start | gateway | down)
     [ $# -ge 2 ] || die "$command needs a directory"
     [ "$(id -u)" = 0 ] || die "containers need root"
     names "$2"
@@ -536,7 +555,7 @@ up | up-embedded | env | ctr | kill | start | gateway | down)
     ;;
 esac
 case $command in
-up | up-embedded) up ;;
+up | up-embedded | up-crio) up ;;
 env)
     for name in SOCKET ENDPOINT CGROUP_ROOT BRIDGE SUBNET; do printf '%s=%q\n' "$name" "${!name}"; done
     echo "PID=$(containerd_pid || true)"

@@ -22,7 +22,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use crate::agent::{Agent, PATIENCE, WATCHED, bridge_address, container, id_of, ip_of, is_release, text};
 use crate::finding::Finding;
-use crate::runtime::{Runtime, alone, http_get, is_embedded, wait_for};
+use crate::runtime::{Kind, Runtime, alone, http_get, wait_for};
 
 /// What ten pods may cost; docs/promises.md promises it.
 const RESIDENT_KIB_MAX: u64 = 5 * 1024 + 256;
@@ -103,11 +103,11 @@ pub fn ten_manifests_of_a_gateway_run_unchanged(runtime: &Runtime) {
     println!("  all gone {:.1} s after the start", at.elapsed().as_secs_f64());
 }
 
-/// The embedded runtime takes no stand-in for an image with a digest, which it verifies: there the tag is the image's name.
+/// Only containerd takes a stand-in for an image with a digest, which others verify: there the tag is the image's name.
 fn example(file: &Path) -> String {
     const DIGITS: usize = 64;
     let text = text(file);
-    match text.split_once("@sha256:").filter(|_| is_embedded()) {
+    match text.split_once("@sha256:").filter(|_| Kind::chosen() != Kind::Containerd) {
         Some((before, after)) => format!("{before}{}", &after[DIGITS..]),
         None => text,
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use smolet::model::ContainerState;
 
 use crate::agent::{Agent, PATIENCE, bridge_address, container, id_of, ip_of, is_ready, text, waits_for};
-use crate::runtime::{Runtime, alone, http_get, wait_for};
+use crate::runtime::{Runtime, alone, cgroup_of, http_get, wait_for};
 
 /// Waits for SIGTERM in a container of the test images.
 const STAYS: &str = "[sh, -c, exec forever]";
@@ -94,7 +94,7 @@ pub fn a_pod_runs_with_address_log_and_volume(runtime: &Runtime) {
 /// The limit of a container's memory cgroup, version 1 or 2.
 fn memory_limit(runtime: &Runtime, id: &str) -> i64 {
     let found = std::process::Command::new("find")
-        .args(["/sys/fs/cgroup", "-path", &format!("*{}*/{id}/memory*", runtime.cgroup_root)])
+        .args(["/sys/fs/cgroup", "-path", &format!("*{}*/{}/memory*", runtime.cgroup_root, cgroup_of(id))])
         .args(["(", "-name", "memory.limit_in_bytes", "-o", "-name", "memory.max", ")"])
         .output()
         .expect("find runs");

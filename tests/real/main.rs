@@ -1,8 +1,10 @@
 //! smolet on a real containerd: the built binary, real pods, real crashes.
 //!
 //! Root only; `make real` runs it. One private containerd (tests/env/runtime.sh) serves all tests, one after the
-//! other; with `SMOLET_TEST_RUNTIME=embedded` (`make real-embedded`) it is a smolet with the embedded runtime, by its CRI; each has an agent of its own (state, manifests, socket, node name) and leaves no pod behind. The harness
-//! is this file's own, because libtest offers no place to take the runtime down, whatever a test does.
+//! other; with `SMOLET_TEST_RUNTIME=embedded` (`make real-embedded`) it is a smolet with the embedded runtime, by its CRI, with
+//! `crio` (`make real-crio`) the CRI-O that `CRIO` names. Each test has an agent of its own (state, manifests, socket, node name) and
+//! leaves no pod behind. The harness is this file's own, because libtest offers no place to take the runtime down, whatever a test
+//! does.
 //!
 //! All of it happens in a mount namespace of its own: what is mounted for a test is nobody else's and ends with it.
 //!
@@ -41,6 +43,7 @@ mod runtime;
 #[path = "../common/seeds.rs"]
 mod seeds;
 mod settings;
+mod shims;
 mod shutdown;
 mod volumes;
 mod why;
@@ -50,7 +53,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
-use runtime::Runtime;
+use runtime::{Kind, Runtime};
 
 type Test = (&'static str, fn(&Runtime));
 
@@ -107,6 +110,7 @@ const TESTS: &[Test] = tests![
     probes::a_grpc_server_is_asked_for_its_health,
     probes::a_container_that_hangs_is_replaced_at_once,
     hooks::hooks_run_after_the_start_and_before_the_stop,
+    shims::many_lives_of_pods_leave_no_shim,
     shutdown::pods_end_with_the_machine_and_come_back,
     recovery::a_killed_agent_takes_its_pods_up_again,
     recovery::an_agent_killed_while_it_starts_pods_doubles_nothing,
@@ -142,6 +146,26 @@ const TESTS: &[Test] = tests![
     promises::an_idle_agent_costs_no_more_than_promised,
     probes::probing_thirty_pods_costs_little,
 ];
+
+const NO_TESTS: &[(&str, &str)] = &[];
+
+/// What CRI-O does not have, and why.
+const NOT_ON_CRIO: &[(&str, &str)] = &[
+    ("images::archives_are_imported_and_their_pods_start_without_a_registry", IMPORTS),
+    ("images::an_image_in_two_archives_is_that_of_the_last", IMPORTS),
+    ("images::archives_that_cannot_be_imported_are_named", IMPORTS),
+    ("images::compressed_archives_are_imported_and_listed_images_are_pulled", IMPORTS),
+    ("images::layers_that_a_power_cut_may_have_emptied_are_unpacked_again", "CRI-O repairs its own store"),
+    ("images::mirrors_and_logins_of_k3s_reach_containerd", "k3s has containerd"),
+    ("moving::pods_end_in_the_runtime_that_a_node_leaves_and_run_embedded", IMPORTS),
+    ("pressure::short_of_disk_what_nobody_needs_goes_and_then_who_has_written_most", IMPORTS),
+    (
+        "resize::a_running_pod_gets_other_cpu_and_memory",
+        "with cgroup v1 it leaves a dead container's quota, which may be larger than the pod's new one",
+    ),
+];
+
+const IMPORTS: &str = "no service imports archives";
 
 /// Goes on in a mount namespace of its own. `/` is a shared mount there, as systemd makes it: containerd wants that of
 /// what a pod mounts with HostToContainer.
@@ -182,13 +206,15 @@ fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| name.contains(w));
     let (number, of) = share();
-    let chosen: Vec<&Test> =
-        TESTS.iter().filter(|(name, _)| is_wanted(name)).skip(number - 1).step_by(of).collect();
-    let (name, on) = if runtime::is_embedded() {
-        ("embedded", "the embedded runtime")
-    } else {
-        ("real", "a real containerd")
+    let (name, on, without) = match Kind::chosen() {
+        Kind::Containerd => ("real", "a real containerd", NO_TESTS),
+        Kind::Embedded => ("embedded", "the embedded runtime", NO_TESTS),
+        Kind::CriO => ("crio", "a real CRI-O", NOT_ON_CRIO),
     };
+    let has = |name: &str| without.iter().all(|(lacking, _)| *lacking != name);
+    let fitting = TESTS.iter().filter(|(name, _)| is_wanted(name) && has(name));
+    let chosen: Vec<&Test> = fitting.skip(number - 1).step_by(of).collect();
+    without.iter().for_each(|(name, why)| println!("not on {on}: {name}: {why}"));
     println!("\nrunning {} tests on {on}", chosen.len());
     assert!(!chosen.is_empty(), "no test is called like any of {wanted:?}");
 

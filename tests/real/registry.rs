@@ -187,7 +187,10 @@ impl Served {
         let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
         let path = path.split('?').next().unwrap_or_default();
         self.seen.lock().unwrap().push((path.to_owned(), login.clone()));
-        let unauthorized = path.starts_with("/v2/private/") && login != self.login;
+        // As registries do: whoever asks what this is, as CRI-O does, learns that there are logins.
+        let is_private = |path: &str| path.starts_with("/v2/private/");
+        let asks = is_private(path) || path == "/v2/" && self.files.keys().any(|file| is_private(file));
+        let unauthorized = asks && login != self.login;
         let (status, kind, body): (_, _, &[u8]) = if unauthorized {
             ("401 Unauthorized\r\nWWW-Authenticate: Basic realm=\"test\"", "application/json", b"{}")
         } else {

@@ -17,8 +17,7 @@ use smolet::model::{
     ContainerId, ContainerItem, ContainerState, ContainerStatus, PodUid, SandboxId, SandboxItem, SandboxState,
 };
 
-/// A containerd of this test run's own, or with `SMOLET_TEST_RUNTIME=embedded` a smolet with the embedded runtime; taken down when
-/// dropped.
+/// A runtime of this test run's own; taken down when dropped.
 pub struct Runtime {
     dir: PathBuf,
     /// As `--cgroup-root` wants it.
@@ -28,9 +27,36 @@ pub struct Runtime {
     pub cri: GrpcRuntime,
 }
 
-/// The tests run on the embedded runtime of the binary under test.
+/// What the tests run on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Containerd,
+    /// That of the binary under test.
+    Embedded,
+    /// The one that `CRIO` names.
+    CriO,
+}
+
+impl Kind {
+    /// That of `SMOLET_TEST_RUNTIME`, by default containerd.
+    pub fn chosen() -> Self {
+        match std::env::var("SMOLET_TEST_RUNTIME").as_deref() {
+            Err(_) | Ok("containerd") => Self::Containerd,
+            Ok("embedded") => Self::Embedded,
+            Ok("crio") => Self::CriO,
+            Ok(other) => panic!("SMOLET_TEST_RUNTIME={other}: write containerd, embedded or crio"),
+        }
+    }
+}
+
 pub fn is_embedded() -> bool {
-    std::env::var_os("SMOLET_TEST_RUNTIME").is_some_and(|runtime| runtime == "embedded")
+    Kind::chosen() == Kind::Embedded
+}
+
+/// The name of a container's cgroup, below its pod's.
+#[allow(dead_code, reason = "not the benchmark's")]
+pub fn cgroup_of(id: &str) -> String {
+    if Kind::chosen() == Kind::CriO { format!("crio-{id}") } else { id.to_owned() }
 }
 
 fn script() -> PathBuf {
@@ -40,14 +66,19 @@ fn script() -> PathBuf {
 impl Runtime {
     /// In a directory of that name; whoever runs side by side has names of their own.
     pub fn up(name: &str) -> Self {
-        Self::up_as(name, is_embedded())
+        Self::up_as(name, Kind::chosen())
     }
 
-    /// The same, on the embedded runtime or on containerd.
-    pub fn up_as(name: &str, embedded: bool) -> Self {
+    /// The same, on that runtime.
+    pub fn up_as(name: &str, kind: Kind) -> Self {
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         let variables = {
-            run(&dir, if embedded { "up-embedded" } else { "up" });
+            let up = match kind {
+                Kind::Containerd => "up",
+                Kind::Embedded => "up-embedded",
+                Kind::CriO => "up-crio",
+            };
+            run(&dir, up);
             run(&dir, "env")
         };
         let value = |name: &str| {
@@ -68,14 +99,13 @@ impl Runtime {
         format!("unix://{}", self.cri.socket().display())
     }
 
-    /// The process of containerd, or of the agent with the embedded runtime.
+    /// The process of containerd or CRI-O, or of the agent with the embedded runtime.
     pub fn pid(&self) -> u32 {
         let pid = std::fs::read_to_string(self.dir.join("containerd.pid")).expect("the runtime runs");
         pid.trim().parse().expect("a PID")
     }
 
-    /// The runtime's own processes: the one above, and its shims or monitors.
-    #[allow(dead_code, reason = "the benchmark's")]
+    /// The runtime's own processes: the one above, and its shims, conmons or monitors.
     pub fn processes(&self) -> Vec<u32> {
         let (socket, dir) = (self.cri.socket().display().to_string(), self.dir.display().to_string());
         let is_ours = |pid: u32| {
@@ -83,7 +113,7 @@ impl Runtime {
             let mut words = line.split('\0');
             let program = words.next().unwrap_or_default().to_owned();
             program.contains("containerd-shim") && words.any(|word| word == socket)
-                || line.contains("\0monitor\0") && line.contains(&dir)
+                || (line.contains("\0monitor\0") || program.ends_with("/conmon")) && line.contains(&dir)
         };
         let all = std::fs::read_dir("/proc").expect("/proc").flatten();
         let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());

@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::PodStatus;
 use smolet::cri::{Runtime as _, RuntimeStatus};
 
 use crate::agent::{Agent, PATIENCE, container, id_of, ip_of, text, waits_for};
-use crate::runtime::{Runtime, is_embedded, wait_for};
+use crate::runtime::{Kind, Runtime, cgroup_of, is_embedded, wait_for};
 
 /// An agent whose `out` directory is for every user.
 fn agent<'r>(runtime: &'r Runtime, name: &str) -> Agent<'r> {
@@ -327,7 +327,7 @@ pub fn cgroups_of_pods_and_classes_are_the_kubelets(runtime: &Runtime) {
         let of = agent.running(name);
         let own = format!("{class}pod{}", of.metadata.uid.as_deref().expect("a UID"));
         let [cpu, mem] = ["cpu", "memory"].map(|controller| kubepods(controller, &own));
-        assert!(cpu.join(id_of(&of, name)).is_dir(), "its container is in {}", cpu.display());
+        assert!(cpu.join(cgroup_of(&id_of(&of, name))).is_dir(), "its container is in {}", cpu.display());
         assert_eq!(read(&cpu, weight_file), weight(shares), "{name}");
         if v2 {
             let max = quota.map_or("max 100000".to_owned(), |quota: i64| format!("{quota} 100000"));
@@ -384,7 +384,8 @@ pub fn a_runtime_class_is_a_handler_of_the_runtime(runtime: &Runtime) {
         assert!(has("PATH=") && !has("NOTIFY_SOCKET=") && !has("K3S_TOKEN="), "{environment}");
         calls.lines().any(|call| call.ends_with(&id))
     } else {
-        runtime.dir().join("runc-other/k8s.io").join(&id).is_dir()
+        let root = if Kind::chosen() == Kind::CriO { "run/other" } else { "runc-other/k8s.io" };
+        runtime.dir().join(root).join(&id).is_dir()
     };
     assert!(is_of_other, "{id} is the other handler's");
     if runtime_status(runtime).handlers.is_empty() {

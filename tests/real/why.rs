@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::agent::{Agent, PATIENCE, smolet};
-use crate::runtime::{Runtime, is_embedded, wait_for};
+use crate::runtime::{Kind, Runtime, wait_for};
 
 /// Beside an agent and without one; what it finds of the machine itself is printed.
 pub fn doctor_judges_the_machine_and_its_runtime(runtime: &Runtime) {
@@ -32,14 +32,19 @@ pub fn doctor_judges_the_machine_and_its_runtime(runtime: &Runtime) {
     };
     let ok = |message: &str| ("ok".to_owned(), message.to_owned());
     let alone = findings();
+    let told = "10-smolet-test.conflist (bridge, host-local, portmap)";
+    let (name, cni) = match Kind::chosen() {
+        Kind::Containerd => ("containerd ", told),
+        Kind::Embedded => ("smolet ", told),
+        Kind::CriO => {
+            ("cri-o ", "the runtime's network is ready; it does not tell which CNI configuration it uses")
+        }
+    };
     let (level, message) = of(&alone, "runtime");
-    assert!(
-        level == "ok" && message.starts_with(if is_embedded() { "smolet " } else { "containerd " }),
-        "{message}"
-    );
+    assert!(level == "ok" && message.starts_with(name), "{message}");
     assert_eq!(of(&alone, "other agents"), ok("none on this runtime"));
     assert_eq!(of(&alone, "pause image"), ok("smolet.test/pause:1"));
-    assert_eq!(of(&alone, "cni"), ok("10-smolet-test.conflist (bridge, host-local, portmap)"));
+    assert_eq!(of(&alone, "cni"), ok(cni));
     let (_, message) = of(&alone, "disk of images");
     assert!(message.starts_with(&runtime.dir().join("root").display().to_string()), "{message}");
     assert_eq!(of(&alone, "memory cgroup").0, "ok", "other tests limit memory on this machine");

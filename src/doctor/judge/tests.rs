@@ -52,6 +52,7 @@ fn good() -> Facts {
         kubelets: Vec::new(),
         cni: CniFacts {
             conf_dir: "/etc/cni/net.d".to_owned(),
+            is_told: true,
             configuration: Some(("10-bridge.conflist".to_owned(), Ok(strings(&["bridge", "host-local"])))),
             bin_dirs: strings(&["/opt/cni/bin"]),
             missing: Vec::new(),
@@ -139,6 +140,19 @@ fn what_the_kernel_was_built_without_is_named() {
         kernel.message,
         "built without PID namespaces (CONFIG_PID_NS), seccomp filters (CONFIG_SECCOMP_FILTER): no pod runs"
     );
+}
+
+#[test]
+fn a_runtime_that_does_not_tell_its_cni_configuration_is_judged_by_its_network() {
+    let mut facts = good();
+    (facts.cni.configuration, facts.cni.is_told) = (None, false);
+    let cni = |facts: &Facts| judge(facts).into_iter().find(|finding| finding.check == "cni").unwrap();
+    let ready = "the runtime's network is ready; it does not tell which CNI configuration it uses";
+    assert_eq!((cni(&facts).level, &*cni(&facts).message), (Level::Ok, ready));
+    runtime_of(&mut facts).conditions = Ok(vec![condition("NetworkReady", false)]);
+    assert_eq!(cni(&facts).level, Level::Problem);
+    runtime_of(&mut facts).conditions = Err("no answer".to_owned());
+    assert_eq!(cni(&facts).level, Level::Problem);
 }
 
 #[test]
