@@ -91,7 +91,9 @@ pub fn ten_manifests_of_a_gateway_run_unchanged(runtime: &Runtime) {
     println!("  {} KiB resident, {} of them anonymous", finding.resident_kib, finding.anonymous_kib);
     // A debug build is another program.
     if is_release() {
-        assert!(finding.resident_kib <= RESIDENT_KIB_MAX, "{finding:?}");
+        // The promise is for containerd. With CRI-O's events it runs some of what is next to what it never runs.
+        let more = if Kind::chosen() == Kind::CriO { 512 } else { 0 };
+        assert!(finding.resident_kib <= RESIDENT_KIB_MAX + more, "{finding:?}");
     }
     // Its last words come after its manifest has gone, and its directory goes with it.
     let mut shipped = File::open(log_file(&agent, "log-shipper", "fluent-bit", 0)).expect("a log");
