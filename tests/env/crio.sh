@@ -127,7 +127,7 @@ import_into_crio() {
     for name; do
         # No registry has other content under a digest than its own.
         [[ $name != *@sha256:* ]] || continue
-        within $START_SECONDS "$SMOLET" image pull "$name" --runtime-endpoint "$ENDPOINT" || {
+        within $START_SECONDS "${SMOLET:?names the binary that pulls the images}" image pull "$name" --runtime-endpoint "$ENDPOINT" || {
             kill $registry
             die "CRI-O does not pull $name: $(tail -n 5 "$DIR/registry.log" "$DIR/containerd.log")"
         }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::PodStatus;
 
 use crate::agent::{Agent, PATIENCE, container, id_of};
-use crate::runtime::{Runtime, cgroup_of, wait_for};
+use crate::runtime::{Runtime, wait_for};
 
 /// Of a manifest that gives its UID, so that it stays the same pod.
 const UID: &str = "5a2e0c1e-0000-4000-8000-000000000001";
@@ -34,11 +34,7 @@ fn limits(runtime: &Runtime, below: &str) -> [String; 3] {
     let directory = |controller: &str| -> PathBuf {
         let root = Path::new("/sys/fs/cgroup").join(if v2 { "" } else { controller });
         let kubepods = root.join(runtime.cgroup_root.trim_start_matches('/')).join("kubepods");
-        kubepods.join(format!("burstable/pod{UID}")).join(if below.is_empty() {
-            String::new()
-        } else {
-            cgroup_of(below)
-        })
+        kubepods.join(format!("burstable/pod{UID}")).join(below)
     };
     // One that was replaced meanwhile has none.
     let read = |controller: &str, file: &str| {
