@@ -398,7 +398,9 @@ fn network(cni: &CniFacts, runtime: Option<&RuntimeFacts>) -> Finding {
         };
     }
     let (file, plugins) = match &cni.configuration {
-        None if !cni.is_told && conditions.is_some() && not_ready.is_none() => {
+        None if !cni.is_told
+            && conditions.into_iter().flatten().any(|c| c.status && &*c.kind == "NetworkReady") =>
+        {
             let message = "the runtime's network is ready; it does not tell which CNI configuration it uses";
             return Finding::ok(CHECK, message);
         }
