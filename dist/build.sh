@@ -115,7 +115,8 @@ in_kib() { find "$1" -path "$1/DEBIAN" -prune -o -printf '%y %s\n' | awk '{ n +=
 # What every package has in the same place.
 common() {
     put 755 "$binary" /usr/bin/smolet
-    put 644 "$dist/config.yaml" /etc/smolet/config.yaml
+    # A header of staticPodURL may hold a token.
+    put 600 "$dist/config.yaml" /etc/smolet/config.yaml
     # Manifests may be Secrets.
     install -d -m 700 "$root/etc/smolet/manifests"
 }
@@ -232,7 +233,7 @@ apk() {
     documents /usr/share/doc/smolet
     put 644 "$repo/LICENSE" /usr/share/licenses/smolet/LICENSE
     copyright /usr/share/licenses/smolet/LICENSE >"$root/usr/share/licenses/smolet/copyright"
-    for hook in post-install post-upgrade pre-deinstall; do script "$dist/alpine/$hook" "$work/scripts/$hook"; done
+    for hook in pre-install post-install post-upgrade pre-deinstall; do script "$dist/alpine/$hook" "$work/scripts/$hook"; done
     cat >"$work/PKGINFO" <<E
 pkgname = smolet
 pkgver = $version-r0

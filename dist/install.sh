@@ -175,8 +175,12 @@ verify() {
         "$@" -p "$key" -x "$signature" -m "$from/SHA256SUMS" >/dev/null 2>&1 ||
             die "the archive is not signed with the key of $key; nothing is installed"
     fi
-    wrong=$(cd "$from" && sha256sum -c SHA256SUMS 2>/dev/null | grep -v ': OK$') || true
-    [ -z "$wrong" ] || die "damaged: $(echo "$wrong" | tr '\n' ' '); nothing is installed"
+    # Each line is to be said OK: a sha256sum that cannot check says nothing.
+    if ! (cd "$from" && sha256sum -c SHA256SUMS) >"$scratch/checked" 2>/dev/null ||
+        [ "$(grep -c ': OK$' "$scratch/checked")" != "$(grep -c . "$from/SHA256SUMS")" ]; then
+        wrong=$(grep -v ': OK$' "$scratch/checked" | tr '\n' ' ') || true
+        die "damaged: ${wrong:-sha256sum -c does not check $from/SHA256SUMS }; nothing is installed"
+    fi
     (cd "$from" && find . ! -type d ! -path ./SHA256SUMS ! -path ./SHA256SUMS.minisig | sort) >"$scratch/there"
     sed 's/^[0-9a-f]*  //' "$from/SHA256SUMS" | sort >"$scratch/listed"
     cmp -s "$scratch/there" "$scratch/listed" || die "the archive has other files than SHA256SUMS lists; nothing is installed"
@@ -207,11 +211,13 @@ fits() {
     die "this archive is for $arch, and this machine is $machine: take smolet_${version}_linux_$right.tar.gz"
 }
 
+# What dpkg has of a package smolet: nothing where there is none.
+package_state() { sed -n '/^Package: smolet$/,/^$/s/^Status: //p' "$root/var/lib/dpkg/status" 2>/dev/null; }
+
 # Two owners of the same files would remove each other's.
 is_alone() {
     # A package that is removed and not purged has its settings and its state still, which this one goes on with.
-    ! sed -n '/^Package: smolet$/,/^$/s/^Status: //p' "$root/var/lib/dpkg/status" 2>/dev/null |
-        grep -qv -e ' config-files$' -e ' not-installed$' ||
+    ! package_state | grep -qv -e ' config-files$' -e ' not-installed$' ||
         die "smolet is installed as a package: apt remove smolet first"
     [ ! -e "$root/usr/lib/opkg/info/smolet.list" ] || die "smolet is installed as a package: opkg remove smolet first"
     ! grep -qsx 'P:smolet' "$root/lib/apk/db/installed" || die "smolet is installed as a package: apk del smolet first"
@@ -249,9 +255,11 @@ put() {
 
 sum() { sha256sum <"$1" | cut -d' ' -f1; }
 
-# keep FILE PATH: what is the owner's to change. As packages do: a changed file stays, with the new one beside it where that has
+# keep MODE FILE PATH: what is the owner's to change. As packages do: a changed file stays, with the new one beside it where that has
 # changed too; a removed one stays away.
 keep() {
+    mode=$1
+    shift
     new=$(sum "$from/$1") old=$(recorded config | sed -n "s| $2\$||p")
     echo "config $new $2" >>"$scratch/record"
     if [ -e "$root$2" ]; then
@@ -269,7 +277,7 @@ keep() {
     changed=yes
     make_directory "$(dirname "$2")"
     cp "$from/$1" "$root$2.new-smolet"
-    chmod 644 "$root$2.new-smolet"
+    chmod "$mode" "$root$2.new-smolet"
     mv -f "$root$2.new-smolet" "$root$2"
 }
 
@@ -277,17 +285,17 @@ install_service() {
     case $init in
     systemd)
         put 644 systemd/smolet.service "$(unit_directory)/smolet.service"
-        keep default /etc/default/smolet
+        keep 644 default /etc/default/smolet
         ;;
     openrc)
         put 755 openrc/smolet /etc/init.d/smolet
-        keep openrc/conf.d /etc/conf.d/smolet
+        keep 644 openrc/conf.d /etc/conf.d/smolet
         put 644 openrc/logrotate /etc/logrotate.d/smolet
         ;;
     procd)
         put 755 procd/smolet /etc/init.d/smolet
         put 644 procd/keep /lib/upgrade/keep.d/smolet
-        keep default /etc/default/smolet
+        keep 644 default /etc/default/smolet
         ;;
     esac
 }
@@ -330,16 +338,9 @@ state $(state_directory)
 EOF
     put 755 bin/smolet "$prefix/bin/smolet"
     put 755 install.sh "$prefix/lib/smolet/install.sh"
-    keep config.yaml /etc/smolet/config.yaml
-    if [ ! -d "$root/etc/smolet/manifests" ]; then
-        make_directory /etc/smolet
-        # Manifests may be Secrets.
-        mkdir -m 700 "$root/etc/smolet/manifests"
-    fi
-    if [ ! -d "$root$(state_directory)" ]; then
-        make_directory "$(dirname "$(state_directory)")"
-        mkdir -m 750 "$root$(state_directory)"
-    fi
+    # A header of staticPodURL may hold a token.
+    keep 600 config.yaml /etc/smolet/config.yaml
+    own_directories
     put 644 LICENSE "$prefix/share/licenses/smolet/LICENSE"
     put 644 copyright "$prefix/share/licenses/smolet/copyright"
     install_service
@@ -352,6 +353,7 @@ EOF
         service enable
     fi
     finish_record
+    forget_package
     if [ -z "$starts" ]; then :
     elif [ "$was" != $init ]; then service start || die "smolet is installed, and the service does not start; its log says why"
     elif [ -n "$changed" ]; then service restart || die "smolet is installed, and the service does not start again; its log says why"
@@ -361,6 +363,36 @@ EOF
     *) what="the service is $init's" ;;
     esac
     echo "smolet $version is installed in $root$prefix; $what"
+}
+
+own_directories() {
+    if [ ! -d "$root/etc/smolet/manifests" ]; then
+        make_directory /etc/smolet
+        # Manifests may be Secrets.
+        mkdir -m 700 "$root/etc/smolet/manifests"
+    fi
+    if [ ! -d "$root$(state_directory)" ]; then
+        make_directory "$(dirname "$(state_directory)")"
+        mkdir -m 750 "$root$(state_directory)"
+    fi
+}
+
+# A package of Debian's that is removed and not purged would take the settings with it, which are this one's now, when it is purged
+# some day. It is purged at once, and they are put back; its script leaves service and state to whom they belong (archive_installer).
+forget_package() {
+    for path in /etc/smolet/config.yaml /etc/default/smolet; do
+        [ ! -e "$root$path.kept-smolet" ] || [ -e "$root$path" ] || mv "$root$path.kept-smolet" "$root$path"
+    done
+    package_state | grep -q ' config-files$' && command -v dpkg >/dev/null || return 0
+    for path in /etc/smolet/config.yaml /etc/default/smolet; do
+        [ ! -e "$root$path" ] || cp -p "$root$path" "$root$path.kept-smolet"
+    done
+    dpkg ${root:+"--root=$root"} --purge smolet >/dev/null 2>&1 ||
+        echo "install.sh: the removed package smolet cannot be purged; a later dpkg --purge smolet takes /etc/smolet/config.yaml" >&2
+    for path in /etc/smolet/config.yaml /etc/default/smolet; do
+        [ ! -e "$root$path.kept-smolet" ] || mv "$root$path.kept-smolet" "$root$path"
+    done
+    own_directories
 }
 
 # OpenWrt's /var is in memory.
@@ -388,6 +420,9 @@ finish_record() {
 uninstall() {
     [ -e "$root$record" ] ||
         die "smolet is not installed in $root$prefix from an archive ($root$record is not there); --prefix says where it is"
+    # Its paths are those of the file system that it was installed in.
+    grep -qx "file $record" "$root$record" ||
+        die "$root$record is that of another place, such as an image that is mounted here: name it with --root"
     init=$(recorded init) state=$root$(recorded state)
     cp "$root$record" "$scratch/old"
     service stop || die "the service does not stop; nothing is removed"

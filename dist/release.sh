@@ -78,7 +78,10 @@ rm "$recipe/smolet-bin.bb.in"
 cp "$repo/LICENSE" "$work/meta-smolet/"
 packed "$work" meta-smolet "$out/smolet_${version}_yocto.tar.gz"
 fill "$dist/alpine/APKBUILD.in" "$work/alpine/APKBUILD"
-for hook in post-install post-upgrade pre-deinstall; do install -m 755 "$dist/alpine/$hook" "$work/alpine/smolet.$hook"; done
+for hook in pre-install post-install post-upgrade pre-deinstall; do
+    sed -e "/^#include state.sh\$/{r $dist/state.sh" -e 'd}' "$dist/alpine/$hook" >"$work/alpine/smolet.$hook"
+    chmod 755 "$work/alpine/smolet.$hook"
+done
 packed "$work" alpine "$out/smolet_${version}_alpine.tar.gz"
 
 # Of the changelog this version's part, and what is not released yet.

@@ -35,3 +35,15 @@ purge_state() {
 purge_runtime_directory() {
     has_pods || grep -qs " /run/smolet/" /proc/self/mountinfo || rm -rf /run/smolet
 }
+
+# Prints the installer of a smolet that was installed from an archive, in whatever prefix, if there is one: a package beside it would
+# have the same service and the same settings.
+archive_installer() {
+    for of in /usr/local /usr $(sed -n 's|^[^#]*[ ="]\(/[A-Za-z0-9/._-]*\)/bin/smolet.*|\1|p' \
+        /etc/systemd/system/smolet.service /etc/init.d/smolet 2>/dev/null); do
+        if [ -e "$of/lib/smolet/installed" ]; then
+            echo "$of/lib/smolet/install.sh"
+            return 0
+        fi
+    done
+}

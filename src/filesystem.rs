@@ -251,6 +251,11 @@ pub(crate) fn replace_unsynced(path: &Path, beside: &Path, bytes: &[u8]) -> io::
     std::fs::rename(beside, path)
 }
 
+/// True of what a power cut leaves of a file that had not been synced: nothing, or its length without its bytes. PURE.
+pub(crate) fn is_lost(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
+}
+
 /// Reads the beginning of a file that the node's owner configures or the kernel provides; the rest is left out.
 ///
 /// # Errors

@@ -296,6 +296,8 @@ pub const IMAGE_CHUNK_BYTES: usize = 128 * KIB;
 pub const IMAGE_ARCHIVE_QUIET: Duration = Duration::from_secs(2);
 /// Wait before the directory of image archives is read again when it could not be read or the runtime was not available.
 pub const IMAGE_ARCHIVE_RETRY: Duration = Duration::from_secs(30);
+/// Wait before an archive is imported again that found no space on the disk: each try unpacks it, and writes.
+pub const IMAGE_ARCHIVE_SPACE_RETRY: Duration = Duration::from_mins(10);
 /// How long the runtime may take to list, by its name, an image that was put into its store. Longer: the import ends without it.
 pub const IMAGE_KNOWN_TIME: Duration = Duration::from_secs(10);
 /// Records of imported images that are read. More: the rest counts as not imported, and is imported again.
@@ -426,6 +428,8 @@ const _: () = assert!(PANICS_KEPT_MAX as u64 * (5 * 1024) < PANICS_FILE_BYTES_MA
 pub const CHECKPOINT_SETTLE: Duration = Duration::from_secs(1);
 /// Least time between two writes of the checkpoint, because flash wears out; a removal that needs one does not wait.
 pub const CHECKPOINT_PERIOD: Duration = Duration::from_secs(10);
+/// The same where conditions and readiness alone have changed, which a boot finds out anew.
+pub const CHECKPOINT_LIGHT_PERIOD: Duration = Duration::from_mins(10);
 /// While an active deadline runs, its age is written each time this fraction of the shortest deadline has passed, though nothing
 /// changes.
 pub const CHECKPOINT_AGES_SHARE: u32 = 16;

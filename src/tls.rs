@@ -8,16 +8,18 @@ use std::sync::Arc;
 
 use futures_rustls::pki_types::pem::PemObject as _;
 use futures_rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use futures_rustls::rustls::client::WebPkiServerVerifier;
 use futures_rustls::rustls::client::danger::{
     HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier,
 };
+use futures_rustls::rustls::client::{WebPkiServerVerifier, verify_server_name};
 use futures_rustls::rustls::crypto::ring;
+use futures_rustls::rustls::server::ParsedCertificate;
 use futures_rustls::rustls::{
     CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
 };
 
 use crate::limits::INTERMEDIATES_MAX;
+use crate::x509::validity;
 
 /// The certificates in a PEM text; `None` when there is none, or an invalid one.
 pub fn certificates(pem: &[u8]) -> Option<Vec<CertificateDer<'static>>> {
@@ -57,15 +59,43 @@ pub(crate) fn server_verifier_by_way_of(
     mut others: Vec<CertificateDer<'static>>,
 ) -> Result<Arc<dyn ServerCertVerifier>, String> {
     others.truncate(INTERMEDIATES_MAX);
-    let provider = Arc::new(ring::default_provider());
-    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
-    Ok(Arc::new(Bounded { inner: verifier.map_err(|error| error.to_string())?, others }))
+    let (provider, roots) = (Arc::new(ring::default_provider()), Arc::new(roots));
+    let verifier = WebPkiServerVerifier::builder_with_provider(roots.clone(), provider).build();
+    Ok(Arc::new(Bounded { inner: verifier.map_err(|error| error.to_string())?, roots, others }))
 }
 
 #[derive(Debug)]
 struct Bounded {
     inner: Arc<WebPkiServerVerifier>,
+    roots: Arc<RootCertStore>,
     others: Vec<CertificateDer<'static>>,
+}
+
+impl Bounded {
+    /// Whether a certificate has the subject and the key of an authority: what that has signed is believed, so it is too.
+    fn is_authority(&self, certificate: &CertificateDer<'_>) -> bool {
+        let mut one = RootCertStore::empty();
+        one.add(certificate.clone()).is_ok() && one.roots.iter().all(|one| self.roots.roots.contains(one))
+    }
+}
+
+/// A server's certificate that is one of the authorities (`openssl req -x509` makes them so): its name and its time count, as in Go
+/// (`Certificate.Verify`). rustls refuses an authority's as a server's own.
+fn verify_authority(
+    own: &CertificateDer<'_>,
+    name: &ServerName<'_>,
+    now: UnixTime,
+) -> Result<ServerCertVerified, Error> {
+    let validity = validity(own).ok_or(CertificateError::BadEncoding)?;
+    let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX).saturating_mul(1_000_000_000);
+    if now < validity.from.0 {
+        return Err(CertificateError::NotValidYet.into());
+    }
+    if now > validity.until.0 {
+        return Err(CertificateError::Expired.into());
+    }
+    verify_server_name(&ParsedCertificate::try_from(own)?, name)?;
+    Ok(ServerCertVerified::assertion())
 }
 
 impl ServerCertVerifier for Bounded {
@@ -81,6 +111,9 @@ impl ServerCertVerifier for Bounded {
         match self.inner.verify_server_cert(own, intermediates, name, ocsp, now) {
             Err(Error::InvalidCertificate(CertificateError::UnknownIssuer)) if !self.others.is_empty() => {
                 self.inner.verify_server_cert(own, &self.others, name, ocsp, now)
+            }
+            Err(Error::InvalidCertificate(CertificateError::Other(_))) if self.is_authority(own) => {
+                verify_authority(own, name, now)
             }
             verified => verified,
         }

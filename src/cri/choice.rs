@@ -15,7 +15,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::endpoint::{Candidates, EndpointError, Origin, USUAL_SOCKETS, named};
-use crate::filesystem::{read_linked, replace_content};
+use crate::filesystem::{is_lost, read_linked, replace};
 use crate::limits::RUNTIME_KIND_BYTES_MAX;
 use crate::paths::{CRI_SOCKET, K3S_CONTAINERD};
 
@@ -24,6 +24,8 @@ pub const EMBEDDED: &str = "embedded";
 
 /// The file in the state directory.
 const FILE: &str = "runtime-kind";
+/// Its next version until it is whole.
+const BESIDE: &str = "runtime-kind.new";
 
 /// Programs of CRI runtimes, and where they are installed. k3s has a containerd of its own.
 const PROGRAMS: [&str; 3] = ["containerd", "crio", K3S];
@@ -48,7 +50,8 @@ impl RuntimeKind {
         }
     }
 
-    /// The recorded kind of the state directory; `None` before a runtime was ready. I/O, blocking.
+    /// The recorded kind of the state directory; `None` before a runtime was ready, and where a power cut has kept the record from the
+    /// disk. I/O, blocking.
     ///
     /// # Errors
     /// One sentence that says how to fix it: the file cannot be read, or names no kind.
@@ -59,6 +62,10 @@ impl RuntimeKind {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(format!("{}: {error}", path.display())),
         };
+        if is_lost(&bytes) {
+            log::info!("{}: has not reached the disk; the runtime is chosen anew", path.display());
+            return Ok(None);
+        }
         let text = String::from_utf8_lossy(&bytes);
         let known = [Self::Cri, Self::Embedded].into_iter().find(|kind| kind.as_str() == text.trim());
         known.map(Some).ok_or_else(|| {
@@ -70,7 +77,8 @@ impl RuntimeKind {
         })
     }
 
-    /// Records the kind, if another one or none is recorded. I/O, blocking.
+    /// Records the kind, if another one or none is recorded, and waits for the disk: a node whose record a power cut has torn is one
+    /// that nobody is near. I/O, blocking.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -78,9 +86,9 @@ impl RuntimeKind {
         if Self::recorded(root_dir) == Ok(Some(self)) {
             return Ok(());
         }
-        let path = root_dir.join(FILE);
+        let (path, beside) = (root_dir.join(FILE), root_dir.join(BESIDE));
         let line = format!("{}\n", self.as_str());
-        replace_content(&path, line.as_bytes(), 0o600).map_err(|error| format!("{}: {error}", path.display()))
+        replace(&path, &beside, line.as_bytes()).map_err(|error| format!("{}: {error}", path.display()))
     }
 }
 
@@ -238,6 +246,14 @@ mod tests {
         std::fs::write(root.join(FILE), "docker\n").unwrap();
         let error = RuntimeKind::recorded(&root).unwrap_err();
         assert!(error.contains("\"docker\" is no kind of runtime: write cri or embedded"), "{error}");
+        // As a power cut leaves it: empty, or with the length and without the bytes.
+        for torn in [&b""[..], &[0; 9]] {
+            std::fs::write(root.join(FILE), torn).unwrap();
+            assert_eq!(RuntimeKind::recorded(&root), Ok(None));
+        }
+        RuntimeKind::Cri.record(&root).unwrap();
+        assert_eq!(RuntimeKind::recorded(&root), Ok(Some(RuntimeKind::Cri)));
+        std::fs::write(root.join(FILE), "docker\n").unwrap();
         // Where the runtime is named the record is not read, and is replaced.
         assert_eq!(choose_here(Some("embedded"), &root), Ok(RuntimeChoice::Embedded));
         RuntimeKind::Embedded.record(&root).unwrap();

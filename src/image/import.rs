@@ -8,7 +8,7 @@
 //! The state of an import is kept in a label of the image records ([`ARCHIVE_LABEL`]: size, time, name and number of images
 //! of the archive), so nothing is imported twice, not even after a restart, and no other state is stored. An imported image
 //! is pinned for as long as its archive exists: runtimes report that, and garbage collection keeps it. An archive that could
-//! not be imported is retried when it changes, or when the agent starts.
+//! not be imported is retried when it changes, or when the agent starts; one that found no space, after [`IMAGE_ARCHIVE_SPACE_RETRY`].
 //!
 //! An image in several archives belongs to the last of them by name: archives are processed from the last to the first, and
 //! none takes over an image of a later one. When that one is removed, or no longer has the image, the others are processed
@@ -29,6 +29,7 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 
 use super::archive::{Blob, Data, Extent, Index, Plan, Platform, plan};
 use super::archive_store::ArchiveStore;
+use super::gc::is_no_space;
 use super::lists;
 use super::lists::ListedImages;
 use crate::blocking::unblock_apart;
@@ -37,15 +38,19 @@ use crate::cri::store::{Labels, Target};
 use crate::cri::{ImageStore, Runtime as _, RuntimeError};
 use crate::filesystem::open_linked;
 use crate::limits::{
-    IMAGE_ARCHIVE_QUIET, IMAGE_ARCHIVE_RETRY, IMAGE_ARCHIVES_MAX, IMAGE_CHUNK_BYTES, IMAGE_KNOWN_TIME,
-    INOTIFY_BUFFER_BYTES, MANIFEST_DIR_ENTRIES_MAX,
+    IMAGE_ARCHIVE_QUIET, IMAGE_ARCHIVE_RETRY, IMAGE_ARCHIVE_SPACE_RETRY, IMAGE_ARCHIVES_MAX,
+    IMAGE_CHUNK_BYTES, IMAGE_KNOWN_TIME, INOTIFY_BUFFER_BYTES, MANIFEST_DIR_ENTRIES_MAX,
 };
+use crate::model::Mono;
 use crate::model::backoff::GoDuration;
 
 /// Label on the record of an imported image: `SIZE MTIME IMAGES NAME` of its archive.
 pub const ARCHIVE_LABEL: &str = "smolet.io/archive";
 /// containerd's own label: the CRI reports the image as pinned (from 1.7.3 on).
 pub(super) const PINNED_LABEL: &str = "io.cri-containerd.pinned";
+
+/// What follows the error of an archive that found no space.
+const NEXT_TRY: &str = "; tried again every ten minutes, and when the archive changes";
 
 /// Name of the lease that a node's imports hold.
 pub fn lease(node_name: &str) -> String {
@@ -113,6 +118,8 @@ struct ProcessedArchive {
     archive: (String, Stamp),
     /// It cannot be imported.
     refused: bool,
+    /// It found no space, and is tried again then.
+    again: Option<Mono>,
     /// Images that had its label then. Fewer now: somebody has removed one, and it is processed again.
     images: usize,
 }
@@ -179,7 +186,12 @@ impl Importer {
             let retry = match self.scan().await {
                 Ok(()) => {
                     self.said = None;
-                    None
+                    let now = self.clock.now().mono;
+                    self.settled
+                        .iter()
+                        .filter_map(|settled| settled.again)
+                        .map(|again| again.since(now))
+                        .min()
                 }
                 Err(why) => {
                     self.say(why);
@@ -245,8 +257,11 @@ impl Importer {
         if found.lists != self.lists {
             self.read_lists(found.lists).await?;
         }
-        let archives = found.archives;
-        self.settled.retain(|settled| archives.contains(&settled.archive));
+        let (archives, now) = (found.archives, self.clock.now().mono);
+        let is_settled = |settled: &ProcessedArchive| {
+            archives.contains(&settled.archive) && settled.again.is_none_or(|again| again > now)
+        };
+        self.settled.retain(is_settled);
         let of_runtime = |failure: Failure| format!("{shown}: {}", failure.of_runtime());
         let mut records: Records = match self.store.labelled().await {
             Ok(records) => records.into_iter().collect(),
@@ -254,7 +269,7 @@ impl Importer {
                 if archives.len() != self.settled.len() {
                     log::warn!("{}", of_runtime(failure));
                 }
-                let refused = |archive| ProcessedArchive { archive, refused: true, images: 0 };
+                let refused = |archive| ProcessedArchive { archive, refused: true, again: None, images: 0 };
                 self.settled = archives.into_iter().map(refused).collect();
                 return Ok(());
             }
@@ -273,16 +288,18 @@ impl Importer {
             if self.settled.iter().any(|settled| settled.archive == archive) {
                 continue;
             }
-            let refused = match self.ensure_imported(&archive.0, stamp, &mut records).await {
-                Ok(()) => false,
+            let (refused, again) = match self.ensure_imported(&archive.0, stamp, &mut records).await {
+                Ok(()) => (false, None),
                 Err(Failure::Refused(why)) => {
-                    log::warn!("{}: {why}", self.dir.join(&archive.0).display());
-                    true
+                    let again = is_no_space(&why).then(|| self.clock.now().mono + IMAGE_ARCHIVE_SPACE_RETRY);
+                    let retry = if again.is_some() { NEXT_TRY } else { "" };
+                    log::warn!("{}: {why}{retry}", self.dir.join(&archive.0).display());
+                    (true, again)
                 }
                 Err(failure) => return Err(of_runtime(failure)),
             };
             let images = images_of(&records, &archive.0);
-            self.settled.push(ProcessedArchive { archive, refused, images });
+            self.settled.push(ProcessedArchive { archive, refused, again, images });
         }
         Ok(())
     }

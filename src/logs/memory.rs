@@ -19,7 +19,7 @@ use rustix::fs::{Mode, OFlags, statfs, syncfs};
 use rustix::mount::{MountFlags, UnmountFlags, unmount};
 
 use super::files::{Rotated, log_number};
-use crate::filesystem::{open_regular, read_bounded};
+use crate::filesystem::{is_lost, open_regular, read_bounded, read_start};
 use crate::limits::{
     LOG_BYTES_MIN, LOG_CHUNK_BYTES, LOG_FLUSH_BYTES_MAX, LOG_FLUSH_STARTS_MAX, LOG_LINKS_READ_MAX,
     LOG_MEMORY_SHARES, LOG_NAMES_READ_MAX, LOG_OPEN_TRIES,
@@ -105,8 +105,13 @@ fn restore_to_disk(flushed: &Path, logs: &Path) -> Result<(), String> {
     if !flushed.is_dir() {
         return Ok(());
     }
-    restore(flushed, logs)
-        .map_err(|error| format!("{}: flushed logs were not copied: {error}", logs.display()))?;
+    let copied = restore(flushed, logs).and_then(|()| {
+        // Before these are all that there is of them.
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let disk = rustix::fs::open(logs, flags, Mode::empty()).and_then(syncfs);
+        disk.map_err(|error| error.to_string())
+    });
+    copied.map_err(|error| format!("{}: flushed logs were not copied: {error}", logs.display()))?;
     fs::remove_dir_all(flushed).map_err(|error| format!("{} was not removed: {error}", flushed.display()))
 }
 
@@ -250,7 +255,9 @@ fn flush_container(from: &Path, to: &Path, new: &mut Vec<PathBuf>) -> io::Result
         let name = format!("{start}.log");
         let Some(tail) = tail(&from.join(&name), LOG_FLUSH_BYTES_MAX)? else { continue };
         let flushed = to.join(&name);
-        if read_bounded(&flushed, LOG_FLUSH_BYTES_MAX).is_ok_and(|there| there == tail) {
+        let there = read_bounded(&flushed, LOG_FLUSH_BYTES_MAX).ok();
+        // Nothing does not replace something: a copy of it whose bytes a power cut took.
+        if there.is_some_and(|there| there == tail || is_lost(&tail) && !is_lost(&there)) {
             continue;
         }
         // Not those above: the pod may be removed meanwhile.
@@ -358,14 +365,22 @@ fn end_of(mut file: File, bytes_max: usize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Copies flushed logs to a log directory. A log that is there already stays.
+/// Copies flushed logs to a log directory. A log that is there already stays, unless nothing is in it: another power cut has taken
+/// the bytes of a copy.
 fn restore(flushed: &Path, logs: &Path) -> Result<(), String> {
     let copy = |container: &str, name: &str| -> io::Result<()> {
         let bytes = read_bounded(&flushed.join(container).join(name), LOG_FLUSH_BYTES_MAX)?;
         let (directory, to) = (logs.join(container), logs.join(container).join(name));
         DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
         let mut file = match OpenOptions::new().write(true).create_new(true).mode(0o640).open(&to) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                if !is_lost(&read_start(&to, LOG_FLUSH_BYTES_MAX)?) {
+                    return Ok(());
+                }
+                let flags =
+                    OFlags::WRONLY | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+                rustix::fs::open(&to, flags, Mode::empty())?.into()
+            }
             file => file?,
         };
         file.write_all(&bytes).inspect_err(|_| drop(fs::remove_file(&to)))
@@ -540,6 +555,29 @@ mod tests {
         fs::remove_file(node.logs.join("app/6.log")).unwrap();
         node.prepare(SIZE);
         assert_eq!(node.read("app/6.log"), "", "what was removed stays so");
+    }
+
+    #[test]
+    fn a_second_power_cut_takes_no_flushed_log() {
+        let node = Node::new("cut-twice");
+        node.prepare(SIZE);
+        node.write("app/0.log", "of the first boot\n");
+        node.flush();
+        for torn in ["", "\0\0\0\0"] {
+            node.boot();
+            assert_eq!(node.read("app/0.log"), "of the first boot\n");
+            // The copy had not reached the disk.
+            node.write("app/0.log", torn);
+            // In the next boot a pod starts before the agent has copied the logs again; then it copies them.
+            node.prepare(SIZE);
+            assert_eq!(node.flushed("app/0.log").as_deref(), Some("of the first boot\n"));
+            assert_eq!(node.read("app/0.log"), "of the first boot\n");
+            unmount(&node.logs, UnmountFlags::NOFOLLOW).unwrap();
+            node.write("app/0.log", torn);
+            node.start();
+            assert_eq!(node.read("app/0.log"), "of the first boot\n");
+            node.prepare(SIZE);
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!     a change ─► one second later, at most every ten seconds ─► written by a blocking job ─► saved
+//!     a change of conditions and readiness alone ─► ten minutes after the last write: a probe may flap for ever, and flash wears out
 //!     a removal of the last record of a restart count ─► at once; the removal begins after the write
 //!     a running activeDeadlineSeconds ─► at each sixteenth of it, for the pod's age
 //!     the agent's end ─► at once, and the agent waits for the write
@@ -19,8 +20,9 @@ use super::pods::{AllocatedSizes, Pods, Resizing};
 use super::shutdown::revive;
 use crate::cri::Runtime;
 use crate::limits::{
-    CHECKPOINT_AGES_PERIOD_MIN, CHECKPOINT_AGES_SHARE, CHECKPOINT_END_PATIENCE, CHECKPOINT_PERIOD,
-    CHECKPOINT_PODS_MAX, CHECKPOINT_SETTLE, CHECKPOINT_SIZES_MAX, CHECKPOINT_TEXT_BYTES_MAX, SYNC_RETRY,
+    CHECKPOINT_AGES_PERIOD_MIN, CHECKPOINT_AGES_SHARE, CHECKPOINT_END_PATIENCE, CHECKPOINT_LIGHT_PERIOD,
+    CHECKPOINT_PERIOD, CHECKPOINT_PODS_MAX, CHECKPOINT_SETTLE, CHECKPOINT_SIZES_MAX,
+    CHECKPOINT_TEXT_BYTES_MAX, SYNC_RETRY,
 };
 use crate::model::SortedSet;
 use crate::model::backoff::BackoffKey;
@@ -60,6 +62,7 @@ pub(super) struct Checkpointing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mark {
     statuses: u64,
+    lasting: u64,
     crashes: u64,
     pulls: u64,
     images: u64,
@@ -180,8 +183,11 @@ impl Checkpointing {
         if self.write.is_some() {
             return;
         }
-        let settled = (now + CHECKPOINT_SETTLE).max(self.not_before);
-        let due = *self.due.get_or_insert(settled);
+        let is_light = self.saved.is_some_and(|saved| Mark { statuses: mark.statuses, ..saved } == mark);
+        let light = if is_light { self.saved_at + CHECKPOINT_LIGHT_PERIOD } else { now };
+        let settled = (now + CHECKPOINT_SETTLE).max(self.not_before).max(light);
+        let due = self.due.map_or(settled, |due| due.min(settled));
+        self.due = Some(due);
         let urgent = !self.waiting.is_empty() && !self.failing;
         if due > now && !urgent && !aged {
             return;
@@ -268,6 +274,7 @@ impl Checkpointing {
     fn mark<R: Runtime + 'static>(&self, pods: &Pods<R>, images: &ImageGc) -> Mark {
         Mark {
             statuses: pods.statuses().revision(),
+            lasting: pods.statuses().lasting_changes(),
             crashes: pods.backoff().changes(),
             pulls: pods.manager().images.changes(),
             images: images.seen().changes(),

@@ -167,6 +167,11 @@ pub(super) fn shown(error: &Error) -> String {
         Error::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
             "tls: the certificate has expired, or this machine's clock is ahead".to_owned()
         }
+        // CaUsedAsEndEntity above all: of an authority that this machine does not have.
+        Error::InvalidCertificate(CertificateError::Other(why)) => format!(
+            "tls: failed to verify certificate: {why}; name one that has signed itself as ca in the host's hosts.toml, or as \
+             ca_file in registries.yaml"
+        ),
         Error::InvalidMessage(InvalidMessage::InvalidContentType) => {
             "http: server gave HTTP response to HTTPS client; name the host as http://… in its hosts.toml or \
              registries.yaml if it has no TLS"

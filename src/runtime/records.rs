@@ -16,7 +16,7 @@ use minicbor::{Decode, Encode};
 use prost::Message as _;
 use rustix::io::Errno;
 
-use crate::filesystem::read_bounded;
+use crate::filesystem::{is_lost, read_bounded};
 use crate::limits::RUNTIME_RECORD_BYTES_MAX;
 use crate::proto::runtime::v1 as cri;
 
@@ -231,6 +231,7 @@ impl fmt::Display for RecordError {
 /// It may be there, and is not known.
 pub(super) fn read<T: for<'b> Decode<'b, ()>>(dir: &Path) -> Result<Option<T>, RecordError> {
     match read_bounded(&dir.join(NAME), RUNTIME_RECORD_BYTES_MAX) {
+        // Records are not synced: they go with the boot.
         Ok(bytes) if is_lost(&bytes) => {
             log::info!(
                 "{}: the power went before the record was on the disk; what it is about is removed",
@@ -250,11 +251,6 @@ pub(super) fn read<T: for<'b> Decode<'b, ()>>(dir: &Path) -> Result<Option<T>, R
             Ok(None)
         }
     }
-}
-
-/// A file system has the file's name and not its content, as records are not synced: they go with the boot. PURE.
-fn is_lost(bytes: &[u8]) -> bool {
-    bytes.iter().all(|byte| *byte == 0)
 }
 
 /// It is this process that lacks something: the record may be read later. PURE.

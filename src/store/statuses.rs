@@ -13,6 +13,7 @@
 //! turns. Each real change has a revision of its own, so that who has told one sees that there is another.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use k8s_openapi::api::core::v1::PodStatus;
 
@@ -34,6 +35,8 @@ struct Entry {
     ended: bool,
     /// The condition `AllContainersRestarting` holds.
     restarting: bool,
+    /// Of what a boot does not find out anew by itself, see [`lasting`].
+    digest: u32,
 }
 
 const _: () = assert!(size_of::<Entry>() + size_of::<PodUid>() <= STATUS_ENTRY_BYTES);
@@ -48,12 +51,25 @@ impl Entry {
             wanted: true,
             ended: Phase::terminal(status.phase.as_deref()).is_some(),
             restarting: holds("AllContainersRestarting"),
+            digest: lasting(status),
         }
     }
 
     fn bytes(&self) -> usize {
         self.record.len() + STATUS_ENTRY_BYTES
     }
+}
+
+/// A digest of all but conditions and readiness: these come and go with a probe, and a boot begins without them.
+fn lasting(status: &PodStatus) -> u32 {
+    let mut status = PodStatus { conditions: None, ..status.clone() };
+    let all = [&mut status.init_container_statuses, &mut status.container_statuses];
+    for container in all.into_iter().flatten().flatten() {
+        container.ready = false;
+    }
+    let mut hasher = DefaultHasher::new();
+    codec::encode(&status).hash(&mut hasher);
+    (hasher.finish() >> 32) as u32
 }
 
 /// Usage of the store, and the counts of cut and dropped statuses since the start.
@@ -80,6 +96,7 @@ pub struct StoreUsage {
 pub struct StatusStore {
     entries: BTreeMap<PodUid, Entry>,
     revision: u64,
+    lasting: u64,
     used: usize,
     counts: StoreUsage,
 }
@@ -88,7 +105,7 @@ impl StatusStore {
     /// An empty store with this budget (`limits::STATUS_STORE_BYTES_MIN` at least, or statuses may be refused).
     pub fn new(bytes_max: usize) -> Self {
         let counts = StoreUsage { bytes_max, ..StoreUsage::default() };
-        Self { entries: BTreeMap::new(), revision: 0, used: 0, counts }
+        Self { entries: BTreeMap::new(), revision: 0, lasting: 0, used: 0, counts }
     }
 
     /// Stores the pod's status. True when the stored status has changed, and with it the revision.
@@ -106,6 +123,9 @@ impl StatusStore {
             return false;
         }
         self.revision += 1;
+        if known.is_none_or(|entry| entry.digest != fresh.digest) {
+            self.lasting += 1;
+        }
         fresh.revision = self.revision;
         fresh.wanted = wanted;
         self.used = self.used - old_bytes + fresh.bytes();
@@ -158,11 +178,17 @@ impl StatusStore {
             return;
         }
         self.revision += 1;
+        self.lasting += 1;
     }
 
     /// Revision of the last change of any status; 0 before the first.
     pub fn revision(&self) -> u64 {
         self.revision
+    }
+
+    /// The number of changes of statuses so far, but for those of conditions and readiness alone.
+    pub fn lasting_changes(&self) -> u64 {
+        self.lasting
     }
 
     /// Revision of the last change of the pod's status; 0 without one.

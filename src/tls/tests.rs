@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, SanType};
 
 use super::*;
 
@@ -55,6 +55,31 @@ fn a_chain_of_the_greatest_usual_length_is_verified() {
     let (own, shown, roots) = chain(INTERMEDIATES_MAX + 1);
     let why = verified(&own, &shown, roots).unwrap_err();
     assert!(why.contains("the peer shows 5 certificates beside its own, of at most 4"), "{why}");
+}
+
+#[test]
+fn a_server_may_show_an_authority_that_is_its_own() {
+    let own = |names: &[&str], until: i32| {
+        let (mut params, key) = authority("gw");
+        params.subject_alt_names =
+            names.iter().map(|name| SanType::DnsName((*name).try_into().unwrap())).collect();
+        params.not_after = rcgen::date_time_ymd(until, 1, 1);
+        params.self_signed(&key).unwrap().der().clone()
+    };
+    let roots = |certificate: &CertificateDer<'static>| {
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate.clone()).unwrap();
+        roots
+    };
+    let good = own(&["gw"], 4096);
+    assert_eq!(verified(&good, &[], roots(&good)), Ok(()));
+    // Another one's, with the same names.
+    let why = verified(&own(&["gw"], 4096), &[], roots(&good)).unwrap_err();
+    assert!(why.contains("CaUsedAsEndEntity"), "{why}");
+    for (own, expected) in [(own(&["other"], 4096), "not valid for name"), (own(&["gw"], 2001), "expired")] {
+        let why = verified(&own, &[], roots(&own)).unwrap_err();
+        assert!(why.to_ascii_lowercase().contains(expected), "{why}");
+    }
 }
 
 /// Processor time of this thread, which does not depend on what else the machine does.

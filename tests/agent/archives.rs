@@ -192,3 +192,24 @@ fn images_are_reported_despite_later_errors_and_the_lease_ends_later() {
         world.until("the end of the lease", |world| world.fake.state().store.leases.is_empty());
     }
 }
+
+#[test]
+fn an_archive_that_found_no_space_is_imported_when_there_is_some() {
+    let world = world();
+    let full = "failed to create image record: write /var/lib/containerd/meta.db: no space left on device";
+    world.fake.fail_on("Images/Create", "app:1", 2, 2, full);
+    world.start();
+    look(&world, "first");
+    archive(&world, "a.tar", "a", &["app:1"]);
+    archive(&world, "b.tar", "b", &["other:1"]);
+    world.until("the other archive", |world| is_of(world, "docker.io/library/other:1", "b.tar"));
+    // Each try unpacks it.
+    let leap = |seconds: u64| world.leap_for(Duration::from_secs(seconds));
+    leap(500);
+    assert_eq!(writes(&world, APP), 1);
+    leap(100);
+    world.until("another try, in vain too", |world| writes(world, APP) == 2);
+    assert!(holder(&world, APP).is_none());
+    leap(600);
+    world.until("its import", |world| is_of(world, APP, "a.tar"));
+}

@@ -1,5 +1,8 @@
 //! What the agent and the whole board cost while nothing happens.
 
+use std::thread::sleep;
+use std::time::Duration;
+
 use crate::board::{AT_ONCE, Board};
 use crate::runtime;
 
@@ -12,6 +15,13 @@ pub fn resident_mib_max() -> f64 {
 const NODE_PSS_MIB_MAX: f64 = 12.0;
 /// Of all threads in a minute.
 const WAKE_UPS_MAX: u64 = 400;
+/// Written to the disk by the whole board, by everything that runs on it.
+const DISK_KIB_A_DAY_MAX: f64 = 1024.0;
+/// What a boot does by itself is over then: systemd's last timer of it fires after a quarter of an hour.
+const SETTLED: Duration = Duration::from_secs(20 * 60);
+const HOUR: Duration = Duration::from_secs(60 * 60);
+/// How late the second look may be; a login before it would be counted.
+const LOOKS: Duration = Duration::from_secs(180);
 
 pub fn resident_mib(board: &Board) -> f64 {
     let kib: f64 = board
@@ -60,17 +70,55 @@ pub fn without_pods(board: &Board) {
     measure(board, 0);
 }
 
+fn put_sleepers(board: &Board, sleepers: &[String]) {
+    for some in sleepers.chunks(AT_ONCE) {
+        for name in some {
+            board.put_pod(name, "terminationGracePeriodSeconds: 2, containers: [{name: c, image: 'smolet.test/busybox:1', command: [forever]}]");
+        }
+        board.wait_for_pods();
+    }
+}
+
+/// What flash gets in an hour, by the disk's own count, with ten pods that sleep. No connection is open meanwhile: sshd logs them.
+pub fn hour(board: &Board) {
+    board.set_aside();
+    put_sleepers(board, &(0..10).map(|n| format!("sleeper-{n}")).collect::<Vec<_>>());
+    // The disk first: what is read of each process takes seconds here.
+    let looks = format!(
+        "look() {{ awk '$3 == \"vda\" {{ print $10 / 2 }}' /proc/diskstats; \
+         for at in /proc/[0-9]*; do echo \"$(cat $at/comm) $(awk '/^write_bytes/ {{ print $2 / 1024 }}' $at/io)\"; done 2>/dev/null; }}; \
+         sleep {}; look >/run/before; sleep {}; look >/run/after.part; mv /run/after.part /run/after",
+        SETTLED.as_secs(),
+        HOUR.as_secs()
+    );
+    board.write("/run/looks", &looks);
+    board.run("setsid sh /run/looks </dev/null >/dev/null 2>&1 &");
+    sleep(SETTLED + HOUR + LOOKS);
+    board.wait_for("the second look", 600, || {
+        (board.run("ls /run/after 2>/dev/null || true") == "/run/after").then_some(())
+    });
+    let kib = |file: &str| board.run(&format!("head -n 1 /run/{file}")).parse::<f64>().unwrap();
+    let disk = kib("after") - kib("before");
+    let by_process = board.run(
+        "awk 'FNR == 1 { file++; next } { kib[$1] += file == 1 ? -$NF : $NF } END { for (name in kib) if (kib[name] > 0) print name, kib[name] \" KiB\" }' \
+         /run/before /run/after | sort | paste -sd ';'",
+    );
+    board.figure(
+        "10 pods, an idle hour: written by the whole board; that is, a day; by process",
+        format!("{disk:.0} KiB; {:.0} KiB; {by_process}", disk * 24.0),
+    );
+    assert!(!by_process.contains("smolet"), "the agent writes nothing: {by_process}");
+    assert!(disk * 24.0 <= DISK_KIB_A_DAY_MAX, "{disk:.0} KiB in an hour");
+    board.remove_all();
+    board.put_back();
+}
+
 /// Nothing but pods that sleep.
 pub fn with_pods(board: &Board) {
     board.set_aside();
     let sleepers: Vec<String> = (0..10).map(|n| format!("sleeper-{n}")).collect();
     for five in sleepers.chunks(5) {
-        for some in five.chunks(AT_ONCE) {
-            for name in some {
-                board.put_pod(name, "terminationGracePeriodSeconds: 2, containers: [{name: c, image: 'smolet.test/busybox:1', command: [forever]}]");
-            }
-            board.wait_for_pods();
-        }
+        put_sleepers(board, five);
         board.run("systemctl restart smolet");
         board.wait_for_pods();
         measure(board, board.names().len());

@@ -33,8 +33,10 @@ enum Form {
     Base,
     Both,
     Long,
+    /// Only where its name is given: it takes longer than all others.
+    Named,
 }
-use Form::{Base, Both, Long};
+use Form::{Base, Both, Long, Named};
 
 type Step = (&'static str, Form, fn(&Board));
 
@@ -53,6 +55,7 @@ const STEPS: &[Step] = &[
     ("a reboot ends the pods first", Both, boots::graceful),
     ("the gateway's pods run from image archives", Long, pods::gateway),
     ("an idle minute with 5 and with 10 pods", Long, idle::with_pods),
+    ("an hour of rest", Named, idle::hour),
     ("the clock is stepped while pods run", Long, boots::clock_steps),
     ("no network at boot, in 2038", Long, boots::without_network),
     ("a boot in 1970", Long, boots::in_1970),
@@ -72,7 +75,8 @@ fn is_long() -> bool {
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let taken = |(name, form, _): &Step| {
-        let is_named = wanted.is_empty() || wanted.iter().any(|word| name.contains(word.as_str()));
+        let is_named =
+            wanted.is_empty() && *form != Named || wanted.iter().any(|word| name.contains(word.as_str()));
         let is_possible = match *name {
             "SELinux" => runtime::has_selinux() && runtime::is_embedded(),
             name => !name.starts_with("AppArmor") || !runtime::has_selinux(),

@@ -25,14 +25,13 @@ fn lines_of(reader: impl Read) -> impl Iterator<Item = Vec<u8>> {
     BufReader::new(reader).split(b'\n').map(|line| line.expect("it can be read"))
 }
 
-/// What a log says on standard output.
+/// What a log says on standard output, and on standard error.
 #[derive(Default)]
-struct Kept(Vec<u8>);
+struct Kept([Vec<u8>; 2]);
 
 impl Sink for Kept {
     fn write(&mut self, stream: Stream, bytes: &[u8]) -> std::io::Result<()> {
-        assert_eq!(stream, Stream::Out);
-        self.0.extend_from_slice(bytes);
+        self.0[stream as usize].extend_from_slice(bytes);
         Ok(())
     }
 
@@ -123,8 +122,10 @@ pub fn a_log_is_rotated_under_load_and_followed_without_a_gap(runtime: &Runtime)
         times.extend([0, last].map(|at| head(&log[at..]).expect("a line of a log").time.0));
     }
     // The first one may be the end of a line whose begin went with an older log.
-    let numbers = (LINES + 1 - lines_of(&*kept.0).count()..).skip(1);
-    for (line, number) in lines_of(&*kept.0).skip(1).zip(numbers) {
+    let Kept([out, err]) = kept;
+    assert_eq!(String::from_utf8_lossy(&err), "", "nothing was lost");
+    let numbers = (LINES + 1 - lines_of(&*out).count()..).skip(1);
+    for (line, number) in lines_of(&*out).skip(1).zip(numbers) {
         assert!(line.starts_with(format!("{number:08} ").as_bytes()), "{}", String::from_utf8_lossy(&line));
     }
 
@@ -276,7 +277,12 @@ pub fn a_pods_logs_in_memory_are_bounded_and_their_end_comes_through_a_boot(runt
     // CRI-O writes lines in parts.
     let (mut lines, mut kept) = (Lines::new(Shown::default()), Kept::default());
     lines.push(text.as_bytes(), &mut kept).expect("kept");
-    let words = String::from_utf8_lossy(&kept.0);
+    let Kept([out, err]) = kept;
+    // How much was lost while the memory was full is said by the embedded runtime's monitor.
+    for line in lines_of(&*err).map(|line| String::from_utf8_lossy(&line).into_owned()) {
+        assert!(line.starts_with("smolet: ") && line.ends_with(" were lost: the disk took none"), "{line}");
+    }
+    let words = String::from_utf8_lossy(&out);
     let first_words = words.lines().filter_map(|line| line.split(' ').next());
     let numbers: Vec<usize> = first_words.filter_map(|word| word.parse().ok()).collect();
     // The runtime may have torn a line in two when the memory was full: the end of that one is the begin of the next.

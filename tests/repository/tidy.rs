@@ -13,11 +13,11 @@ use std::path::Path;
 const LAYERS: [(&str, &str); 8] = [
     (
         "ground: plain types, the file system, sockets; knows no Kubernetes",
-        "counters decode executor filesystem http2 kernel_tunables limits mounts netlink paths program proto sorted stream streaming text tls tree",
+        "counters decode executor filesystem http2 kernel_tunables limits mounts netlink paths program proto sorted stream streaming text tree",
     ),
     (
         "model: the vocabulary, and what works on nothing else",
-        "clock desired events fair_semaphore model podcmd poison rate x509",
+        "clock desired events fair_semaphore model podcmd poison rate tls x509",
     ),
     (
         "rendering, status, the machine's parts",

@@ -99,7 +99,7 @@ fn with_any_shell_it_installs_upgrades_and_leaves_nothing() {
             "/var/lib/smolet",
             "/etc/smolet/config.yaml",
         ]));
-        assert_eq!(modes.split_whitespace().collect::<Vec<_>>(), ["700", "750", "644"]);
+        assert_eq!(modes.split_whitespace().collect::<Vec<_>>(), ["700", "750", "600"]);
         for path in
             ["/usr/local/share/man/man8/smolet-run.8.gz", "/usr/local/share/doc/smolet/docs/install.md.gz"]
         {
@@ -222,8 +222,14 @@ fn what_does_not_fit_is_refused_and_nothing_is_installed() {
     fs::create_dir(bare.0.path("/tmp/image")).unwrap();
     text(&bare.run(&["sh", &installer, "--root", "/tmp/image"]));
     fs::remove_dir_all(bare.0.path("/sbin")).unwrap();
+    // And its own installer, run beside it, removes nothing of this machine's.
+    let of_image = "/tmp/image/usr/local/lib/smolet/install.sh";
+    let said = refusal(&bare.run(&["sh", of_image, "--uninstall", "--purge"]));
+    assert!(said.contains("name it with --root"), "{said}");
     assert!(bare.0.path("/tmp/image/usr/local/bin/smolet").exists());
     assert_eq!(bare.all(), before);
+    text(&bare.run(&["sh", of_image, "--uninstall", "--purge", "--root", "/tmp/image"]));
+    assert!(!bare.0.path("/tmp/image/usr").exists());
 
     // Where it is installed as a package.
     let status = bare.0.path("/var/lib/dpkg/status");
@@ -276,6 +282,16 @@ fn what_does_not_fit_is_refused_and_nothing_is_installed() {
     fs::remove_file(&config).unwrap();
     refused(&[], "damaged: ./config.yaml: FAILED");
     fs::write(&config, &whole).unwrap();
+    // A sha256sum that computes sums and cannot check them.
+    fs::create_dir(bare.0.path("/sbin")).unwrap();
+    program_file(
+        &bare.0.path("/sbin/sha256sum"),
+        "#!/bin/sh\ncase $1 in -*) echo 'unrecognized option' >&2; exit 1 ;; esac\nexec busybox sha256sum \"$@\"\n",
+    );
+    let said = refusal(&bare.run(&["dash", &installer]));
+    assert!(said.contains("damaged: sha256sum -c does not check"), "{said}");
+    fs::remove_dir_all(bare.0.path("/sbin")).unwrap();
+    assert_eq!(bare.all(), before);
     text(&bare.run(&["sh", &installer, "--no-docs"]));
     assert!(!bare.0.path("/usr/local/share/man").exists());
 }

@@ -90,7 +90,7 @@ fn alpines_package_is_as_apk_reads_it() {
     let (control, ends) = entries(&streams[0].1);
     assert!(!ends, "the two are one archive, which an end would cut");
     let names: Vec<&str> = control.iter().map(|entry| &*entry.name).collect();
-    assert_eq!(names, [".PKGINFO", ".post-install", ".post-upgrade", ".pre-deinstall"]);
+    assert_eq!(names, [".PKGINFO", ".pre-install", ".post-install", ".post-upgrade", ".pre-deinstall"]);
     let own = Root::new("formats-apk");
     let info = String::from_utf8(control[0].content.clone()).unwrap();
     let field = |name: &str| {
@@ -169,6 +169,13 @@ fn alpines_package_runs_under_openrc() {
     let service = |word: &str| world.program("/etc/init.d/smolet").arg(word).output().unwrap();
     let main = || supervised(&world);
 
+    // Not beside the archive's.
+    there(&script("pre-install"), &[]);
+    there("mkdir", &["-p", "/usr/local/lib/smolet"]);
+    fs::write(world.path("/usr/local/lib/smolet/installed"), "").unwrap();
+    let refused = world.program(&script("pre-install")).output().unwrap();
+    assert!(!refused.status.success(), "{refused:?}");
+    fs::remove_dir_all(world.path("/usr/local/lib/smolet")).unwrap();
     let said = there(&script("post-install"), &[]);
     assert!(said.contains("rc-update add smolet default"), "{said}");
     there("rc-update", &["add", "smolet", "default"]);

@@ -41,7 +41,7 @@ impl Root {
         fs::write(root.join("var/lib/dpkg/status"), "").unwrap();
         // The package's scripts are run by it.
         fs::copy("/bin/busybox", root.join("bin/busybox")).unwrap();
-        for applet in ["sh", "grep", "rm", "rmdir"] {
+        for applet in ["sh", "grep", "rm", "rmdir", "sed"] {
             symlink("busybox", root.join("bin").join(applet)).unwrap();
         }
         Self(root)
@@ -175,15 +175,22 @@ pub fn target_stubs(directory: &Path) {
 #[test]
 fn it_is_installed_upgraded_removed_and_purged() {
     let root = Root::new("package-life");
-    // Not beside the archive's.
-    let archive = root.path("/usr/local/lib/smolet");
-    fs::create_dir_all(&archive).unwrap();
-    fs::write(archive.join("installed"), "").unwrap();
-    let refused = root.dpkg_output(&["--install", package().to_str().unwrap()]);
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && said.contains("install.sh --uninstall first"), "{said}");
-    assert!(!root.path("/usr/bin/smolet").exists());
-    fs::remove_dir_all(root.path("/usr/local")).unwrap();
+    // Not beside the archive's, wherever that is.
+    let unit = root.path("/etc/systemd/system/smolet.service");
+    fs::create_dir_all(unit.parent().unwrap()).unwrap();
+    for prefix in ["/usr/local", "/opt/x"] {
+        let archive = root.path(prefix).join("lib/smolet");
+        fs::create_dir_all(&archive).unwrap();
+        fs::write(archive.join("installed"), "").unwrap();
+        fs::write(&unit, format!("[Service]\nExecStart={prefix}/bin/smolet run\n")).unwrap();
+        let refused = root.dpkg_output(&["--install", package().to_str().unwrap()]);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        let first = format!("{prefix}/lib/smolet/install.sh --uninstall first");
+        assert!(!refused.status.success() && said.contains(&first), "{said}");
+        assert!(!root.path("/usr/bin/smolet").exists());
+        fs::remove_dir_all(root.path(prefix)).unwrap();
+    }
+    fs::remove_file(unit).unwrap();
     root.install();
     assert_eq!(root.dpkg(&["--verify", "smolet"]), "");
     let status = root.dpkg(&["--status", "smolet"]);
@@ -249,6 +256,42 @@ fn it_is_installed_upgraded_removed_and_purged() {
     fs::create_dir_all(&volume).unwrap();
     root.dpkg(&["--purge", "smolet"]);
     assert!(volume.exists(), "pods are left");
+}
+
+/// Its settings and its state are the archive's that is installed after it was removed; a later purge finds nothing of it.
+#[test]
+fn a_package_that_was_removed_takes_nothing_from_an_archives_program() {
+    let root = Root::new("package-archive");
+    root.install();
+    let mine = [
+        (
+            "/etc/smolet/config.yaml",
+            "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\nmaxPods: 7\n",
+        ),
+        ("/etc/default/smolet", "SMOLET_EXTRA_ARGS=--mine\n"),
+        ("/var/lib/smolet/identity.cbor", "state"),
+    ];
+    for (path, text) in mine {
+        fs::write(root.path(path), text).unwrap();
+    }
+    root.dpkg(&["--remove", "smolet"]);
+    let unpacked = super::archive::unpacked(&root.path("/tmp"));
+    let mut installer = Command::new("sh");
+    let installer = installer.arg(unpacked.join("install.sh")).arg("--root").arg(&root.0);
+    text(&installer.arg("--init=systemd").env("LC_ALL", "C").output().unwrap());
+    let is_whole = || {
+        for (path, text) in mine {
+            assert_eq!(fs::read_to_string(root.path(path)).unwrap(), text, "{path}");
+        }
+        assert!(root.path("/usr/local/bin/smolet").exists() && root.path("/etc/smolet/manifests").is_dir());
+        let wanted = root.path("/etc/systemd/system/multi-user.target.wants/smolet.service");
+        assert!(wanted.symlink_metadata().is_ok(), "it starts at boot");
+    };
+    is_whole();
+    let status = fs::read_to_string(root.path("/var/lib/dpkg/status")).unwrap();
+    assert!(!status.contains("Package: smolet"), "{status}");
+    root.dpkg(&["--purge", "smolet"]);
+    is_whole();
 }
 
 /// Has a Secret, memory and a group: what the agent mounts and whose modes it sets, seen from inside.
