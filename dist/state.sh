@@ -39,8 +39,10 @@ purge_runtime_directory() {
 # Prints the installer of a smolet that was installed from an archive, in whatever prefix, if there is one: a package beside it would
 # have the same service and the same settings.
 archive_installer() {
-    for of in /usr/local /usr $(sed -n 's|^[^#]*[ ="]\(/[A-Za-z0-9/._-]*\)/bin/smolet.*|\1|p' \
-        /etc/systemd/system/smolet.service /etc/init.d/smolet 2>/dev/null); do
+    named=$(for service in /etc/systemd/system/smolet.service /etc/init.d/smolet; do
+        [ ! -e $service ] || sed -n 's|^[^#]*[ ="]\(/[A-Za-z0-9/._-]*\)/bin/smolet.*|\1|p' $service
+    done)
+    for of in /usr/local /usr $named; do
         if [ -e "$of/lib/smolet/installed" ]; then
             echo "$of/lib/smolet/install.sh"
             return 0

@@ -3,9 +3,14 @@
 //!
 //! ```text
 //!      rtnetlink message about an address or a route ─► ADDRESSES_SETTLE, or ADDRESSES_PERIOD since the last read
-//!                                                       without a change ─► read the default routes' addresses
+//!                                                       without a change ─► read the default routes' addresses, and
+//!                                                       whether links still have the present ones
 //!                                                       ─► changed: every subscriber is notified
 //! ```
+//!
+//! An address of the node stays while a link of the machine has it, wherever the default route leads: other nodes, certificates and
+//! flannel's link depend on it, and a second uplink (LTE, a VPN) takes the route and gives it back. k3s agent and the kubelet's
+//! `--node-ip` choose once, at the start.
 //!
 //! The kernel's messages are not parsed: any of them triggers a read. The task is idle while nothing changes.
 
@@ -26,6 +31,7 @@ use crate::facts;
 use crate::limits::{ADDRESSES_PERIOD, ADDRESSES_SETTLE};
 #[cfg(feature = "tls")]
 use crate::limits::{FLANNEL_SETTLE, FLANNEL_WATCH_PERIOD};
+use crate::netlink::{DUMP, Message, Netlink, Protocol, attribute};
 
 /// `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV4_ROUTE`, `RTMGRP_IPV6_IFADDR` and `RTMGRP_IPV6_ROUTE` of `linux/rtnetlink.h`.
 const GROUPS: u32 = 0x10 | 0x40 | 0x100 | 0x400;
@@ -34,6 +40,16 @@ const GROUPS: u32 = 0x10 | 0x40 | 0x100 | 0x400;
 const LINK_GROUPS: u32 = 1 | 0x40 | 0x400;
 /// A longer message is truncated: its content is not used.
 const MESSAGE_BYTES: usize = 64;
+/// `RTM_GETADDR`.
+const ADDRESSES: u16 = 22;
+/// `struct ifaddrmsg`.
+const ADDRESS_HEADER: usize = 8;
+/// `IFA_ADDRESS`, `IFA_LOCAL`, `IFA_FLAGS`.
+const ADDRESS: u16 = 1;
+const LOCAL: u16 = 2;
+const FLAGS: u16 = 8;
+/// `IFA_F_DEPRECATED`.
+const DEPRECATED: u32 = 0x20;
 
 /// The node's current addresses, the primary one first; shared by all their users.
 #[derive(Clone, Debug, Default)]
@@ -86,7 +102,24 @@ impl NodeAddresses {
         true
     }
 
-    /// Follows the default routes' addresses until dropped, if `given` (`--node-ip`) leaves any of them open.
+    /// The node's addresses by the machine as it is, where `given` is `--node-ip`. The present ones stay while links have them. Blocks
+    /// for a few system calls.
+    pub fn read(&self, given: &[IpAddr]) -> Vec<Box<str>> {
+        let present: Vec<IpAddr> = self.now().iter().filter_map(|ip| ip.parse().ok()).collect();
+        let of_routes = facts::host_ips();
+        if present.is_empty() || present == of_routes {
+            return facts::node_ips(given, &of_routes);
+        }
+        match on_links(&present) {
+            Ok(there) => facts::node_ips(given, &in_use(&present, &of_routes, &there)),
+            Err(error) => {
+                log::debug!("node addresses: rtnetlink: {error}; those of the default routes are taken");
+                facts::node_ips(given, &of_routes)
+            }
+        }
+    }
+
+    /// Follows the node's addresses until dropped, if `given` (`--node-ip`) leaves any of them open.
     pub async fn follow(self, given: Vec<IpAddr>, clock: SharedClock) {
         if !given.is_empty() && !given.iter().any(IpAddr::is_unspecified) {
             return;
@@ -102,7 +135,7 @@ impl NodeAddresses {
         };
         loop {
             // After the subscription, so that earlier changes are found, too.
-            let is_news = self.set(facts::node_ips(&given));
+            let is_news = self.set(self.read(&given));
             let looked = clock.now().mono;
             if let Err(error) = kernel.readable().await {
                 log::warn!(
@@ -119,6 +152,53 @@ impl NodeAddresses {
             drain(kernel.get_ref());
         }
     }
+}
+
+/// An address of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct LinkAddress {
+    ip: IpAddr,
+    /// The kernel selects it for no new connection: its prefix is no longer announced, or it is a temporary one that was replaced.
+    is_deprecated: bool,
+}
+
+/// The addresses in use, IPv4 first. PURE.
+///
+/// | a link has the present one of the family | the default route has one | the node has |
+/// |---|---|---|
+/// | yes | any | the present one |
+/// | yes, deprecated | yes | the default route's |
+/// | yes, deprecated | no | the present one |
+/// | no | yes or no | the default route's, or none |
+fn in_use(present: &[IpAddr], of_routes: &[IpAddr], there: &[LinkAddress]) -> Vec<IpAddr> {
+    let of = |is_v4: bool| {
+        let of_route = of_routes.iter().find(|ip| ip.is_ipv4() == is_v4).copied();
+        let present = present.iter().find(|ip| ip.is_ipv4() == is_v4).copied();
+        let may_stay = |link: &LinkAddress| !link.is_deprecated || of_route.is_none();
+        present.filter(|ip| there.iter().any(|link| link.ip == *ip && may_stay(link))).or(of_route)
+    };
+    [true, false].into_iter().filter_map(of).collect()
+}
+
+/// Those of `wanted` that links of the machine have.
+fn on_links(wanted: &[IpAddr]) -> io::Result<Vec<LinkAddress>> {
+    let question = Message::new(ADDRESSES, DUMP, &[0; ADDRESS_HEADER]);
+    Netlink::open(Protocol::Route)?.collect(&question, &mut |found: &mut Vec<LinkAddress>, _, answer| {
+        let address = link_address(answer).filter(|of| wanted.contains(&of.ip) && !found.contains(of));
+        found.extend(address);
+    })
+}
+
+/// The address of one answer, without `struct nlmsghdr`; `None`: it is cut short.
+fn link_address(answer: &[u8]) -> Option<LinkAddress> {
+    let (header, rest) = answer.split_at_checked(ADDRESS_HEADER)?;
+    // Of a link between two ends the local one counts; IPv6 has it in the other attribute alone.
+    let ip = attribute(rest, LOCAL).or_else(|| attribute(rest, ADDRESS))?;
+    let v4 = <[u8; 4]>::try_from(ip).map(IpAddr::from);
+    let ip = v4.or_else(|_| <[u8; 16]>::try_from(ip).map(IpAddr::from)).ok()?;
+    let flags = attribute(rest, FLAGS).and_then(|flags| flags.try_into().ok()).map(u32::from_ne_bytes);
+    let flags = flags.unwrap_or_else(|| header[2].into());
+    Some(LinkAddress { ip, is_deprecated: flags & DEPRECATED != 0 })
 }
 
 /// Sends to `changed`, which holds one, when links or routes of the machine change, until it is closed.
@@ -154,4 +234,59 @@ fn drain(socket: &OwnedFd) {
         net::recv(socket, &mut message, RecvFlags::DONTWAIT),
         Ok(_) | Err(Errno::NOBUFS | Errno::INTR)
     ) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ips(text: &str) -> Vec<IpAddr> {
+        text.split_whitespace().map(|ip| ip.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn an_address_stays_while_a_link_has_it() {
+        // Present, of the default routes, of links with `~` before a deprecated one; what is in use.
+        for (present, of_routes, there, expected) in [
+            // The default route moves to another uplink, and back.
+            ("10.7.0.2", "100.64.0.9", "10.7.0.2", "10.7.0.2"),
+            ("10.7.0.2", "10.7.0.2", "10.7.0.2", "10.7.0.2"),
+            // It goes.
+            ("10.7.0.2", "", "10.7.0.2", "10.7.0.2"),
+            ("10.7.0.2 2001:db8::2", "2001:db8::2", "10.7.0.2 2001:db8::2", "10.7.0.2 2001:db8::2"),
+            // The address goes, with its route or without.
+            ("10.7.0.2", "10.7.0.3", "", "10.7.0.3"),
+            ("10.7.0.2", "", "", ""),
+            ("10.7.0.2 2001:db8::2", "2001:db8::2", "2001:db8::2", "2001:db8::2"),
+            // One comes.
+            ("", "10.7.0.2", "", "10.7.0.2"),
+            ("2001:db8::2", "10.7.0.2 2001:db8::2", "2001:db8::2", "10.7.0.2 2001:db8::2"),
+            // The provider announces another prefix; or none.
+            ("2001:db8::2", "2001:db8:1::2", "~2001:db8::2", "2001:db8:1::2"),
+            ("2001:db8::2", "", "~2001:db8::2", "2001:db8::2"),
+        ] {
+            let link = |text: &str| LinkAddress {
+                ip: text.trim_start_matches('~').parse().unwrap(),
+                is_deprecated: text.starts_with('~'),
+            };
+            let links: Vec<LinkAddress> = there.split_whitespace().map(link).collect();
+            let found = in_use(&ips(present), &ips(of_routes), &links);
+            assert_eq!(found, ips(expected), "{present:?} {of_routes:?} {there:?}");
+        }
+    }
+
+    #[test]
+    fn the_kernel_tells_which_addresses_links_have() {
+        // Without a link that is up the machine has none.
+        let there = on_links(&ips("127.0.0.1 192.0.2.1")).unwrap();
+        assert!(there.iter().all(|of| of.ip == ips("127.0.0.1")[0] && !of.is_deprecated), "{there:?}");
+        // `struct ifaddrmsg`, `IFA_ADDRESS`, `IFA_FLAGS`.
+        let mut answer = vec![10, 64, 0x80, 0, 2, 0, 0, 0, 20, 0, 1, 0];
+        answer.extend(std::net::Ipv6Addr::LOCALHOST.octets());
+        let whole = [answer.clone(), vec![8, 0, 8, 0], 0x20_u32.to_ne_bytes().to_vec()].concat();
+        let ip = ips("::1")[0];
+        assert_eq!(link_address(&whole), Some(LinkAddress { ip, is_deprecated: true }));
+        assert_eq!(link_address(&answer), Some(LinkAddress { ip, is_deprecated: false }));
+        assert_eq!(link_address(&answer[..20]), None);
+    }
 }

@@ -39,7 +39,7 @@ pub fn embedded_runtime(config: &Config) -> runtime::Settings {
 pub fn node_settings(config: &Config, node_name: &str) -> NodeSettings {
     let mut node = NodeSettings::new(node_name, &config.root_dir.to_string_lossy());
     let (memory, swap) = memory_bytes(&read("/proc/meminfo"));
-    node.node_ips = node_ips(&config.registration.addresses);
+    node.node_ips = node_ips(&config.registration.addresses, &host_ips());
     node.cgroup_version = runtime::cgroup_version(Path::new(paths::CGROUP_MOUNTS));
     node.cgroup_driver = config.cgroup_driver;
     node.cgroup_root = config.cgroup_root.as_str().into();
@@ -154,13 +154,13 @@ fn reserved(config: &Config, memory: u64, disk: u64) -> Reserved {
     }
 }
 
-/// The node's addresses: the given ones, where an unspecified one is replaced by the default route's.
-pub fn node_ips(given: &[IpAddr]) -> Vec<Box<str>> {
-    let (found, is_given) = (host_ips(), !given.is_empty());
-    let of_route = |family: &IpAddr| found.iter().find(|ip| ip.is_ipv4() == family.is_ipv4()).copied();
-    let given = given.iter().filter_map(|ip| if ip.is_unspecified() { of_route(ip) } else { Some(*ip) });
-    let ips: Vec<IpAddr> = given.collect();
-    let ips = if is_given { ips } else { found };
+/// The node's addresses: the given ones, where an unspecified one is replaced by the one that was found of its family; without given
+/// ones those that were found.
+pub fn node_ips(given: &[IpAddr], found: &[IpAddr]) -> Vec<Box<str>> {
+    let of_family = |family: &IpAddr| found.iter().find(|ip| ip.is_ipv4() == family.is_ipv4()).copied();
+    let in_use = |ip: &IpAddr| if ip.is_unspecified() { of_family(ip) } else { Some(*ip) };
+    let ips: Vec<IpAddr> =
+        if given.is_empty() { found.to_vec() } else { given.iter().filter_map(in_use).collect() };
     ips.iter().map(|ip| ip.to_string().into()).collect()
 }
 

@@ -122,6 +122,15 @@ pub(crate) fn ensure_forward(networks: impl Iterator<Item = Network>) -> Result<
     done
 }
 
+/// The jump to flannel's chain is there: whoever flushes the table removes it. One run of the program. True on a machine without it.
+pub(crate) fn has_forward(network: &Network) -> bool {
+    let run = |program: &str, arguments: &[String]| {
+        program::run(program, arguments, IPTABLES_TIME, &AtomicBool::new(false))
+    };
+    let program = PROGRAMS[usize::from(network.address.is_ipv6())];
+    (Tables { program, run: &run }).has_forward()
+}
+
 /// The tables of one address family.
 struct Tables<'a> {
     program: &'a str,
@@ -151,6 +160,12 @@ impl Tables<'_> {
             self.ensure_rule(FORWARD, RulePosition::Last, &rule)?;
         }
         Ok(())
+    }
+
+    /// An error counts as no: iptables of the legacy kind has one for a rule whose chain is gone.
+    fn has_forward(&self) -> bool {
+        let rule = [&COMMENT[..], &["-j", FORWARD]].concat();
+        matches!(self.refusal(&["-C", "FORWARD", "-t", "filter"], &rule), Ok(None))
     }
 
     /// `EnsureChain`.
@@ -257,8 +272,10 @@ mod tests {
             );
         }
         let network = Network::parse("10.42.0.0/16").unwrap();
+        assert!(!tables.has_forward());
         for _ in 0..2 {
             tables.ensure_forward(&network).unwrap();
+            assert!(tables.has_forward());
             let forward: Vec<String> =
                 space.rules("filter").into_iter().filter(|rule| rule.contains("flanneld forward")).collect();
             let comment = "-m comment --comment \"flanneld forward\" -j";
@@ -279,6 +296,13 @@ mod tests {
         assert!(space.run(IPV4, &flushed).unwrap().status.is_some_and(|status| status.success()));
         tables.ensure_firewall().unwrap();
         assert_eq!(space.rules("filter").len(), 12);
+        for flush in ["-F FORWARD", "-F", "-X FLANNEL-FWD"] {
+            let flush: Vec<String> = flush.split(' ').map(str::to_owned).collect();
+            space.run(IPV4, &flush).unwrap();
+            assert!(!tables.has_forward(), "{flush:?}");
+        }
+        tables.ensure_forward(&network).unwrap();
+        assert!(tables.has_forward());
     }
 
     #[test]

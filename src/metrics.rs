@@ -29,6 +29,9 @@ pub use process::{Process, written_by_server};
 pub use terminated::Terminations;
 
 /// The kubelet's label values for a pod's lists of containers, in the order of [`ContainerKind`].
+/// The gauge by which a command sees that the node is one of its cluster.
+pub(crate) const NODE_REGISTERED: &str = "smolet_node_registered";
+
 const CONTAINER_TYPES: [&str; 3] = ["init_container", "container", "ephemeral_container"];
 
 /// Counters of the loop and its tasks.
@@ -178,6 +181,8 @@ pub struct Shown {
     pub statuses_short: [(&'static str, u64); 4],
     /// Number of changes of the API server; `None`: standalone.
     pub server_moves: Option<u64>,
+    /// The Node is registered in the cluster; `None` = standalone.
+    pub is_registered: Option<bool>,
     /// Usage of `limits::BOUNDS` in that order, of the status store, and of the structures of a cluster's node.
     pub usage: Vec<Usage>,
     /// Start of the agent.
@@ -322,6 +327,10 @@ fn runtime_state(page: &mut Page, metrics: &Metrics, shown: &Shown) {
             "Moves to another of the cluster's API servers",
         );
         page.value("", moves);
+    }
+    if let Some(is_registered) = shown.is_registered {
+        page.family(NODE_REGISTERED, "gauge", "1 while the Node is registered in the cluster");
+        page.value("", is_registered.into());
     }
 }
 
@@ -496,6 +505,7 @@ mod tests {
             foreign_sandboxes: 4,
             statuses_short: [("messages_cut", 1), ("bared", 2), ("evicted", 0), ("refused", 0)],
             server_moves: Some(8),
+            is_registered: Some(true),
             usage,
             started: Wall(2_208_988_800_500_000_000),
             process: Process::parse(status, Duration::from_millis(1500)),
@@ -532,6 +542,7 @@ mod tests {
             "process_resident_memory_bytes 3072000",
             "smolet_process_sleeps_total 77",
             "smolet_api_server_moves_total 8",
+            "smolet_node_registered 1",
             "smolet_bounded_bytes{structure=\"events\"} 1025",
         ] {
             assert!(page.lines().any(|l| l == line), "{line} in\n{page}");

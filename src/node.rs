@@ -268,7 +268,7 @@ impl Start<'_> {
         let source = self.start_sources(&set_aside);
         let blocking = self.blocking.clone();
         let runtime = runtime.counted_by(self.metrics.operations.clone()).reading_in(blocking.clone());
-        registries::write_hosts(config, &version.runtime_name);
+        registries::write_hosts(config, &version.runtime_name, runtime.socket());
         let (images, image_store) = self.start_import(&runtime, &version.runtime_name);
         let logs = self.start_rotation(&runtime, &blocking);
         let joined = join(

@@ -25,7 +25,13 @@ pub const FLANNEL_SUBNET: &str = "/run/flannel/subnet.env";
 /// CNI plugins: those of the CNI project's archive, and of Debian.
 pub const CNI_PLUGINS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
 /// Directories with a `HOST/hosts.toml` for registries.
-pub const REGISTRY_HOSTS: [&str; 2] = ["/etc/smolet/certs.d", "/etc/containerd/certs.d"];
+pub const REGISTRY_HOSTS: [&str; 2] = ["/etc/smolet/certs.d", CONTAINERD_HOSTS];
+/// The usual one of containerd.
+pub const CONTAINERD_HOSTS: &str = "/etc/containerd/certs.d";
+/// containerd's configuration.
+pub const CONTAINERD_CONFIG: &str = "/etc/containerd/config.toml";
+/// The directory of files that it usually imports.
+pub const CONTAINERD_CONFIG_DIR: &str = "/etc/containerd/conf.d";
 /// Mirrors and credentials of registries (k3s).
 pub const REGISTRIES: &str = "/etc/rancher/k3s/registries.yaml";
 /// The system bus.

@@ -96,18 +96,31 @@ fn no_cgroup() -> io::Error {
     io::Error::other("it has no cgroup")
 }
 
-/// The root of a process in this cgroup.
+/// The root of a process in this cgroup. With version 2 it may be one level below: CRI-O's crun makes a cgroup of its own in systemd's scope.
 fn root_of(dir: &Path) -> io::Result<OwnedFd> {
+    let ended = || io::Error::other("it has no process");
+    if let Some(root) = root_in(dir)? {
+        return Ok(root);
+    }
+    // Of version 1 the upper one's list of devices is not the lower one's.
+    if dir.join("devices.allow").exists() {
+        return Err(ended());
+    }
+    let below = child_directories(dir).map_err(|error| error.source)?;
+    below.iter().find_map(|name| root_in(&dir.join(name)).ok().flatten()).ok_or_else(ended)
+}
+
+/// The root of the first process in this very cgroup; `None`: it has none.
+fn root_in(dir: &Path) -> io::Result<Option<OwnedFd>> {
     let text = || read_start(&dir.join("cgroup.procs"), CGROUP_STAT_BYTES_MAX);
     let first = |text: Vec<u8>| -> Option<u32> {
         String::from_utf8_lossy(&text).lines().next().and_then(|line| line.parse().ok())
     };
-    let ended = || io::Error::other("it has no process");
-    let pid = first(text()?).ok_or_else(ended)?;
+    let Some(pid) = first(text()?) else { return Ok(None) };
     let process = open(format!("/proc/{pid}"), DIRECTORY, Mode::empty())?;
     let root = openat(&process, "root", DIRECTORY, Mode::empty())?;
     // Its number was not given to another one before it was held.
-    if first(text()?) == Some(pid) { Ok(root) } else { Err(ended()) }
+    Ok((first(text()?) == Some(pid)).then_some(root))
 }
 
 /// What was there before, unless it was that device already.
@@ -173,4 +186,31 @@ fn number_of(stat: &Stat) -> Option<DeviceNumber> {
         _ => return None,
     };
     Some(DeviceNumber { is_block, major: major(stat.st_rdev), minor: minor(stat.st_rdev) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_found_in_the_cgroup_or_one_level_below() {
+        let dir = std::env::temp_dir().join(format!("smolet-root-of-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        let below = dir.join("container");
+        fs::create_dir_all(&below).unwrap();
+        let set = |dir: &Path, pids: String| fs::write(dir.join("cgroup.procs"), pids).unwrap();
+        let root = fs::metadata("/").unwrap();
+        let is_root = |found: OwnedFd| fstat(found).is_ok_and(|stat| stat.st_ino == root.ino());
+        let own = format!("{}\n", std::process::id());
+        set(&dir, String::new());
+        set(&below, String::new());
+        assert!(root_of(&dir).is_err());
+        set(&below, own.clone());
+        assert!(root_of(&dir).is_ok_and(is_root));
+        fs::write(dir.join("devices.allow"), "").unwrap();
+        assert!(root_of(&dir).is_err(), "cgroup v1: what is told the upper one is not told the lower one");
+        set(&dir, own);
+        assert!(root_of(&dir).is_ok_and(is_root));
+        fs::remove_dir_all(&dir).unwrap();
+    }
 }

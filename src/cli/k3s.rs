@@ -1,15 +1,18 @@
 //! `smolet k3s takeover`: smolet in the place of `k3s agent` on its own board, and back. Pods run on both ways: they belong to k3s'
 //! containerd, which goes on as a unit of its own.
 //!
-//! Everything that can be wrong is looked at before anything is changed. When smolet does not come up, k3s agent is started again.
+//! Everything that can be wrong is looked at before anything is changed. When smolet does not come up, or the node is not one of its
+//! cluster soon, k3s agent is started again.
 
 use std::fs;
+use std::net::{TcpStream, ToSocketAddrs as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use super::client::{self, Refusal};
 use super::{agent, fail, print, say};
 use crate::config::Config;
 use crate::filesystem::{read_linked, replace};
@@ -18,10 +21,13 @@ use crate::k3s::takeover::{
     AGENT_UNIT, AgentCommand, CONTAINERD_UNIT, agent_command, containerd_unit, drop_in, environment_files,
     has_systemd_cgroups, is_plain, own_variable, variable, without_k3s,
 };
+use crate::kube::ServerUrl;
 use crate::limits::{
-    CONFIG_FILE_BYTES_MAX, TAKEOVER_FILE_BYTES_MAX, TAKEOVER_LOOK_PERIOD, TAKEOVER_RESTARTS,
-    TAKEOVER_RULES_BYTES_MAX, TAKEOVER_RULES_TIME, TAKEOVER_UNIT_TIME,
+    CONFIG_FILE_BYTES_MAX, TAKEOVER_CONNECT_TIME, TAKEOVER_FILE_BYTES_MAX, TAKEOVER_JOIN_TIME,
+    TAKEOVER_LOOK_PERIOD, TAKEOVER_RESTARTS, TAKEOVER_RULES_BYTES_MAX, TAKEOVER_RULES_TIME,
+    TAKEOVER_UNIT_TIME,
 };
+use crate::metrics::NODE_REGISTERED;
 use crate::netlink::{Netlink, Protocol};
 use crate::network_policy;
 use crate::nftables::{self, Batch, Family};
@@ -91,6 +97,10 @@ struct Board {
     agent_dir: PathBuf,
     /// The kubelet's directory.
     root_dir: PathBuf,
+    /// smolet's local socket.
+    socket: PathBuf,
+    /// `https://HOST:PORT` of the server that the flags name; empty: none.
+    server: String,
     /// What of the flags has no effect.
     warnings: Vec<String>,
 }
@@ -153,25 +163,27 @@ impl Board {
         }
         let root_dir = PathBuf::from(given("--root-dir").unwrap_or(KUBELET_DIR));
         let program = std::env::current_exe().map_err(|error| format!("smolet's own path: {error}"))?;
-        Self::check_flags(&command, &more, known)?;
+        let config = Self::check_flags(&command, &more, known)?;
         Ok(Self {
             drop_in: drop_in(&program.to_string_lossy(), &command, &more),
             containerd,
             agent_dir,
             root_dir,
+            server: config.k3s.map(|k3s| k3s.server).unwrap_or_default(),
+            socket: config.socket,
             warnings: first.warnings,
         })
     }
 
-    /// smolet would start with them.
+    /// The settings with which smolet would start.
     fn check_flags(
         command: &AgentCommand,
         more: &[String],
         known: impl Fn(&str) -> Option<String>,
-    ) -> Result<(), String> {
+    ) -> Result<Config, String> {
         let flags = [&*command.flags, more].concat();
         let args = agent::args_of(&agent::translate(&flags, known)?)?;
-        Config::load(&args.flags, None).map(drop).map_err(|error| error.to_string())
+        Config::load(&args.flags, Some(&args.socket.socket)).map_err(|error| error.to_string())
     }
 
     fn write_units(&self) -> Result<(), String> {
@@ -220,14 +232,104 @@ fn take_over(is_dry: bool) -> Result<(), String> {
         print(Ok(shown.join("\n")));
         return Ok(());
     }
+    // Whoever cannot be reached now is not to be reached by smolet either.
+    let is_reachable = is_reachable(&board.server);
     board.import_identity()?;
-    if let Err(why) = board.write_units().and_then(|()| change_agent(board.containerd.is_some())) {
-        let back = return_to_k3s();
-        let back = back.map_or_else(|error| error, |()| "k3s agent runs again".to_owned());
-        return Err(format!("{why}; {back}"));
-    }
+    let changed = board.write_units().and_then(|()| change_agent(board.containerd.is_some()));
+    let is_registered = match changed.and_then(|()| await_node(&board.socket, is_reachable)) {
+        Ok(is_registered) => is_registered,
+        Err(why) => {
+            let back = return_to_k3s();
+            let back = back.map_or_else(|error| error, |()| "k3s agent runs again".to_owned());
+            return Err(format!("{why}; {back}"));
+        }
+    };
     say("smolet runs in the place of k3s agent; its pods run on");
+    if !is_registered {
+        say(&format!(
+            "the server {} could not be reached before either: the node joins when it can be; journalctl -u {AGENT_UNIT} tells",
+            board.server
+        ));
+    }
     end_rules()
+}
+
+/// Something listens at the server's address.
+fn is_reachable(server: &str) -> bool {
+    let addresses = ServerUrl::parse(server).ok().and_then(|url| url.authority().to_socket_addrs().ok());
+    let mut addresses = addresses.into_iter().flatten();
+    addresses.any(|address| TcpStream::connect_timeout(&address, TAKEOVER_CONNECT_TIME).is_ok())
+}
+
+/// What smolet's local socket says of the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum NodeState {
+    /// smolet does not answer, or has no runtime yet: why.
+    Down(String),
+    /// It runs pods, and the node is not registered in its cluster yet.
+    Unregistered,
+    Registered,
+}
+
+/// What the command does about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Step {
+    Wait,
+    /// The board is smolet's; whether the node is registered.
+    Done(bool),
+    /// k3s agent is to have it again: why.
+    GiveBack(String),
+}
+
+impl NodeState {
+    fn ask(socket: &Path) -> Self {
+        match client::ask_for(socket, "/metrics") {
+            Ok(page) => Self::of_page(&page),
+            Err(Refusal::Said(why) | Refusal::Unreachable(why)) => Self::Down(why),
+        }
+    }
+
+    /// A node without a cluster has no such line, and nothing to be registered in.
+    fn of_page(page: &str) -> Self {
+        let mut lines = page.lines();
+        let found = lines.find_map(|line| line.strip_prefix(NODE_REGISTERED)?.strip_prefix(' '));
+        if found == Some("0") { Self::Unregistered } else { Self::Registered }
+    }
+
+    /// PURE.
+    ///
+    /// | smolet | the server could be reached before | in time | later |
+    /// |---|---|---|---|
+    /// | has no runtime | either | wait | give the board back |
+    /// | is not registered | yes | wait | give the board back |
+    /// | is not registered | no | done | done |
+    /// | is registered | either | done | done |
+    fn step(self, is_reachable: bool, is_late: bool) -> Step {
+        match self {
+            Self::Registered => Step::Done(true),
+            Self::Unregistered if !is_reachable => Step::Done(false),
+            Self::Unregistered | Self::Down(_) if !is_late => Step::Wait,
+            Self::Unregistered => {
+                let (time, unit) = (TAKEOVER_JOIN_TIME.as_secs(), AGENT_UNIT);
+                Step::GiveBack(format!(
+                    "smolet did not register the node in its cluster within {time} s; journalctl -u {unit} says why"
+                ))
+            }
+            Self::Down(why) => Step::GiveBack(format!("smolet runs no pods: {why}")),
+        }
+    }
+}
+
+/// Waits until smolet, whose unit is active, has its runtime and its Node. True when it has the Node, too.
+fn await_node(socket: &Path, is_reachable: bool) -> Result<bool, String> {
+    let until = Instant::now() + TAKEOVER_JOIN_TIME;
+    loop {
+        match NodeState::ask(socket).step(is_reachable, Instant::now() >= until) {
+            Step::Wait => std::thread::sleep(TAKEOVER_LOOK_PERIOD),
+            Step::Done(is_registered) => return Ok(is_registered),
+            Step::GiveBack(why) => return Err(why),
+        }
+    }
 }
 
 /// Ends k3s agent, and with it its containerd; starts that one by itself, and smolet.
@@ -459,6 +561,40 @@ fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_board_is_smolets_once_its_node_is_registered() {
+        let down = NodeState::Down("no runtime".to_owned());
+        let of = NodeState::of_page;
+        let page = |value: u8| format!("# TYPE {NODE_REGISTERED} gauge\n{NODE_REGISTERED} {value}\n");
+        assert_eq!((of(&page(0)), of(&page(1))), (NodeState::Unregistered, NodeState::Registered));
+        assert_eq!(of("kubelet_running_pods 2\n"), NodeState::Registered, "it has no cluster");
+        for is_reachable in [false, true] {
+            for is_late in [false, true] {
+                let step = |state: &NodeState| state.clone().step(is_reachable, is_late);
+                assert_eq!(step(&NodeState::Registered), Step::Done(true));
+                match (step(&NodeState::Unregistered), is_reachable, is_late) {
+                    (Step::Done(false), false, _) | (Step::Wait, true, false) => {}
+                    (Step::GiveBack(why), true, true) => assert!(why.contains("journalctl"), "{why}"),
+                    other => panic!("{other:?}"),
+                }
+                match (step(&down), is_late) {
+                    (Step::Wait, false) => {}
+                    (Step::GiveBack(why), true) => assert!(why.contains("no runtime"), "{why}"),
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_server_is_reachable_while_something_listens_there() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let server = format!("https://{}", listener.local_addr().unwrap());
+        assert!(is_reachable(&server));
+        drop(listener);
+        assert!(!is_reachable(&server) && !is_reachable(""));
+    }
 
     #[test]
     fn rules_stay_until_all_that_they_do_is_done_by_others() {

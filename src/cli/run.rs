@@ -16,7 +16,7 @@ pub(super) struct Args {
     #[command(flatten)]
     pub(super) flags: Flags,
     #[command(flatten)]
-    socket: SocketArg,
+    pub(super) socket: SocketArg,
     /// Start the pods, print the result of each, and exit; the containers run on. Exit code 0 when every pod
     /// is as wanted
     #[arg(long)]

@@ -97,9 +97,12 @@ impl Machine {
         let mut put = |key: &str, value: Value| annotations.insert(key.to_owned(), value);
         if k3s.has_cloud_controller {
             let joined = |all: &[Box<str>]| if all.is_empty() { Value::Null } else { all.join(",").into() };
-            put(INTERNAL_IP, joined(&self.addresses));
-            // The controller gives no addresses while it has others there.
-            put(PROVIDED_IPS, joined(&self.addresses));
+            // Those of before stay while the node has none.
+            if !self.addresses.is_empty() {
+                put(INTERNAL_IP, joined(&self.addresses));
+                // The controller gives no addresses while it has others there.
+                put(PROVIDED_IPS, joined(&self.addresses));
+            }
             put(HOSTNAME, (*k3s.host_name).into());
             put(EXTERNAL_IP, joined(&k3s.external_addresses));
         }
@@ -211,6 +214,22 @@ mod tests {
             );
         }
         assert_eq!(Machine::default().k3s_patch(&NodeMetadata::default()), None, "another cluster");
+    }
+
+    #[test]
+    fn a_node_without_addresses_leaves_those_of_before() {
+        let with = machine(false, true);
+        let node = patched(
+            NodeMetadata::default(),
+            &with.k3s_patch(&NodeMetadata::default()).expect("it has nothing yet"),
+        );
+        let without = Machine { addresses: Vec::new(), ..with };
+        assert_eq!(without.k3s_patch(&node), None);
+        let of_start = without.annotations();
+        for key in [INTERNAL_IP, PROVIDED_IPS] {
+            assert_eq!(of_start.get(key), None, "{key}");
+        }
+        assert!(Machine { k3s: None, ..without }.annotations()[PROVIDED_IPS].is_null(), "another cluster");
     }
 
     #[test]

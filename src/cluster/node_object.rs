@@ -139,14 +139,17 @@ impl Machine {
         })
     }
 
-    /// Standard annotations (`NodeAddress`); null removes one.
+    /// Standard annotations (`NodeAddress`); null removes one. A node of k3s without an address leaves them as they are.
     pub fn annotations(&self) -> Value {
         let provided = self.provided();
         let provided = (self.is_of_cloud() && !provided.is_empty()).then(|| provided.join(","));
         let mut annotations = self.k3s_annotations();
+        let is_without = self.k3s.is_some() && self.is_of_cloud() && self.addresses.is_empty();
         annotations
             .insert("volumes.kubernetes.io/controller-managed-attach-detach".to_owned(), "true".into());
-        annotations.insert(PROVIDED_IPS.to_owned(), provided.into());
+        if !is_without {
+            annotations.insert(PROVIDED_IPS.to_owned(), provided.into());
+        }
         Value::Object(annotations)
     }
 
@@ -161,10 +164,11 @@ impl Machine {
     }
 
     /// The status of an existing Node: with an external cloud provider its addresses are left to the cloud controller once it has
-    /// some.
+    /// some; they stay as they are while the node has none (`NodeAddress`).
     pub fn report(&self, health: &Health, before: &[Value], now: Wall) -> Value {
         let mut status = self.status(health, before, now);
-        if let (true, Some(status)) = (self.is_of_cloud(), status.as_object_mut()) {
+        let leaves_addresses = self.is_of_cloud() || self.addresses.is_empty();
+        if let (true, Some(status)) = (leaves_addresses, status.as_object_mut()) {
             status.remove("addresses");
         }
         status
@@ -496,6 +500,13 @@ mod tests {
         );
         assert_eq!(status["nodeInfo"]["swap"], json!({"capacity": 1 << 30}));
         assert_eq!(status["features"], json!({"supplementalGroupsPolicy": true}));
+    }
+
+    #[test]
+    fn addresses_stay_while_the_node_has_none() {
+        let machine = Machine { addresses: Vec::new(), ..machine() };
+        assert!(machine.report(&Health::default(), &[], Wall(0)).get("addresses").is_none());
+        assert!(machine.object(&Health::default(), &[], Wall(0))["status"]["addresses"].is_array());
     }
 
     #[test]

@@ -7,14 +7,17 @@ use crate::desired::update::RefusedPod;
 use crate::model::Wall;
 use crate::status::{merge, time};
 
-/// Status fields that a node agent owns: one without a value is removed from the object.
+/// Status fields that a node agent owns: one without a value is removed from the object. An address goes with its list: the server
+/// refuses a `hostIP` that is not the first of the `hostIPs` (`validateHostIPs`).
 const OWN: &[&str] = &[
     "containerStatuses",
     "ephemeralContainerStatuses",
     "hostIP",
+    "hostIPs",
     "initContainerStatuses",
     "message",
     "podIP",
+    "podIPs",
     "qosClass",
     "reason",
     "startTime",
@@ -111,7 +114,9 @@ mod tests {
         assert_eq!(patch["status"]["phase"], "Running");
         assert_eq!(patch["status"]["podIPs"], json!([{"$patch": "replace"}, {"ip": "10.0.0.1"}]));
         let Value::Object(fields) = &patch["status"] else { panic!("an object") };
-        assert_eq!(fields.get("reason"), Some(&Value::Null));
+        for gone in ["reason", "hostIP", "hostIPs"] {
+            assert_eq!(fields.get(gone), Some(&Value::Null), "{gone}");
+        }
         assert!(!fields.contains_key("conditions"), "others' conditions are not touched");
     }
 

@@ -11,7 +11,8 @@ use super::kubelet::GoDuration;
 use super::{ConfigError, FileSettings, Flags, fields};
 use crate::decode::Node;
 use crate::limits::{
-    LEASE_SECONDS, NODE_LABELS_MAX, NODE_REPORT_PERIOD, NODE_STATUS_UPDATE_PERIOD, NODE_TAINTS_MAX,
+    LEASE_SECONDS, NODE_EXTERNAL_ADDRESSES_MAX, NODE_LABELS_MAX, NODE_REPORT_PERIOD,
+    NODE_STATUS_UPDATE_PERIOD, NODE_TAINTS_MAX,
 };
 use crate::model::names;
 use crate::model::quantity::Quantity;
@@ -109,7 +110,7 @@ pub(super) fn join(flags: &Flags, file: &FileSettings) -> Result<Registration, C
         labels: labels(flags.node_labels.as_deref().unwrap_or_default())?,
         taints,
         provider_id: flags.provider_id.as_deref().or(file.text("providerID")).unwrap_or_default().to_owned(),
-        addresses: addresses("--node-ip", flags.node_ip.as_deref().unwrap_or_default())?,
+        addresses: node_addresses(flags.node_ip.as_deref().unwrap_or_default())?,
         external_addresses: external_addresses(flags)?,
         external_cloud: is_external(flags.cloud_provider.as_deref())?,
         reserved,
@@ -244,8 +245,20 @@ fn check_taint(taint: &NodeTaint) -> Result<(), ConfigError> {
     Ok(())
 }
 
+/// Any number of each family, each once (`--node-external-ip`).
 fn external_addresses(flags: &Flags) -> Result<Vec<IpAddr>, ConfigError> {
-    let given = addresses("--node-external-ip", &flags.node_external_ip.join(","))?;
+    let text = flags.node_external_ip.join(",");
+    let mut given = Vec::new();
+    for address in addresses("--node-external-ip", &text, "must be IP addresses with commas between them")? {
+        if !given.contains(&address) {
+            given.push(address);
+        }
+    }
+    if given.len() > NODE_EXTERNAL_ADDRESSES_MAX {
+        return Err(ConfigError(format!(
+            "--node-external-ip: at most {NODE_EXTERNAL_ADDRESSES_MAX} addresses"
+        )));
+    }
     if !given.is_empty() && flags.server.is_none() {
         let why = "needs --server: a k3s server's cloud controller makes Node addresses of them";
         return Err(ConfigError(format!("--node-external-ip: {why}")));
@@ -254,22 +267,28 @@ fn external_addresses(flags: &Flags) -> Result<Vec<IpAddr>, ConfigError> {
 }
 
 /// One address, or one of each family (`--node-ip`).
-fn addresses(flag: &str, text: &str) -> Result<Vec<IpAddr>, ConfigError> {
+fn node_addresses(text: &str) -> Result<Vec<IpAddr>, ConfigError> {
+    let form = "must be an IP address, or one of IPv4 and one of IPv6 with a comma between them";
+    let given = addresses("--node-ip", text, form)?;
+    let of_v4 = given.iter().filter(|address| address.is_ipv4()).count();
+    if of_v4 > 1 || given.len() - of_v4 > 1 {
+        return Err(ConfigError(format!("--node-ip: {text:?}: at most one address of each family")));
+    }
+    Ok(given)
+}
+
+/// The addresses of a list, which is to have that form.
+fn addresses(flag: &str, text: &str, form: &str) -> Result<Vec<IpAddr>, ConfigError> {
     let wrong = |why: &str| Err(ConfigError(format!("{flag}: {text:?}: {why}")));
     let mut addresses: Vec<IpAddr> = Vec::new();
     for part in parts(text) {
-        let Ok(address) = part.parse::<IpAddr>() else {
-            return wrong("must be an IP address, or one of IPv4 and one of IPv6 with a comma between them");
-        };
+        let Ok(address) = part.parse::<IpAddr>() else { return wrong(form) };
         let is_link_local = match address {
             IpAddr::V4(ip) => ip.is_link_local(),
             IpAddr::V6(ip) => ip.is_unicast_link_local(),
         };
         if address.is_loopback() || address.is_multicast() || is_link_local {
             return wrong("a loopback, multicast or link-local address is no node's");
-        }
-        if addresses.iter().any(|other| other.is_ipv4() == address.is_ipv4()) {
-            return wrong("at most one address of each family");
         }
         addresses.push(address);
     }
@@ -365,6 +384,15 @@ mod tests {
         };
         assert_eq!(addresses("10.0.0.2,fd00::2").unwrap().len(), 2);
         assert_eq!(addresses("0.0.0.0").unwrap().len(), 1);
+        let external = |text: &str| {
+            let (server, node_external_ip) = (Some("https://h:6443".to_owned()), vec![text.to_owned()]);
+            joined(&Flags { server, node_external_ip, ..Flags::default() }, "")
+                .map(|all| all.external_addresses)
+        };
+        assert_eq!(external("192.0.2.1,192.0.2.2,2001:db8::1,192.0.2.1").unwrap().len(), 3);
+        let many: Vec<String> = (0..=NODE_EXTERNAL_ADDRESSES_MAX).map(|of| format!("192.0.2.{of}")).collect();
+        assert!(external(&many.join(",")).unwrap_err().contains("at most 16"));
+        assert!(external("eth0").is_err());
         for text in ["10.0.0.2,10.0.0.3", "127.0.0.1", "::1", "169.254.1.1", "224.0.0.1", "eth0"] {
             assert!(addresses(text).is_err(), "{text}");
         }

@@ -6,7 +6,7 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use super::{forward, modules};
+use super::{announcements, forward, modules};
 use crate::clock::{Clock as _, SharedClock, SystemClock};
 use crate::cni::{self, RuntimeSettings};
 use crate::config::{Config, Flags};
@@ -61,6 +61,8 @@ pub struct Facts {
     pub tunables: Vec<Differing>,
     /// What the network of a k3s cluster needs of the kernel and has not; `None`: the node is of no such cluster.
     pub cluster_network: Option<Lacking>,
+    /// `accept_ra` of links whose addresses end, because a node of such a cluster with IPv6 forwards it.
+    pub ignored_announcements: Vec<Differing>,
     /// Kernel modules that its Services, policies and links to other nodes need and that cannot be had; `None`: nothing is known.
     pub missing_modules: Option<Vec<&'static str>>,
     /// Address families of which iptables drops forwarded packets that no rule accepts.
@@ -219,6 +221,12 @@ pub fn collect(config: &Config, bad_settings: Option<String>) -> Facts {
             let of = Network { has_ipv6: has_ipv6(config), cpus, conntrack: k3s.conntrack };
             cluster_network::lacking(Path::new("/proc/sys"), of)
         }),
+        ignored_announcements: if config.k3s.is_some() && has_ipv6(config) {
+            let accept_ra = |link: &str| number(&format!("/proc/sys/net/ipv6/conf/{link}/accept_ra"));
+            announcements::ignored(&read("/proc/net/if_inet6"), accept_ra)
+        } else {
+            Vec::new()
+        },
         missing_modules: modules::missing(config),
         forward_drops: forward::dropping(),
         foreign_rules: forward::foreign(config),

@@ -20,6 +20,7 @@
 //! | inotify | | limits lower than Linux' own |
 //! | kernel settings | | differ from the kubelet's |
 //! | cluster network | | the kernel lacks what k3s sets up for Services and for pods on other nodes |
+//! | router advertisements | | the kernel ignores them, because it forwards IPv6 |
 //! | kernel modules | the kernel cannot load those of Services, policies or links to other nodes | |
 //! | firewall | | iptables drops forwarded packets that no rule accepts; firewalld trusts no range |
 //! | rules of others | | kube-proxy's or kube-router's beside those of smolet |
@@ -96,6 +97,9 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     findings.push(inotify(&facts.inotify));
     findings.push(tunables(&facts.tunables));
     findings.extend(facts.cluster_network.as_ref().map(cluster_network));
+    findings.extend(
+        (!facts.ignored_announcements.is_empty()).then(|| announcements(&facts.ignored_announcements)),
+    );
     findings.extend(facts.missing_modules.as_deref().map(modules));
     findings.extend((!facts.forward_drops.is_empty()).then(|| firewall(&facts.forward_drops)));
     findings.extend(facts.firewalld_trusts_none.then(firewalld));
@@ -332,6 +336,18 @@ fn cluster_network(lacking: &Lacking) -> Finding {
         lacking.command()
     );
     Finding::warning(CHECK, all.join(", "), mend)
+}
+
+/// The agent leaves it to the owner: which routers a link trusts is its network's affair.
+fn announcements(ignored: &[Differing]) -> Finding {
+    let each = ignored.iter().map(|of| format!("{} is {}", of.name, of.actual));
+    let message = format!(
+        "{}: a node of a cluster with IPv6 forwards it, and the kernel ignores the router then, so that the link's IPv6 address and \
+         default route end",
+        each.collect::<Vec<_>>().join(", ")
+    );
+    let mend = format!("{}, and the same in a file of /etc/sysctl.d", kernel_tunables::command(ignored));
+    Finding::warning("router advertisements", message, mend)
 }
 
 fn modules(missing: &[&str]) -> Finding {

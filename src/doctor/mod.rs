@@ -6,6 +6,7 @@
 //!
 //! Works with a running agent and without one: it reads the machine and the runtime, of the agent only its embedded runtime, and changes nothing.
 
+mod announcements;
 pub mod facts;
 mod forward;
 pub mod judge;

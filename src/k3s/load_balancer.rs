@@ -8,6 +8,8 @@
 //! A server whose tunnel is lost comes last, and is left as soon as another one is there (k3s closes the connections of a server
 //! that is not healthy); so is one that leaves the cluster: the client connects anew, to another one.
 //!
+//! A node whose first address is of IPv6 has it on `[::1]`; it moves there when such an address comes later.
+//!
 //! TCP alone: TLS is between the client and the server. Nothing is kept of a connection that moves no bytes, and of one that does no
 //! more than a piece in each direction. A server that vanishes is noticed by keepalive; the client's next connection goes to another
 //! one.
@@ -20,7 +22,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use async_io::Async;
-use smol::channel::Sender;
+use smol::channel::{Receiver, Sender};
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use smol::lock::Semaphore;
 
@@ -83,13 +85,20 @@ impl LoadBalancer {
     }
 
     async fn listen(&self, shared: &Rc<Shared>) {
-        let mut is_logged = false;
+        let changes = self.addresses.changes();
+        let places = Arc::new(Semaphore::new(K3S_BALANCER_CONNECTIONS_MAX));
+        let (mut is_logged, mut loopback) = (false, IpAddr::from(Ipv4Addr::LOCALHOST));
         loop {
-            let address = SocketAddr::new(self.loopback(), self.port);
+            loopback = own_loopback(&self.addresses.now(), loopback);
+            let address = SocketAddr::new(loopback, self.port);
             match Async::<TcpListener>::bind(address) {
                 Ok(listener) => {
                     log::info!("load balancer: {address} leads to the k3s servers");
-                    self.accept(&listener, shared).await;
+                    let accept = self.accept(&listener, shared, &places);
+                    smol::future::or(accept, self.moves(loopback, &changes)).await;
+                    if own_loopback(&self.addresses.now(), loopback) != loopback {
+                        continue;
+                    }
                 }
                 Err(error) if !is_logged => {
                     is_logged = true;
@@ -100,21 +109,21 @@ impl LoadBalancer {
                 }
                 Err(_) => {}
             }
-            self.clock.sleep(K3S_BALANCER_RETRY).await;
+            smol::future::or(self.clock.sleep(K3S_BALANCER_RETRY), self.moves(loopback, &changes)).await;
         }
     }
 
-    fn loopback(&self) -> IpAddr {
-        let first = self.addresses.now().first().and_then(|ip| ip.parse::<IpAddr>().ok());
-        match first {
-            Some(IpAddr::V6(_)) => Ipv6Addr::LOCALHOST.into(),
-            Some(IpAddr::V4(_)) | None => Ipv4Addr::LOCALHOST.into(),
+    /// Until the node's addresses want another loopback address than this one.
+    async fn moves(&self, from: IpAddr, changes: &Receiver<()>) {
+        while own_loopback(&self.addresses.now(), from) == from {
+            if changes.recv().await.is_err() {
+                std::future::pending::<()>().await;
+            }
         }
     }
 
     /// Until the listener fails. Full: further connections wait in its queue, which is said.
-    async fn accept(&self, listener: &Async<TcpListener>, shared: &Rc<Shared>) {
-        let places = Arc::new(Semaphore::new(K3S_BALANCER_CONNECTIONS_MAX));
+    async fn accept(&self, listener: &Async<TcpListener>, shared: &Rc<Shared>, places: &Arc<Semaphore>) {
         let fullness = Fullness::default();
         loop {
             fullness.look(self.held.get());
@@ -150,6 +159,15 @@ impl LoadBalancer {
             };
             executor.spawn("k3s load balancer", serve).detach();
         }
+    }
+}
+
+/// The loopback address of the family of the node's first address; while it has none, `before`. PURE.
+fn own_loopback(addresses: &[Box<str>], before: IpAddr) -> IpAddr {
+    match addresses.first().and_then(|ip| ip.parse::<IpAddr>().ok()) {
+        Some(IpAddr::V6(_)) => Ipv6Addr::LOCALHOST.into(),
+        Some(IpAddr::V4(_)) => Ipv4Addr::LOCALHOST.into(),
+        None => before,
     }
 }
 

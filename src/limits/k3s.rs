@@ -35,6 +35,10 @@ pub const K3S_BALANCER_RETRY: Duration = Duration::from_mins(1);
 
 /// How long `smolet k3s takeover` waits for a unit to be active. Later: k3s agent is started again.
 pub const TAKEOVER_UNIT_TIME: Duration = Duration::from_mins(2);
+/// How long it waits, behind that, until smolet has its runtime and its Node. Later: k3s agent is started again.
+pub const TAKEOVER_JOIN_TIME: Duration = Duration::from_mins(2);
+/// How long it waits for each address of the server before anything is changed. Longer: the server counts as unreachable.
+pub const TAKEOVER_CONNECT_TIME: Duration = Duration::from_secs(5);
 /// Restarts of a unit behind which it does not wait any more.
 pub const TAKEOVER_RESTARTS: u32 = 2;
 /// How long it waits for the rules that take the place of others. Later: those stay.

@@ -49,6 +49,9 @@ pub const OUTPUT_DRAIN_IDLE_TIME: Duration = Duration::from_millis(500);
 pub const ATTACH_CLIENTS_MAX: usize = 8;
 /// Bytes of one frame between a monitor and an attached client. More: the client is closed.
 pub const ATTACH_FRAME_BYTES_MAX: usize = 16 * KIB;
+/// Bytes of output that wait in a monitor for one client. While the container runs they are few, as its output is not read meanwhile; after its
+/// end they are what its pipes held, 64 KiB each. More: the client is closed.
+pub const ATTACH_UNSENT_BYTES_MAX: usize = 192 * KIB;
 /// How long a client that does not take its output, as on a bad link, holds the container's. Longer: the client is closed; the container
 /// goes on.
 pub const ATTACH_STALL_TIME: Duration = Duration::from_secs(5);
@@ -64,3 +67,4 @@ pub const MONITOR_LOCK_TRIES: u32 = 20;
 pub const MONITOR_LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 const _: () = assert!(ATTACH_FRAME_BYTES_MAX >= OUTPUT_READ_BYTES);
+const _: () = assert!(ATTACH_UNSENT_BYTES_MAX >= 2 * (64 * KIB + 2 * OUTPUT_READ_BYTES));

@@ -31,6 +31,8 @@ pub const NETWORK_POLICY_MEMBERS_MAX: usize = 65_536;
 pub const NETWORK_POLICY_SETTLE: Duration = Duration::from_millis(10);
 /// How long a new pod waits for its rules before its first container starts. Longer: it starts, and they follow.
 pub const NETWORK_POLICY_START_WAIT: Duration = Duration::from_secs(2);
+/// Requests for policies that had no credentials, one each `COMPONENT_CREDENTIALS_WAIT`, behind which new pods wait no longer.
+pub const NETWORK_POLICY_CREDENTIALS_TRIES: u32 = 15;
 /// New pods that wait at once. Full: a further one does not wait.
 pub const NETWORK_POLICY_STARTS_MAX: usize = 64;
 /// New pods of this node that the API server has not shown with their address yet. Full: the oldest one is forgotten.

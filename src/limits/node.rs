@@ -7,6 +7,8 @@ pub const ADDRESSES_SETTLE: Duration = Duration::from_millis(500);
 /// Least time between two reads of the node's addresses after one that found no change, while the node has an address: pods that
 /// come and go change addresses of the machine, with hundreds of messages a minute.
 pub const ADDRESSES_PERIOD: Duration = Duration::from_secs(10);
+/// Addresses of `--node-external-ip`. More: refused.
+pub const NODE_EXTERNAL_ADDRESSES_MAX: usize = 16;
 /// Least wait between two searches for the runtime at the agent's start.
 pub const RUNTIME_SEARCH_PERIOD: Duration = Duration::from_millis(250);
 /// Part of the time waited so far that is waited until the next search, up to [`super::RELIST_RETRY_MAX`]: no more than that is lost

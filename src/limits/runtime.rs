@@ -37,6 +37,8 @@ pub const PROGRAM_ERROR_BYTES_MAX: usize = 8 * KIB;
 /// Bytes kept of each output of a command that the CRI's `ExecSync` runs (containerd, CRI-O: 16 MiB). More: the rest is read and
 /// dropped.
 pub const EXEC_SYNC_BYTES_MAX: usize = 16 * MIB;
+/// Bytes kept of the outputs of all commands that `ExecSync` runs, while they run. More: the rest is read and dropped.
+pub const EXEC_OUTPUTS_BYTES_MAX: usize = 4 * EXEC_SYNC_BYTES_MAX;
 /// How long the outputs of a program that has exited are read while another process holds them open. Later: what came is used.
 pub const PROGRAM_DRAIN_TIME: Duration = Duration::from_millis(500);
 /// Bytes of outputs read before other tasks have a turn.
@@ -86,7 +88,8 @@ pub const WATCH_RETRY_PERIOD: Duration = Duration::from_secs(10);
 pub const CLEAN_UP_PAUSE: Duration = Duration::from_secs(1);
 /// How long a first process is waited for that was killed without the OCI runtime. Later: it counts as running, and is tried again.
 pub const FORCED_END_TIME: Duration = Duration::from_secs(1);
-/// Bytes of a container's runtime-spec that can be updated before it is started. More: the update is refused.
+/// Bytes of a container's runtime-spec that is read again: to update it before its start, and for each command in it. More: the update, or the
+/// command, is refused.
 pub const BUNDLE_SPEC_BYTES_MAX: usize = 16 * MIB;
 /// Bytes of the runtime-spec of a pod's first process. More: its cgroup is not known.
 pub const PAUSE_SPEC_BYTES_MAX: usize = MIB;

@@ -40,8 +40,8 @@ pub const AFFINITY_ENDPOINTS_MAX: usize = 1000;
 pub const SOURCE_RANGES_MAX: usize = 2048;
 /// Ranges of the cluster's pods (`--cluster-cidr`), one of each family. More: refused.
 pub const CLUSTER_CIDRS_MAX: usize = 2;
-/// Wait before the services are asked for again, while a k3s server has given no credentials for it.
-pub const SERVICES_CREDENTIALS_WAIT: Duration = Duration::from_secs(2);
+/// Wait before Services or network policies are asked for again, while a k3s server has given no credentials for it.
+pub const COMPONENT_CREDENTIALS_WAIT: Duration = Duration::from_secs(2);
 /// Time after which it is looked whether the kernel still has the rules.
 pub const SERVICES_CHECK_PERIOD: Duration = Duration::from_mins(1);
 /// Time after which all rules are written again, if somebody else changed any (kube-proxy's full sync).

@@ -2,7 +2,7 @@
 //!
 //! One loop of `poll(2)`; it sleeps for as long as nothing happens. Back-pressure: output is not read while a client does not
 //! take what it has (at most `limits::ATTACH_STALL_TIME`, then the client goes), and input is not read while the container does not
-//! take what it has.
+//! take what it has. Once the container's first process has ended no client holds its output: its last words are in the log.
 
 use std::fs::File;
 use std::io;
@@ -171,7 +171,9 @@ impl Monitor {
                 let is_late = ended.at.elapsed() >= OUTPUT_DRAIN_TIME
                     || ended.last_output.elapsed() >= OUTPUT_DRAIN_IDLE_TIME;
                 if is_read && !self.clients.is_held() || is_late {
-                    return ended.exit;
+                    let exit = ended.exit;
+                    self.read_rest();
+                    return exit;
                 }
             }
             self.turn();
@@ -180,7 +182,7 @@ impl Monitor {
 
     /// Waits for something to happen, and does what it asks for.
     fn turn(&mut self) {
-        let is_held = self.clients.is_held();
+        let is_held = self.clients.is_held() && self.ended.is_none();
         let (mut fds, mut sources) = (Vec::with_capacity(8), Vec::with_capacity(8));
         let mut add = |source, fd, flags| {
             fds.push(PollFd::from_borrowed_fd(fd, flags));
@@ -219,7 +221,7 @@ impl Monitor {
         for (source, events) in woken() {
             match *source {
                 Source::Init => {}
-                Source::Output(index) => self.read_output(index),
+                Source::Output(index) => _ = self.read_output(index),
                 Source::Stdin => self.pass_input(),
                 Source::Attach => self.clients.accept(),
                 Source::Control => self.answer(),
@@ -264,10 +266,30 @@ impl Monitor {
         [drain, idle, reap, starter, self.clients.patience()].into_iter().flatten().min()
     }
 
-    /// Reads once from a stream of the container.
-    fn read_output(&mut self, index: usize) {
+    /// Reads what the outputs hold at this moment and no more, as others may go on writing: at most the capacity of a pipe. Nobody reads after
+    /// that, so that a last line without an end becomes a part.
+    fn read_rest(&mut self) {
+        for index in 0..self.outputs.len() {
+            let output = self.outputs.get(index).and_then(Option::as_ref);
+            let mut left = output.map_or(0, |output| rustix::io::ioctl_fionread(&output.fd).unwrap_or(0));
+            while left > 0 {
+                let read = self.read_output(index);
+                if read == 0 {
+                    break;
+                }
+                left = left.saturating_sub(u64::try_from(read).unwrap_or(u64::MAX));
+            }
+            let output = self.outputs.get_mut(index).and_then(Option::as_mut);
+            if let Some(output) = output.filter(|_| self.log.is_kept()) {
+                output.lines.end(&Stamp::new(now(), output.stream), self.log.batch());
+            }
+        }
+    }
+
+    /// Reads once from a stream of the container; how many bytes.
+    fn read_output(&mut self, index: usize) -> usize {
         let Some(output) = self.outputs.get_mut(index).and_then(Option::as_mut) else {
-            return;
+            return 0;
         };
         if self.buffer.is_empty() {
             self.buffer = vec![0; OUTPUT_READ_BYTES];
@@ -276,7 +298,7 @@ impl Monitor {
             }
         }
         let read = match rustix::io::read(&output.fd, &mut self.buffer[..]) {
-            Err(Errno::AGAIN | Errno::INTR) => return,
+            Err(Errno::AGAIN | Errno::INTR) => return 0,
             // EIO: the last process of a terminal is gone.
             Ok(0) | Err(_) => 0,
             Ok(read) => read,
@@ -300,12 +322,13 @@ impl Monitor {
             if let Some(slot) = self.outputs.get_mut(index) {
                 *slot = None;
             }
-            return;
+            return 0;
         }
         self.clients.send(output.stream, bytes);
         if let Some(ended) = &mut self.ended {
             ended.last_output = Instant::now();
         }
+        read
     }
 
     /// What a client sent.

@@ -1,7 +1,8 @@
 //! Clients that are attached to a container, on the monitor's side: output goes to each, input comes from each.
 //!
 //! What a client has not taken waits in its socket, which the kernel bounds. When that is full, the rest of one frame waits here,
-//! and the container's output is not read; a client that takes nothing for `limits::ATTACH_STALL_TIME` is closed.
+//! and the container's output is not read; a client that takes nothing for `limits::ATTACH_STALL_TIME` is closed. Once the container
+//! has ended its output is read whatever clients do, and up to `limits::ATTACH_UNSENT_BYTES_MAX` wait here for each.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -15,7 +16,7 @@ use super::control::Place;
 use super::frame::{self, HEAD_BYTES, Head, Kind, Streams};
 use super::line::Stream;
 use super::names;
-use crate::limits::{ATTACH_CLIENTS_MAX, ATTACH_FRAME_BYTES_MAX, ATTACH_STALL_TIME};
+use crate::limits::{ATTACH_CLIENTS_MAX, ATTACH_FRAME_BYTES_MAX, ATTACH_STALL_TIME, ATTACH_UNSENT_BYTES_MAX};
 
 /// All clients.
 pub(super) struct Clients {
@@ -37,7 +38,7 @@ struct Client {
     streams: Option<Streams>,
     /// The frame that is being received.
     received: Vec<u8>,
-    /// The rest of a frame that its socket did not take, and since when.
+    /// What its socket did not take, the rest of a frame first, and since when.
     unsent: Vec<u8>,
     stalled: Option<Instant>,
     /// Since when it is gone, with input that the container has not taken.
@@ -55,7 +56,7 @@ impl Clients {
         self.listener.as_fd()
     }
 
-    /// Whether a client holds the container's output.
+    /// Whether a client has output that it does not take now.
     pub(super) fn is_held(&self) -> bool {
         self.all.iter().any(|client| client.stalled.is_some() && !client.is_closed)
     }
@@ -165,6 +166,11 @@ impl Clients {
 impl Client {
     fn send(&mut self, kind: Kind, bytes: &[u8]) {
         if self.is_closed || self.gone.is_some() {
+            return;
+        }
+        if self.unsent.len() + HEAD_BYTES + bytes.len() > ATTACH_UNSENT_BYTES_MAX {
+            self.unsent = Vec::new();
+            self.is_closed = true;
             return;
         }
         // A turn has up to two reads of output; the second one waits behind the first one's rest.

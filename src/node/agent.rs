@@ -577,6 +577,7 @@ impl<R: Runtime + 'static> Agent<R> {
             unknown_events: self.runtime_events.held(),
             missed_events: self.runtime_events.missed(),
             server_moves: cluster.map(Cluster::server_moves),
+            is_registered: cluster.map(Cluster::is_registered),
             of_cluster: cluster.map(|of| of.usage(&self.pods, &self.out)).unwrap_or_default(),
         };
         show::gauges(&self.pods, &self.out, parts)

@@ -560,6 +560,11 @@ impl Cluster {
         self.of.client.moves()
     }
 
+    /// The Node is registered.
+    pub(super) fn is_registered(&self) -> bool {
+        self.of.registered.is_some()
+    }
+
     /// The use of each of `limits::CLUSTER_BOUNDS`, in that order.
     pub(super) fn usage<R: Runtime + 'static>(&self, pods: &Pods<R>, out: &Effects) -> Vec<Usage> {
         let held = pods.held().get(source::API);

@@ -12,6 +12,7 @@ use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::future::Future;
 use std::rc::Rc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, ContainerPort};
 use smol::channel::{Receiver, Sender};
@@ -22,7 +23,8 @@ use crate::clock::SharedClock;
 use crate::decode::Node;
 use crate::kube::{Client, Collection, Follower, KubeError, RetryWait, follow};
 use crate::limits::{
-    KUBE_OBJECT_BYTES_MAX, NETWORK_POLICY_CHECK_PERIOD, NETWORK_POLICY_SETTLE, NETWORK_POLICY_START_WAIT,
+    COMPONENT_CREDENTIALS_WAIT, KUBE_OBJECT_BYTES_MAX, NETWORK_POLICY_CHECK_PERIOD,
+    NETWORK_POLICY_CREDENTIALS_TRIES, NETWORK_POLICY_SETTLE, NETWORK_POLICY_START_WAIT,
     NETWORK_POLICY_STARTS_MAX,
 };
 use crate::model::DesiredPod;
@@ -61,6 +63,21 @@ struct PolicyFollower {
     of: Resource,
     shared: Shared,
     said: Option<String>,
+    /// Requests in a row for which there were no credentials.
+    without_credentials: u32,
+}
+
+impl PolicyFollower {
+    fn new(of: Resource, shared: &Shared) -> Self {
+        Self { of, shared: shared.clone(), said: None, without_credentials: 0 }
+    }
+
+    fn set_away(&self) {
+        if !self.shared.is_away.replace(true) {
+            // Full: the change before has not been looked at.
+            let _ = self.shared.changed.try_send(());
+        }
+    }
 }
 
 impl Follower for PolicyFollower {
@@ -89,16 +106,25 @@ impl Follower for PolicyFollower {
 
     fn settled(&mut self) {
         self.said = None;
+        self.without_credentials = 0;
         self.shared.is_away.set(false);
         self.shared.controller.borrow_mut().settled(self.of);
         // Full: the change before has not been looked at.
         let _ = self.shared.changed.try_send(());
     }
 
-    fn lost(&mut self, why: &KubeError) {
-        if !self.shared.is_away.replace(true) {
-            let _ = self.shared.changed.try_send(());
+    fn again_in(&mut self, why: &KubeError) -> Option<Duration> {
+        let KubeError::NotJoined(_) = why else { return None };
+        // The node is joining; a server that gives no such credentials has no rules for new pods to wait for.
+        self.without_credentials = self.without_credentials.saturating_add(1);
+        if self.without_credentials >= NETWORK_POLICY_CREDENTIALS_TRIES {
+            self.set_away();
         }
+        Some(COMPONENT_CREDENTIALS_WAIT)
+    }
+
+    fn lost(&mut self, why: &KubeError) {
+        self.set_away();
         let why = why.to_string();
         if self.said.as_ref() != Some(&why) {
             log::warn!(
@@ -274,7 +300,7 @@ impl NetworkPolicies {
 
     async fn follow(&self, of: Resource, shared: &Shared) {
         let collection = Collection::all(of.path());
-        let mut follower = PolicyFollower { of, shared: shared.clone(), said: None };
+        let mut follower = PolicyFollower::new(of, shared);
         Box::pin(follow::<()>(&self.client, &collection, &mut follower)).await;
     }
 
@@ -431,5 +457,29 @@ impl NetworkPolicies {
         if let Err(error) = ended {
             log::debug!("network policies: table inet {TABLE} cannot be removed: {error}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_has_not_joined_yet_has_lost_no_server() {
+        let (changed, changes) = smol::channel::bounded(1);
+        let controller = Rc::new(RefCell::new(Controller::new("gw")));
+        let shared = Shared { controller, changed, is_away: Rc::default() };
+        let mut follower = PolicyFollower::new(Resource::Policies, &shared);
+        let not_joined = KubeError::NotJoined("kubeconfig".to_owned());
+        for _ in 1..NETWORK_POLICY_CREDENTIALS_TRIES {
+            assert_eq!(follower.again_in(&not_joined), Some(COMPONENT_CREDENTIALS_WAIT));
+        }
+        assert!(!shared.is_away.get() && changes.is_empty(), "new pods wait for rules");
+        assert_eq!(follower.again_in(&not_joined), Some(COMPONENT_CREDENTIALS_WAIT));
+        assert!(shared.is_away.get() && changes.len() == 1, "the server gives none");
+        assert_eq!(follower.said, None);
+        follower.settled();
+        assert!(!shared.is_away.get());
+        assert!(follower.again_in(&KubeError::Unreachable("no route".to_owned())).is_none());
     }
 }

@@ -108,6 +108,10 @@ impl Cluster {
         match *self {}
     }
 
+    pub(super) fn is_registered(&self) -> bool {
+        match *self {}
+    }
+
     pub(super) fn usage<R>(&self, _: &Pods<R>, _: &Effects) -> Vec<Usage> {
         match *self {}
     }

@@ -1,6 +1,7 @@
 //! [`NodeRuntime`]: the runtime of this node, a CRI runtime behind a socket or smolet itself.
 
 use std::future::Future;
+use std::path::Path;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
@@ -78,6 +79,14 @@ impl NodeRuntime {
         match self {
             Self::Cri(runtime) => Self::Cri(runtime.counted_by(operations)),
             Self::Embedded(node) => Self::Embedded(EmbeddedNode { operations, ..node }),
+        }
+    }
+
+    /// The socket of a CRI runtime.
+    pub(super) fn socket(&self) -> Option<&Path> {
+        match self {
+            Self::Cri(runtime) => Some(runtime.socket()),
+            Self::Embedded(_) => None,
         }
     }
 

@@ -27,7 +27,7 @@ use crate::decode::Node;
 use crate::executor::Executor;
 use crate::kube::{Client, Collection, Follower, KubeError, Resource, RetryWait, follow};
 use crate::limits::{
-    KUBE_OBJECT_BYTES_MAX, SERVICES_CHECK_PERIOD, SERVICES_CREDENTIALS_WAIT, SERVICES_WHOLE_PERIOD,
+    COMPONENT_CREDENTIALS_WAIT, KUBE_OBJECT_BYTES_MAX, SERVICES_CHECK_PERIOD, SERVICES_WHOLE_PERIOD,
 };
 use crate::model::{Mono, Network, SortedMap};
 use crate::service_proxy::{Cluster, HealthCheck, HealthChecks, Kernel, ServiceName, ServicePort, Settings};
@@ -240,7 +240,7 @@ impl Follower for ServicesFollower {
     }
 
     fn again_in(&mut self, why: &KubeError) -> Option<Duration> {
-        matches!(why, KubeError::NotJoined(_)).then_some(SERVICES_CREDENTIALS_WAIT)
+        matches!(why, KubeError::NotJoined(_)).then_some(COMPONENT_CREDENTIALS_WAIT)
     }
 
     fn lost(&mut self, why: &KubeError) {

@@ -49,6 +49,8 @@ pub(super) struct PartsUse {
     pub(super) missed_events: u64,
     /// Changes to another API server of the cluster; `None` = standalone.
     pub(super) server_moves: Option<u64>,
+    /// The Node is registered; `None` = standalone.
+    pub(super) is_registered: Option<bool>,
     pub(super) of_cluster: Vec<Usage>,
 }
 
@@ -74,6 +76,7 @@ pub(super) fn gauges<R: Runtime + 'static>(pods: &Pods<R>, out: &Effects, parts:
             ("refused", statuses.refused),
         ],
         server_moves: parts.server_moves,
+        is_registered: parts.is_registered,
         usage: usage(pods, out, parts),
         started: pods.started(),
         process: Process::here(),

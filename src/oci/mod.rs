@@ -290,9 +290,10 @@ fn namespaces(
     Ok(namespaces)
 }
 
-/// containerd's `DefaultCRIAnnotations`, which OCI hooks and runtimes such as kata read.
+/// containerd's `DefaultCRIAnnotations`, which OCI hooks and runtimes such as kata read, and what crun has to know.
 fn annotations(input: &Input<'_>) -> Map {
     let mut annotations = input.annotations.clone();
+    add_subgroup(&mut annotations, cgroup_parent(input.sandbox));
     let of_container = input.config.metadata.as_ref();
     let of_pod = input.sandbox.metadata.as_ref();
     for (key, value) in [
@@ -307,6 +308,14 @@ fn annotations(input: &Input<'_>) -> Map {
         annotations.insert(format!("io.kubernetes.cri.{key}"), value.to_owned());
     }
     annotations
+}
+
+/// With systemd's cgroups crun puts processes into a cgroup `container` below their scope, where nobody looks for them. An empty name: into
+/// the scope itself, as runc does.
+fn add_subgroup(annotations: &mut Map, cgroup_parent: &str) {
+    if resources::is_slice(cgroup_parent) {
+        annotations.insert("run.oci.systemd.subgroup".to_owned(), String::new());
+    }
 }
 
 /// The path without empty, `.` and `..` parts, as Go's `filepath.Clean` has it. Absolute paths only.

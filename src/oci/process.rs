@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::runtime_spec::{Process, User};
 use super::users::{Database, Ids};
@@ -34,29 +35,42 @@ pub(super) fn of_container(
     })
 }
 
-/// What `exec` starts in a container, with the user, the environment and the confinement of its first process, from its
-/// `config.json` (`execInternal`).
+/// The process document (`exec --process`) of a command in a container: the first process of its `config.json`, with the user, the environment,
+/// the directory and the confinement of that one, but for the command, and the terminal with its `TERM` (`execInternal`). What it does not
+/// know of the document stays as it is.
 ///
 /// # Errors
-/// There is no command, or the file is not ours.
-pub fn exec_process(config_json: &[u8], command: &[String], tty: bool) -> Result<Process, SpecError> {
+/// There is no command, a word of it cannot be an argument, or the file is not ours.
+pub fn exec_process(config_json: &[u8], command: &[String], tty: bool) -> Result<Vec<u8>, SpecError> {
     #[derive(Deserialize)]
     struct Config {
-        process: Process,
+        process: Value,
     }
     if command.is_empty() {
         return Err(SpecError::invalid("cmd", "it is empty; give the program to run"));
     }
     SpecError::at_most("cmd", command.len(), PROCESS_ARGS_MAX)?;
-    let config: Config = serde_json::from_slice(config_json)
-        .map_err(|error| SpecError::invalid("config.json", format!("{error}; create the container anew")))?;
-    let mut process = config.process;
-    process.terminal = tty;
-    process.args = command.to_vec();
-    if tty && !process.env.iter().any(|variable| variable.starts_with("TERM=")) {
-        process.env.push(TERM.to_owned());
+    // In a JSON text it can stand, and crun would cut the argument there.
+    if command.iter().any(|word| word.contains('\0')) {
+        return Err(SpecError::invalid("cmd", "an argument has a NUL byte"));
     }
-    Ok(process)
+    let not_ours =
+        |error: String| SpecError::invalid("config.json", format!("{error}; create the container anew"));
+    let config: Config = serde_json::from_slice(config_json).map_err(|error| not_ours(error.to_string()))?;
+    let Value::Object(mut process) = config.process else {
+        return Err(not_ours("its process is no object".to_owned()));
+    };
+    process.insert("terminal".to_owned(), tty.into());
+    process.insert("args".to_owned(), command.into());
+    if tty {
+        let Value::Array(env) = process.entry("env").or_insert_with(|| Value::Array(Vec::new())) else {
+            return Err(not_ours("its environment is no list".to_owned()));
+        };
+        // In the place of the container's own, as with containerd: the terminal is the client's.
+        env.retain(|variable| !variable.as_str().is_some_and(|variable| variable.starts_with("TERM=")));
+        env.push(TERM.into());
+    }
+    serde_json::to_vec(&process).map_err(|error| not_ours(error.to_string()))
 }
 
 /// The pod's command and arguments over the image's (`WithProcessArgs`):

@@ -16,14 +16,22 @@ const PREFIX: &str = "smolet";
 /// take with their systemd driver (`getCgroupsPath`).
 pub fn cgroups_path(parent: &str, id: &str) -> String {
     let parent = parent.trim_end_matches('/');
-    let base = parent.rsplit('/').next().unwrap_or_default();
-    if base.strip_suffix(".slice").is_some() {
-        format!("{base}:{PREFIX}:{id}")
+    if is_slice(parent) {
+        format!("{}:{PREFIX}:{id}", base_of(parent))
     } else if parent.is_empty() {
         format!("/{PREFIX}/{id}")
     } else {
         clean(&format!("{parent}/{id}"))
     }
+}
+
+/// Whether a pod's cgroup is a slice of systemd's, and those below it are made by systemd.
+pub(super) fn is_slice(parent: &str) -> bool {
+    base_of(parent.trim_end_matches('/')).strip_suffix(".slice").is_some()
+}
+
+fn base_of(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or_default()
 }
 
 /// `linux.resources` of a container; devices are added by [`devices`].

@@ -33,9 +33,9 @@ pub struct Spec {
     pub linux: Linux,
 }
 
-/// `process`: a container's first process, and one that `exec` starts in it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+/// `process`: a container's first process.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 #[allow(missing_docs, reason = "the fields are the runtime-spec's")]
 pub struct Process {
     #[serde(skip_serializing_if = "is_false")]
@@ -58,8 +58,8 @@ pub struct Process {
 }
 
 /// `process.user`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 #[allow(missing_docs, reason = "the fields are the runtime-spec's")]
 pub struct User {
     pub uid: u32,
@@ -69,8 +69,7 @@ pub struct User {
 }
 
 /// `process.capabilities`: `CAP_...`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[allow(missing_docs, reason = "the fields are the runtime-spec's")]
 pub struct Capabilities {
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -86,7 +85,7 @@ pub struct Capabilities {
 }
 
 /// `process.rlimits[]`: `RLIMIT_NOFILE` ...
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[allow(missing_docs, reason = "the fields are the runtime-spec's")]
 pub struct Rlimit {
     #[serde(rename = "type")]

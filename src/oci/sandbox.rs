@@ -4,8 +4,8 @@ use super::runtime_spec::{
     self, Capabilities, Cpu, IdMapping, Linux, Map, Mount, Namespace, Process, Resources, Root, User,
 };
 use super::{
-    Mappings, NodeFacts, SandboxNamespaces, SelinuxLabels, Spec, SpecError, borrowed, cgroup_parent,
-    cgroups_path, clean, mounts, seccomp,
+    Mappings, NodeFacts, SandboxNamespaces, SelinuxLabels, Spec, SpecError, add_subgroup, borrowed,
+    cgroup_parent, cgroups_path, clean, mounts, seccomp,
 };
 use crate::proto::runtime::v1::{
     self as proto, NamespaceMode, NamespaceOption, PodSandboxConfig, UserNamespace,
@@ -118,7 +118,11 @@ fn annotations(input: &SandboxInput<'_>) -> Map {
         ("sandbox-namespace", of_pod.map_or("", |metadata| &metadata.namespace)),
         ("sandbox-uid", of_pod.map_or("", |metadata| &metadata.uid)),
     ];
-    entries.into_iter().map(|(key, value)| (format!("io.kubernetes.cri.{key}"), value.to_owned())).collect()
+    let entries = entries.into_iter();
+    let mut annotations: Map =
+        entries.map(|(key, value)| (format!("io.kubernetes.cri.{key}"), value.to_owned())).collect();
+    add_subgroup(&mut annotations, cgroup_parent(input.config));
+    annotations
 }
 
 const USERNS_OPTIONS: &str = "linux.security_context.namespace_options.userns_options";

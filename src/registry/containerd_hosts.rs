@@ -15,6 +15,8 @@ const HOSTS_TOML: &str = "hosts.toml";
 /// What was written.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct HostsWritten {
+    /// Registries that have a file here, whoever wrote it.
+    pub registries: usize,
     /// Registries whose file was written or removed.
     pub changed: Vec<String>,
     /// Registries that rewrite names of repositories.
@@ -32,7 +34,7 @@ pub fn write_hosts(registries: &Path, directory: &Path, only_mirrors: bool) -> R
     let bytes = read(registries)?.unwrap_or_default();
     let files =
         hosts_files(&bytes, only_mirrors).map_err(|why| format!("{}: {why}", registries.display()))?;
-    let mut done = HostsWritten::default();
+    let mut done = HostsWritten { registries: files.len(), ..HostsWritten::default() };
     remove_others(directory, &files, &mut done)?;
     for HostsFile { directory: name, text, rewrites } in files {
         let folder = directory.join(&name);

@@ -375,6 +375,7 @@ async fn run_tar(
         owner: None,
         oom_score_adj: None,
         outlives: false,
+        room: None,
     };
     let context = &containers.context;
     let ran = process::run(&context.blocking, &context.clock, program).await;

@@ -1,47 +1,150 @@
-//! The end of a command that the OCI runtime runs in a container (`exec`). I/O, blocking.
+//! A command that the OCI runtime runs in a container (`exec`): its process document and its end. I/O, blocking.
+//!
+//! ```text
+//!     config.json ──► NAME.json ──► OCI runtime: exec --process NAME.json --pid-file NAME.pid ──► NAME.pid
+//! ```
+//!
+//! The document says all of the command: user, environment, directory, capabilities, confinement. Of arguments alone runc makes
+//! the same from the container's first process, but crun a process of root in `/`.
 //!
 //! The command is a child of the OCI runtime, which reaps it, and in a session of its own: killing the OCI runtime would leave it
 //! behind, first as a process, then as a zombie of the machine's first process.
 
-use std::path::Path;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, waitpid};
+use rustix::process::{Pid, Signal, WaitOptions, getpgid, kill_process, kill_process_group, waitpid};
 
-use crate::filesystem::read_start;
-use crate::limits::{EXEC_PID_PERIOD, EXEC_PID_TIME};
+use crate::filesystem::{read_bounded, read_start};
+use crate::limits::{BUNDLE_SPEC_BYTES_MAX, EXEC_PID_PERIOD, EXEC_PID_TIME};
+use crate::oci;
 
-/// Kills the command, and returns when the OCI runtime has reaped it and exited; an OCI runtime that does not within
-/// `limits::EXEC_PID_TIME` is killed too. `runtime` is the caller's child, in a process group of its own, and not reaped yet; the
-/// command's process ID is in the file, which is removed, or will be: the command may run before it is written.
-pub(super) fn end(runtime: Pid, pid_file: &Path) {
-    let is_over = || waitpid(Some(runtime), WaitOptions::NOHANG).is_ok_and(|status| status.is_some());
-    let deadline = Instant::now() + EXEC_PID_TIME;
-    let mut is_killed = false;
-    let mut is_reaped = is_over();
-    while !is_reaped && Instant::now() < deadline {
-        // Its process ID is its own until the OCI runtime reaps it, and ends.
-        is_killed = is_killed || kill(pid_file);
-        std::thread::sleep(EXEC_PID_PERIOD);
-        is_reaped = is_over();
-    }
-    if !is_reaped {
-        // It is not reaped, so its PID is still its own.
-        let _ = kill_process_group(runtime, Signal::KILL);
-        let _ = waitpid(Some(runtime), WaitOptions::empty());
-        if !is_killed {
-            kill(pid_file);
-        }
-    }
-    let _ = std::fs::remove_file(pid_file);
+/// A command in a container.
+#[derive(Debug)]
+pub(super) struct ContainerCommand {
+    /// The container's, in which the files of the command are too.
+    bundle: PathBuf,
+    /// The process document, for the OCI runtime.
+    process_file: PathBuf,
+    /// The OCI runtime writes the command's process ID to it.
+    pid_file: PathBuf,
+    /// Program and arguments.
+    words: Vec<String>,
+    tty: bool,
 }
 
-/// Kills the command whose process ID the OCI runtime has written; false: it has not.
-fn kill(pid_file: &Path) -> bool {
+impl ContainerCommand {
+    /// Of that name, which no other command of the container has that runs.
+    pub(super) fn in_bundle(bundle: PathBuf, name: &str, words: Vec<String>, tty: bool) -> Self {
+        let file = |suffix: &str| bundle.join(format!("{name}.{suffix}"));
+        Self { process_file: file("json"), pid_file: file("pid"), bundle, words, tty }
+    }
+
+    /// The program, for messages.
+    pub(super) fn program(&self) -> &str {
+        self.words.first().map_or("", |word| word)
+    }
+
+    /// Arguments of the OCI runtime, after its global ones.
+    pub(super) fn exec_arguments(&self, container: &str) -> [OsString; 6] {
+        let (process, pid) = (self.process_file.clone(), self.pid_file.clone());
+        ["exec".into(), "--process".into(), process.into(), "--pid-file".into(), pid.into(), container.into()]
+    }
+
+    /// Writes the process document, mode 0600: the environment may have secrets. Files of a former agent's command are removed.
+    ///
+    /// # Errors
+    /// The bundle cannot be read, or has more than `limits::BUNDLE_SPEC_BYTES_MAX` bytes; the document cannot be written. There is none then.
+    pub(super) fn prepare(&self) -> io::Result<()> {
+        self.remove();
+        let config = read_bounded(&self.bundle.join("config.json"), BUNDLE_SPEC_BYTES_MAX)?;
+        let process = oci::exec_process(&config, &self.words, self.tty).map_err(io::Error::other)?;
+        drop(config);
+        let mut file = File::options().create_new(true).write(true).mode(0o600).open(&self.process_file)?;
+        file.write_all(&process).inspect_err(|_| {
+            self.remove();
+        })
+    }
+
+    /// Removes the files. True: the command was started.
+    pub(super) fn remove(&self) -> bool {
+        let _ = std::fs::remove_file(&self.process_file);
+        std::fs::remove_file(&self.pid_file).is_ok()
+    }
+
+    /// Kills the command, and returns when the OCI runtime has reaped it and exited; an OCI runtime that does not within
+    /// `limits::EXEC_PID_TIME` is killed too. `runtime` is the caller's child, in a process group of its own, and not reaped yet. The
+    /// files are removed; the one with the process ID may not be there yet, and the command run.
+    pub(super) fn end(&self, runtime: Pid) {
+        let is_over = || waitpid(Some(runtime), WaitOptions::NOHANG).is_ok_and(|status| status.is_some());
+        let deadline = Instant::now() + EXEC_PID_TIME;
+        let mut is_killed = false;
+        let mut is_reaped = is_over();
+        while !is_reaped && Instant::now() < deadline {
+            // Its process ID is its own until the OCI runtime reaps it, and ends.
+            is_killed = is_killed || kill(&self.pid_file, runtime);
+            std::thread::sleep(EXEC_PID_PERIOD);
+            is_reaped = is_over();
+        }
+        if !is_reaped {
+            // It is not reaped, so its PID is still its own.
+            let _ = kill_process_group(runtime, Signal::KILL);
+            let _ = waitpid(Some(runtime), WaitOptions::empty());
+            if !is_killed {
+                kill(&self.pid_file, runtime);
+            }
+        }
+        self.remove();
+    }
+}
+
+/// Kills the command whose process ID the OCI runtime has written, and what it has started in its group; false: it has not.
+fn kill(pid_file: &Path, runtime: Pid) -> bool {
     let text = read_start(pid_file, 32).unwrap_or_default();
     let pid = std::str::from_utf8(&text).ok().and_then(|text| text.trim().parse().ok());
     let Some(pid) = pid.and_then(Pid::from_raw) else { return false };
-    // It leads a session of its own.
-    let _ = kill_process_group(pid, Signal::KILL).or_else(|_| kill_process(pid, Signal::KILL));
+    // It leads a session of its own. With crun before 1.20 one does that has ended and left it its group.
+    let group = getpgid(Some(pid)).ok().filter(|group| *group != runtime).unwrap_or(pid);
+    let _ = kill_process_group(group, Signal::KILL).or_else(|_| kill_process(pid, Signal::KILL));
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn the_process_document_is_the_owners_alone_and_is_removed() {
+        let dir = std::env::temp_dir().join(format!("smolet-command-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir(&dir).unwrap();
+        let command = ContainerCommand::in_bundle(dir.clone(), "exec-0", vec!["ls".to_owned()], true);
+        assert!(command.prepare().is_err(), "there is no bundle");
+        let config = r#"{"process": {"cwd": "/tmp", "env": ["SECRET=1"]}}"#;
+        std::fs::write(dir.join("config.json"), config).unwrap();
+        // Of a former agent's command: an OCI runtime may have it open yet, with another mode.
+        std::fs::write(dir.join("exec-0.json"), "old").unwrap();
+        std::fs::write(dir.join("exec-0.pid"), "1").unwrap();
+        command.prepare().unwrap();
+        let path = dir.join("exec-0.json");
+        assert_eq!(
+            std::fs::read_to_string(&path).unwrap(),
+            r#"{"args":["ls"],"cwd":"/tmp","env":["SECRET=1","TERM=xterm"],"terminal":true}"#
+        );
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let arguments = command.exec_arguments("id");
+        assert_eq!((&arguments[2], &arguments[5]), (&path.clone().into_os_string(), &"id".into()));
+        assert!(!command.remove() && !path.exists(), "it was not started");
+        command.prepare().unwrap();
+        std::fs::write(dir.join("exec-0.pid"), "1").unwrap();
+        assert!(command.remove());
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 }

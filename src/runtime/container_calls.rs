@@ -313,7 +313,7 @@ impl Embedded {
             cpu: usage.cpu(now, container.rate()),
             memory: usage.memory(timestamp),
             writable_layer,
-            ..cri::ContainerStats::default()
+            swap: usage.swap(timestamp),
         }
     }
 

@@ -2,18 +2,20 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use smol::future::or;
 
+use super::command::ContainerCommand;
 use super::container::{Container, Containers};
 use super::context::{failed, full, invalid, not_now};
 use super::oci_runtime::{Exec, message_of};
-use super::process::ProgramError;
+use super::process::{ProgramError, Room};
 use super::records::ContainerPhase;
 use crate::cri::{ExecOutput, RuntimeError, RuntimeResult};
 use crate::fair_semaphore::{FairPermit, FairSemaphore, PermitOwner};
-use crate::limits::{EXEC_COMMAND_BYTES_MAX, EXEC_SYNC};
+use crate::limits::{EXEC_COMMAND_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX, EXEC_OUTPUTS_BYTES_MAX, EXEC_SYNC};
 use crate::model::PodUid;
 
 /// Exit codes of runc and crun whose command could not be run are those of a shell; these mean that the OCI runtime itself failed.
@@ -23,11 +25,14 @@ const OCI_FAILED: [i32; 2] = [255, 1];
 pub(super) struct Execs {
     permits: FairSemaphore,
     next: Cell<u64>,
+    /// For outputs that the CRI's clients ask for; those of the agent's probes and hooks are small.
+    room: Room,
 }
 
 impl Default for Execs {
     fn default() -> Self {
-        Self { permits: FairSemaphore::new(EXEC_SYNC), next: Cell::new(0) }
+        let room = Rc::new(Cell::new(EXEC_OUTPUTS_BYTES_MAX));
+        Self { permits: FairSemaphore::new(EXEC_SYNC), next: Cell::new(0), room }
     }
 }
 
@@ -82,15 +87,16 @@ impl Execs {
             return Err(not_now(format!("container {id} does not run")));
         }
         let number = self.next.replace(self.next.get().wrapping_add(1));
-        let pid_file = containers.run_dir(id).join(format!("exec-{number}.pid"));
+        let (bundle, name) = (containers.run_dir(id), format!("exec-{number}"));
+        let command = Arc::new(ContainerCommand::in_bundle(bundle, &name, command.to_vec(), false));
         let runtime = containers.oci_runtime(container)?;
         // The wait counts: a probe's time is that of its whole call.
         let left = time.saturating_sub(containers.context.clock.now().mono.since(begun));
         let left = (!time.is_zero()).then_some(left);
         let exec = Exec {
-            command,
-            pid_file: &pid_file,
+            command: command.clone(),
             output_bytes_max,
+            room: (output_bytes_max > EXEC_OUTPUT_BYTES_MAX).then(|| self.room.clone()),
             time: left,
             owner: container.root(),
             oom_score_adj: container.oom_score_adj(),
@@ -99,16 +105,18 @@ impl Execs {
             Ok(output) => output,
             Err(ProgramError::TooSlow(..)) => {
                 let seconds = time.as_secs_f64();
-                let message = format!("command {:?} timed out after {seconds} s: it was killed", command[0]);
+                let program = command.program();
+                let message = format!("command {program:?} timed out after {seconds} s: it was killed");
                 return Err(RuntimeError::DeadlineExceeded(message));
             }
             Err(error) => return Err(failed(format!("container {id}: {error}"))),
         };
-        let was_started = containers.context.blocking(move || std::fs::remove_file(pid_file).is_ok()).await;
+        let files = command.clone();
+        let was_started = containers.context.blocking(move || files.remove()).await;
         let code = output.status.code().unwrap_or(-1);
         if !was_started && OCI_FAILED.contains(&code) {
             let why = message_of(&output.last_error());
-            return Err(failed(format!("container {id}: command {:?}: {why}", command[0])));
+            return Err(failed(format!("container {id}: command {:?}: {why}", command.program())));
         }
         Ok(ExecOutput { stdout: output.stdout, stderr: output.stderr, exit_code: code })
     }

@@ -3,10 +3,12 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::command::ContainerCommand;
 use super::context::{Context, failed};
-use super::process::{self, Output, Program, ProgramError};
+use super::process::{self, Output, Program, ProgramError, Room};
 use super::settings::Settings;
 use super::users::Owner;
 use crate::blocking::Blocking;
@@ -23,12 +25,12 @@ pub(super) struct OciRuntime {
     path: PathBuf,
 }
 
-/// A command in a container.
-pub(super) struct Exec<'a> {
-    pub(super) command: &'a [String],
-    /// The command's process ID is written to this file.
-    pub(super) pid_file: &'a Path,
+/// How a command in a container is run.
+pub(super) struct Exec {
+    pub(super) command: Arc<ContainerCommand>,
     pub(super) output_bytes_max: usize,
+    /// That of all commands, where it counts.
+    pub(super) room: Option<Room>,
     /// `None`: it may run for ever.
     pub(super) time: Option<Duration>,
     /// Whose its outputs are: it may open them by their names (`/dev/stdout`).
@@ -137,18 +139,18 @@ impl OciRuntime {
     /// `exec`. The exit code is the command's.
     ///
     /// # Errors
-    /// The program cannot be run, or takes too long: then the command is killed, as it is when the future is dropped.
-    pub(super) async fn exec(&self, id: &str, exec: Exec<'_>) -> Result<Output, ProgramError> {
-        let mut program = self.program(&["exec", "--pid-file"]);
-        program.arguments.push(exec.pid_file.as_os_str().to_owned());
-        program.arguments.push(id.into());
-        program.arguments.extend(exec.command.iter().map(OsString::from));
+    /// The program cannot be run, or takes too long: then the command is killed, as it is when the future is dropped. Only of a
+    /// program that has exited the files of the command are left, for the caller.
+    pub(super) async fn exec(&self, id: &str, exec: Exec) -> Result<Output, ProgramError> {
+        let mut program = self.program(&[]);
+        program.arguments.extend(exec.command.exec_arguments(id));
         program.stdout_bytes_max = exec.output_bytes_max;
         program.stderr_bytes_max = exec.output_bytes_max;
         program.time = exec.time;
-        program.command = Some(exec.pid_file.to_owned());
+        program.command = Some(exec.command);
         program.owner = exec.owner;
         program.oom_score_adj = Some(exec.oom_score_adj);
+        program.room = exec.room;
         process::run(&self.context.blocking, &self.context.clock, program).await
     }
 
@@ -167,6 +169,7 @@ impl OciRuntime {
             owner: None,
             oom_score_adj: None,
             outlives: false,
+            room: None,
         }
     }
 
@@ -214,6 +217,7 @@ async fn features_of(path: &Path, blocking: &Blocking, clock: &SharedClock) -> R
         owner: None,
         oom_score_adj: None,
         outlives: false,
+        room: None,
     };
     // crun has the command since 1.9, runc since 1.1.
     let output = process::run(blocking, clock, program).await;

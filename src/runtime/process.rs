@@ -3,7 +3,7 @@
 //!
 //! Dropping the future kills the program with its process group, and the command that it runs in a container.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
 use std::fmt;
 use std::future::pending;
@@ -13,6 +13,8 @@ use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_io::Async;
@@ -22,7 +24,7 @@ use smol::channel::{Receiver, bounded};
 use smol::future::{or, zip};
 use smol::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::command;
+use super::command::ContainerCommand;
 use super::users::Owner;
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
@@ -44,15 +46,20 @@ pub(super) struct Program {
     pub(super) stderr_bytes_max: usize,
     /// `None`: it may run for ever.
     pub(super) time: Option<Duration>,
-    /// Where the OCI runtime writes the process ID of a command in a container. Then it is the command that is killed.
-    pub(super) command: Option<PathBuf>,
+    /// The command in a container that the OCI runtime runs. Then it is the command that is killed.
+    pub(super) command: Option<Arc<ContainerCommand>>,
     /// Whose its pipes are; the agent's own user where it is not given.
     pub(super) owner: Option<Owner>,
     /// Its `oom_score_adj`, and so that of a command which it runs; the agent's own where it is not given.
     pub(super) oom_score_adj: Option<i64>,
     /// It is left to run when nobody waits for it any more: ended halfway it would leave behind what nobody mends.
     pub(super) outlives: bool,
+    /// Bytes that all programs with this room may keep of their outputs together, while they run. Full: the rest is read and dropped.
+    pub(super) room: Option<Room>,
 }
+
+/// Bytes that are left of a bound.
+pub(super) type Room = Rc<Cell<usize>>;
 
 /// A program that has exited.
 #[derive(Debug)]
@@ -101,8 +108,8 @@ impl std::error::Error for ProgramError {}
 /// Killed when dropped before its exit.
 struct Running {
     child: Option<Child>,
-    /// Where the process ID of its command is.
-    command: Option<PathBuf>,
+    /// Its command in a container.
+    command: Option<Arc<ContainerCommand>>,
     outlives: bool,
 }
 
@@ -124,7 +131,7 @@ impl Running {
         // OCI runtime of a command is killed, which may leave the command behind.
         let wait = move || {
             match command {
-                Some(pid_file) => command::end(pid, &pid_file),
+                Some(command) => command.end(pid),
                 None => drop(child.wait()),
             }
             drop(ended);
@@ -164,6 +171,7 @@ pub(super) async fn run(
         owner,
         oom_score_adj,
         outlives,
+        room,
     } = program;
     let mut starts = program::command(&path);
     starts.args(arguments).envs(environment).process_group(0);
@@ -172,7 +180,8 @@ pub(super) async fn run(
     let started = blocking.run(move || spawn(starts, command, (owner, oom_score_adj), outlives)).await;
     let mut running = started.map_err(|error| ProgramError::NotStarted(path.clone(), error))?;
     // Boxed: it waits below many others.
-    let ended = Box::pin(ended(&mut running, clock, stdin, (stdout_bytes_max, stderr_bytes_max)));
+    let outputs = (Kept::new(stdout_bytes_max, room.clone()), Kept::new(stderr_bytes_max, room));
+    let ended = Box::pin(ended(&mut running, clock, stdin, outputs));
     let Some(time) = time else { return ended.await.map_err(|error| ProgramError::Lost(path, error)) };
     let late = async {
         clock.sleep(time).await;
@@ -197,15 +206,18 @@ pub(super) async fn run(
 /// The pipes have their owner before the OCI runtime, which has some steps to go, runs the command that may open them.
 fn spawn(
     mut starts: Command,
-    command: Option<PathBuf>,
+    command: Option<Arc<ContainerCommand>>,
     (owner, oom_score_adj): (Option<Owner>, Option<i64>),
     outlives: bool,
 ) -> io::Result<Running> {
-    if let Some(pid_file) = &command {
-        // That of a former agent's command.
-        let _ = std::fs::remove_file(pid_file);
+    if let Some(command) = &command {
+        command.prepare()?;
     }
-    let child = starts.spawn()?;
+    let child = starts.spawn().inspect_err(|_| {
+        if let Some(command) = &command {
+            command.remove();
+        }
+    })?;
     if let Some(adj) = oom_score_adj {
         adjust_oom_score(&child, adj);
     }
@@ -237,12 +249,11 @@ async fn ended(
     running: &mut Running,
     clock: &SharedClock,
     stdin: Vec<u8>,
-    (stdout_bytes_max, stderr_bytes_max): (usize, usize),
+    (stdout, stderr): (Kept, Kept),
 ) -> io::Result<Output> {
     let Some(child) = running.child.as_mut() else { return Err(io::ErrorKind::NotFound.into()) };
     let exit = Async::new_nonblocking(pidfd_open(Pid::from_child(child), PidfdFlags::empty())?)?;
     let input = child.stdin.take().map(Async::new).transpose()?;
-    let (stdout, stderr) = (Kept::new(stdout_bytes_max), Kept::new(stderr_bytes_max));
     let of_stdout = child.stdout.take().map(Async::new).transpose()?;
     let of_stderr = child.stderr.take().map(Async::new).transpose()?;
     let write = async {
@@ -281,11 +292,22 @@ struct Begun {
     bytes: Vec<u8>,
     bytes_max: usize,
     is_cut: bool,
+    /// What others have to do with, and how much of it this output has taken.
+    room: Option<Room>,
+    taken: usize,
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if let Some(room) = &self.room {
+            room.set(room.get() + self.taken);
+        }
+    }
 }
 
 impl Kept {
-    fn new(bytes_max: usize) -> Self {
-        Self(RefCell::new(Begun { bytes: Vec::new(), bytes_max, is_cut: false }))
+    fn new(bytes_max: usize, room: Option<Room>) -> Self {
+        Self(RefCell::new(Begun { bytes: Vec::new(), bytes_max, is_cut: false, room, taken: 0 }))
     }
 
     fn take(&self) -> Vec<u8> {
@@ -298,9 +320,14 @@ impl Kept {
 
     fn add(&self, bytes: &[u8]) {
         let mut begun = self.0.borrow_mut();
-        let room = begun.bytes_max - begun.bytes.len();
-        begun.is_cut |= bytes.len() > room;
-        begun.bytes.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        let in_common = begun.room.as_ref().map_or(usize::MAX, |room| room.get());
+        let kept = &bytes[..bytes.len().min(begun.bytes_max - begun.bytes.len()).min(in_common)];
+        begun.is_cut |= kept.len() < bytes.len();
+        begun.bytes.extend_from_slice(kept);
+        if let Some(room) = &begun.room {
+            room.set(in_common - kept.len());
+            begun.taken += kept.len();
+        }
     }
 
     /// Reads to the end. A program that prints without end does not keep the loop from its other tasks.
@@ -324,7 +351,6 @@ impl Kept {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
-    use std::rc::Rc;
     use std::time::Instant;
 
     use super::*;
@@ -332,6 +358,23 @@ mod tests {
 
     fn sh(line: &str, stdin: &str, time: Option<Duration>) -> Result<Output, ProgramError> {
         ran(shell(line, stdin, time))
+    }
+
+    #[test]
+    fn programs_that_share_a_room_keep_no_more_together() {
+        let room: Room = Rc::new(Cell::new(12));
+        let (first, second) = (Kept::new(10, Some(room.clone())), Kept::new(10, Some(room.clone())));
+        first.add(b"12345678");
+        second.add(b"12345678");
+        assert!(second.is_cut() && !first.is_cut());
+        assert_eq!((first.take().len(), second.take().len(), room.get()), (8, 4, 0));
+        drop(first);
+        second.add(b"123");
+        drop(second);
+        assert_eq!(room.get(), 12);
+        let line = "echo 123456789012345; echo error >&2";
+        let output = ran(Program { room: Some(room.clone()), ..shell(line, "", None) }).unwrap();
+        assert_eq!((output.stdout.len() + output.stderr.len(), room.get()), (12, 12));
     }
 
     fn ran(program: Program) -> Result<Output, ProgramError> {
@@ -353,6 +396,7 @@ mod tests {
             owner: None,
             oom_score_adj: None,
             outlives: false,
+            room: None,
         }
     }
 

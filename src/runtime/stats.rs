@@ -12,6 +12,9 @@ use crate::limits::{CGROUP_STAT_BYTES_MAX, CPU_RATE_TIME_MIN};
 use crate::model::{Mono, Now};
 use crate::proto::runtime::v1 as cri;
 
+/// A limit of so many bytes is none (containerd's `isMemoryUnlimited`, cAdvisor's `maxMemorySize`).
+const UNLIMITED_BYTES: u64 = 1 << 62;
+
 /// What a cgroup uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Usage {
@@ -27,6 +30,12 @@ struct Memory {
     rss: u64,
     page_faults: u64,
     major_page_faults: u64,
+    /// The most that it may use; `None`: there is no limit.
+    limit: Option<u64>,
+    /// Bytes of swap; `None`: they are not counted.
+    swap: Option<u64>,
+    /// The most of it; `None`: there is no limit for swap alone, as always with version 1.
+    swap_limit: Option<u64>,
 }
 
 /// The path of a cgroup within a hierarchy, from `linux.cgroupsPath`: `SLICE:PREFIX:NAME` is systemd's scope in nested slices. PURE.
@@ -71,6 +80,8 @@ pub(super) fn usage(mounts: &Path, cgroup: &str) -> Usage {
         String::from_utf8(bytes).ok()
     };
     let number = |controller: &str, file: &str| read(controller, file)?.trim().parse::<u64>().ok();
+    // `max` is no number, and what version 1 has for it is a page less than 2^63.
+    let limit = |file: &str| number("memory", file).filter(|limit| *limit < UNLIMITED_BYTES);
     let unified = is_unified(mounts);
     let cpu_nanos = if unified {
         read("cpu", "cpu.stat")
@@ -82,7 +93,13 @@ pub(super) fn usage(mounts: &Path, cgroup: &str) -> Usage {
     let used = number("memory", if unified { "memory.current" } else { "memory.usage_in_bytes" });
     let memory = used.map(|used| {
         let stat = read("memory", "memory.stat").unwrap_or_default();
-        memory_of(used, &stat, unified)
+        let of_stat = memory_of(used, &stat, unified);
+        if unified {
+            let (swap, swap_limit) = (number("memory", "memory.swap.current"), limit("memory.swap.max"));
+            Memory { limit: limit("memory.max"), swap, swap_limit, ..of_stat }
+        } else {
+            Memory { limit: limit("memory.limit_in_bytes"), ..of_stat }
+        }
     });
     Usage { cpu_nanos, memory, processes: number("pids", "pids.current") }
 }
@@ -101,6 +118,9 @@ fn memory_of(usage: u64, stat: &str, unified: bool) -> Memory {
         rss: value(rss),
         page_faults: value(faults),
         major_page_faults: value(major),
+        limit: None,
+        swap: field(stat, "total_swap"),
+        swap_limit: None,
     }
 }
 
@@ -162,7 +182,18 @@ impl Usage {
             rss_bytes: some(memory.rss),
             page_faults: some(memory.page_faults),
             major_page_faults: some(memory.major_page_faults),
-            ..cri::MemoryUsage::default()
+            // containerd has 0 where there is no limit, cAdvisor nothing.
+            available_bytes: memory.limit.and_then(|limit| some(limit.saturating_sub(memory.working_set))),
+        })
+    }
+
+    pub(super) fn swap(&self, timestamp: i64) -> Option<cri::SwapUsage> {
+        let memory = self.memory?;
+        let used = memory.swap?;
+        Some(cri::SwapUsage {
+            timestamp,
+            swap_available_bytes: memory.swap_limit.and_then(|limit| some(limit.saturating_sub(used))),
+            swap_usage_bytes: some(used),
         })
     }
 
@@ -234,6 +265,61 @@ mod tests {
         assert_eq!((two.working_set, two.rss, two.page_faults), (70, 50, 7));
         let one = memory_of(30, stat, false);
         assert_eq!((one.working_set, one.rss), (0, 60));
+    }
+
+    /// A cgroup of files.
+    fn read_memory(mounts: &Path, files: &[(&str, &str)]) -> (Option<u64>, Option<(Option<u64>, u64)>) {
+        let _ = std::fs::remove_dir_all(mounts);
+        for (file, text) in files {
+            let path = mounts.join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        let of = |value: Option<cri::UInt64Value>| value.map(|value| value.value);
+        let usage = usage(mounts, "c");
+        let memory = usage.memory(7).expect("it has memory");
+        let swap = usage.swap(7).map(|swap| {
+            assert_eq!(swap.timestamp, 7);
+            (of(swap.swap_available_bytes), of(swap.swap_usage_bytes).unwrap())
+        });
+        std::fs::remove_dir_all(mounts).unwrap();
+        (of(memory.available_bytes), swap)
+    }
+
+    #[test]
+    fn memory_and_swap_are_available_up_to_their_limits() {
+        let mounts = std::env::temp_dir().join(format!("smolet-stats-{}", std::process::id()));
+        let two = |more: &[(&'static str, &'static str)]| {
+            let all = [
+                ("cgroup.controllers", "memory\n"),
+                ("c/memory.current", "100\n"),
+                ("c/memory.stat", "inactive_file 30\n"),
+            ];
+            read_memory(&mounts, &[&all, more].concat())
+        };
+        assert_eq!(two(&[]), (None, None));
+        assert_eq!(
+            two(&[("c/memory.max", "max\n"), ("c/memory.swap.current", "0\n")]),
+            (None, Some((None, 0)))
+        );
+        let limits =
+            [("c/memory.max", "1000\n"), ("c/memory.swap.max", "50\n"), ("c/memory.swap.current", "20\n")];
+        assert_eq!(two(&limits), (Some(930), Some((Some(30), 20))));
+        // A limit that was lowered below what is used.
+        assert_eq!(two(&[("c/memory.max", "60\n")]), (Some(0), None));
+        let one = |limit: &'static str, stat: &'static str| {
+            let all = [
+                ("memory/c/memory.usage_in_bytes", "100\n"),
+                ("memory/c/memory.stat", stat),
+                ("memory/c/memory.limit_in_bytes", limit),
+            ];
+            read_memory(&mounts, &all)
+        };
+        assert_eq!(one("9223372036854771712\n", "total_inactive_file 30\n"), (None, None));
+        assert_eq!(
+            one("1000\n", "total_inactive_file 30\ntotal_swap 8192\n"),
+            (Some(930), Some((None, 8192)))
+        );
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! `port-forward` by a socket that is made in the pod's network namespace.
 //!
 //! ```text
-//!     exec          pipes ──► runc exec ──► command           with a terminal: our pty ──► runc exec --tty ──► its pty ──► command
+//!     exec          pipes ──► runc exec ──► command           with a terminal: our pty ──► runc exec ──► its pty ──► command
 //!     attach        the monitor's socket
 //!     port-forward  a thread enters the namespace and makes a socket; the reactor connects it
 //! ```
@@ -20,6 +20,7 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use async_io::{Async, Timer};
 use rustix::fs::{Mode, OFlags};
@@ -33,10 +34,11 @@ use smol::channel::{Receiver, Sender};
 use smol::future::{or, zip};
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
+use super::Embedded;
+use super::command::ContainerCommand;
 use super::oci_runtime::message_of;
 use super::process::{adjust_oom_score, give_pipes};
 use super::users::Owner;
-use super::{Embedded, command};
 use crate::cri::{RuntimeError, RuntimeResult, StreamRequest};
 use crate::executor::Executor;
 use crate::limits::{
@@ -119,8 +121,7 @@ fn text(error: RuntimeError) -> String {
 /// The OCI runtime that runs a command. Dropped before its exit: both are killed.
 struct Exec {
     child: Child,
-    /// The command's process ID is written there.
-    pid_file: PathBuf,
+    command: Arc<ContainerCommand>,
     has_exited: bool,
 }
 
@@ -129,8 +130,8 @@ impl Drop for Exec {
         if self.has_exited {
             return;
         }
-        let (runtime, pid_file) = (Pid::from_child(&self.child), std::mem::take(&mut self.pid_file));
-        let end = move || command::end(runtime, &pid_file);
+        let (runtime, command) = (Pid::from_child(&self.child), self.command.clone());
+        let end = move || command.end(runtime);
         let _ = std::thread::Builder::new().name("exec".to_owned()).spawn(end);
     }
 }
@@ -196,21 +197,18 @@ async fn exec(streams: &ContainerStreams, request: ExecRequest, ends: Ends) -> R
     let id = container.id();
     let (path, global) = runtime.oci_runtime_of(id.as_str()).map_err(text)?;
     let number = streams.next.replace(streams.next.get().wrapping_add(1));
-    let pid_file = runtime.containers.run_dir(id).join(format!("stream-{number}.pid"));
-    let mut command = program::command(path);
-    command.args(global).args(["exec", "--pid-file"]).arg(&pid_file);
-    if tty {
-        // As containerd does: the container's own environment has it only when the container has a terminal.
-        command.args(["--tty", "--env", "TERM=xterm"]);
-    }
-    command.arg(id.as_str()).args(&cmd);
+    let (bundle, name) = (runtime.containers.run_dir(id), format!("stream-{number}"));
+    let command = Arc::new(ContainerCommand::in_bundle(bundle, &name, cmd, tty));
+    let mut program = program::command(path);
+    program.args(global).args(command.exec_arguments(id.as_str()));
     let (has_stdin, of) = (ends.stdin.is_some(), (container.root(), container.oom_score_adj()));
-    let at = pid_file.clone();
+    let of_start = command.clone();
     let start = move || {
-        // That of a former agent's command.
-        let _ = std::fs::remove_file(&at);
-        let (child, stdio) = start(command, tty, has_stdin, of)?;
-        Ok::<_, io::Error>((Exec { child, pid_file: at, has_exited: false }, stdio))
+        of_start.prepare()?;
+        let (child, stdio) = start(program, tty, has_stdin, of).inspect_err(|_| {
+            of_start.remove();
+        })?;
+        Ok::<_, io::Error>((Exec { child, command: of_start, has_exited: false }, stdio))
     };
     let started = runtime.context.blocking(start).await;
     let failed = |error: io::Error| format!("the OCI runtime cannot be run: {error}");
@@ -235,7 +233,7 @@ async fn exec(streams: &ContainerStreams, request: ExecRequest, ends: Ends) -> R
     let status = exec.child.try_wait().ok().flatten();
     let status = status.ok_or("the OCI runtime has exited, and its status is lost")?;
     exec.has_exited = true;
-    let was_started = runtime.context.blocking(move || std::fs::remove_file(pid_file).is_ok()).await;
+    let was_started = runtime.context.blocking(move || command.remove()).await;
     if was_started {
         return Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default()));
     }

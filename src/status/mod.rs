@@ -99,7 +99,7 @@ pub struct StatusInput<'a> {
     pub pod_cgroup: Option<PodCgroup>,
     /// When the agent started, on the wall clock that the runtime's `startedAt` uses.
     pub agent_start: Wall,
-    /// The node's addresses, at most one per family, the primary first; empty = `hostIP` stays unset.
+    /// The node's addresses, at most one per family, the primary first; empty = `hostIP` stays as it was.
     pub host_ips: &'a [IpAddr],
     /// The node prefers IPv6 (the first `--node-ip` is an IPv6 address); pods then show their IPv6 address first.
     pub ipv6_first: bool,
@@ -165,7 +165,7 @@ pub fn pod_status(input: &StatusInput<'_>) -> PodStatus {
     let phase = decide_phase(input, spec, api_status, old, &mut status);
     probes::apply(input, &mut status);
     status.conditions = Some(all_conditions(input, spec, old, &status, phase));
-    set_host_ips(input, spec, &mut status);
+    set_host_ips(input, spec, old, &mut status);
     status
 }
 
@@ -292,9 +292,18 @@ fn all_conditions(
     list
 }
 
-/// Host addresses; pods on the host network have them as pod addresses too.
-fn set_host_ips(input: &StatusInput<'_>, spec: &PodSpec, status: &mut PodStatus) {
-    let Some(first) = input.host_ips.first() else { return };
+/// Host addresses; pods on the host network have them as pod addresses too. While the node has none they stay as they were told: the
+/// kubelet takes them from the Node, whose addresses stay then (`NodeAddress`).
+fn set_host_ips(input: &StatusInput<'_>, spec: &PodSpec, old: &PodStatus, status: &mut PodStatus) {
+    let Some(first) = input.host_ips.first() else {
+        status.host_ip.clone_from(&old.host_ip);
+        status.host_ips.clone_from(&old.host_ips);
+        if spec.host_network == Some(true) && status.pod_ip.is_none() {
+            status.pod_ip.clone_from(&old.pod_ip);
+            status.pod_ips.clone_from(&old.pod_ips);
+        }
+        return;
+    };
     let second = input.host_ips.get(1);
     status.host_ip = Some(first.to_string());
     status.host_ips =
@@ -406,6 +415,22 @@ mod tests {
             let found: Vec<_> = status.pod_ips.unwrap_or_default().into_iter().map(|ip| ip.ip).collect();
             assert_eq!(found, shown);
             assert_eq!(status.host_ips.map(|ips| ips.len()), Some(2));
+        }
+    }
+
+    #[test]
+    fn a_node_without_addresses_takes_none_from_its_pods() {
+        let observed = ObservedPod::default();
+        for (host_network, pod_ip) in [(false, None), (true, Some("192.0.2.1"))] {
+            let pod: Pod =
+                serde_json::from_value(json!({"spec": {"hostNetwork": host_network, "containers": []}}))
+                    .unwrap();
+            let hosts = ["192.0.2.1", "fd00::9"].map(|ip| ip.parse().unwrap());
+            let before = pod_status(&StatusInput { host_ips: &hosts, ..input(&pod, &observed) });
+            let after = pod_status(&StatusInput { previous: Some(&before), ..input(&pod, &observed) });
+            assert_eq!(after.host_ip.as_deref(), Some("192.0.2.1"));
+            assert_eq!(after.pod_ip.as_deref(), pod_ip);
+            assert_eq!((&after.host_ips, &after.pod_ips), (&before.host_ips, &before.pod_ips));
         }
     }
 

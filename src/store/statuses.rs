@@ -51,7 +51,7 @@ impl Entry {
             wanted: true,
             ended: Phase::terminal(status.phase.as_deref()).is_some(),
             restarting: holds("AllContainersRestarting"),
-            digest: lasting(status),
+            digest: 0,
         }
     }
 
@@ -61,8 +61,8 @@ impl Entry {
 }
 
 /// A digest of all but conditions and readiness: these come and go with a probe, and a boot begins without them.
-fn lasting(status: &PodStatus) -> u32 {
-    let mut status = PodStatus { conditions: None, ..status.clone() };
+fn lasting(mut status: PodStatus) -> u32 {
+    status.conditions = None;
     let all = [&mut status.init_container_statuses, &mut status.container_statuses];
     for container in all.into_iter().flatten().flatten() {
         container.ready = false;
@@ -122,6 +122,7 @@ impl StatusStore {
         if known.is_some_and(|entry| entry.record == fresh.record) {
             return false;
         }
+        fresh.digest = lasting(status);
         self.revision += 1;
         if known.is_none_or(|entry| entry.digest != fresh.digest) {
             self.lasting += 1;

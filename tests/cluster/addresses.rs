@@ -3,7 +3,9 @@
 use std::net::TcpListener;
 
 use serde_json::json;
+use smolet::addresses::NodeAddresses;
 use smolet::config::Config;
+use smolet::facts::host_ips;
 
 use crate::common::namespace::{in_namespace, ip, lease, make_link};
 use crate::world::{NODE, World};
@@ -66,6 +68,42 @@ fn a_node_that_gets_its_address_late_and_another_one_later() {
     assert_eq!(world.pod("on-node").unwrap()["status"]["podIP"], "10.7.0.3");
     world.until("the certificate names the other one", |world| certified(world, "10.7.0.3"));
     assert_eq!(world.node().unwrap()["metadata"]["name"], NODE);
+
+    // It has none any more: what the API server was told stays, and further statuses are taken.
+    ip("address flush dev up0");
+    world.until("it is noticed", |world| world.log().iter().any(|line| line.contains("node addresses: [],")));
+    drop(probed);
+    world.until("a pod is not ready any more", |world| !world.is_ready("on-node"));
+    assert_eq!((host_ip(&world, "web"), host_ip(&world, "on-node")), (json!("10.7.0.3"), json!("10.7.0.3")));
+    assert_eq!(world.pod("on-node").unwrap()["status"]["podIP"], "10.7.0.3");
+    assert_eq!(internal(&world).as_deref(), Some("10.7.0.3"));
+}
+
+#[test]
+fn an_address_stays_while_a_link_has_it() {
+    if !in_namespace("addresses::an_address_stays_while_a_link_has_it") {
+        return;
+    }
+    make_link();
+    lease("10.7.0.2", "10.7.0.1");
+    let addresses = NodeAddresses::new(&["10.7.0.2".into()]);
+    let now = || addresses.read(&[]).join(" ");
+    assert_eq!(now(), "10.7.0.2");
+    // Another uplink takes the default route.
+    ip("address add 10.8.0.2/24 dev up1");
+    ip("route replace default via 10.8.0.1 dev up1");
+    assert_eq!(host_ips(), ["10.8.0.2".parse::<std::net::IpAddr>().unwrap()]);
+    assert_eq!(now(), "10.7.0.2");
+    assert_eq!(addresses.read(&["0.0.0.0".parse().unwrap()]).join(" "), "10.7.0.2");
+    // Nobody has it.
+    ip("route del default");
+    assert_eq!(now(), "10.7.0.2");
+    ip("-6 address add fd00::2/64 dev up1 nodad");
+    ip("-6 route add default via fd00::1 dev up1");
+    assert_eq!(now(), "10.7.0.2 fd00::2", "a further family");
+    ip("route replace default via 10.8.0.1 dev up1");
+    ip("address del 10.7.0.2/24 dev up0");
+    assert_eq!(now(), "10.8.0.2 fd00::2", "it is gone");
 }
 
 #[test]

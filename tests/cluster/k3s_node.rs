@@ -11,6 +11,7 @@ use smolet::limits::K3S_BALANCER_CONNECTIONS_MAX;
 
 use crate::client::{Client, unused_port};
 use crate::common::apiserver::Authority;
+use crate::common::namespace::{in_namespace, ip, make_link};
 use crate::common::write_program;
 use crate::k3s::{is_ready, joining};
 use crate::supervisor::{BOOTSTRAP, K3s, SECRET};
@@ -403,4 +404,24 @@ fn the_load_balancer_leads_to_a_server_that_is_there() {
     drop(held);
     world.until("it is through", |_| seen() == 1);
     world.until("the server answers again", |world| version(port) == Some(world.api.ca_pem()));
+}
+
+#[test]
+fn the_load_balancer_is_on_the_loopback_address_of_the_nodes_family() {
+    if !in_namespace("k3s_node::the_load_balancer_is_on_the_loopback_address_of_the_nodes_family") {
+        return;
+    }
+    make_link();
+    let world = World::on_real_time_without_agent();
+    let k3s = K3s::start(&world.api);
+    let port = unused_port();
+    let config = joining(&world, &k3s, &k3s.token());
+    let joins = Joins { load_balancer_port: Some(port), ..config.k3s.clone().unwrap() };
+    world.start_with(Config { k3s: Some(joins), ..config });
+    let answers = |host: &str| TcpStream::connect((host, port)).is_ok();
+    world.until("it listens before the node has an address", |_| answers("127.0.0.1"));
+    ip("-6 address add fd00::2/64 dev up0 nodad");
+    ip("-6 route add default via fd00::1 dev up0");
+    world.until("a node with IPv6 alone has it on ::1", |_| answers("::1"));
+    assert!(!answers("127.0.0.1"));
 }

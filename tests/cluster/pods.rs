@@ -75,7 +75,7 @@ fn a_status_that_somebody_changes_is_put_right() {
         "pods",
         "default",
         "web",
-        &json!({"status": {"nominatedNodeName": "other", "hostIP": "192.0.2.1"}}),
+        &json!({"status": {"nominatedNodeName": "other", "hostIP": "192.0.2.1", "hostIPs": [{"ip": "192.0.2.1"}]}}),
     );
     world.until("it is as it was", |world| world.pod("web").unwrap()["status"]["hostIP"] != "192.0.2.1");
     assert_eq!(world.pod("web").unwrap()["status"]["nominatedNodeName"], "other");

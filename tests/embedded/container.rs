@@ -8,8 +8,8 @@ use smolet::proto::runtime::v1 as cri;
 use crate::common::Stopwatch;
 
 use super::machine::{
-    Machine, container_of, create, exec, exited, remove_sandbox, run_container, run_sandbox, script, start,
-    status_of, stop_sandbox, until,
+    Machine, OCI_RUNTIMES, container_of, create, exec, exited, remove_sandbox, run_container, run_sandbox,
+    script, start, status_of, stop_sandbox, until,
 };
 
 #[test]
@@ -196,7 +196,11 @@ fn a_stop_waits_for_the_grace_period_and_kills_then() {
 
 #[test]
 fn commands_have_outputs_exit_codes_and_deadlines() {
-    let machine = Machine::new();
+    OCI_RUNTIMES.into_iter().for_each(run_commands);
+}
+
+fn run_commands(oci_runtime: &str) {
+    let machine = Machine::with_oci_runtime(oci_runtime);
     machine.run(async {
         let runtime = machine.open().await;
         let sandbox = run_sandbox(&runtime, machine.pod("exec")).await;
@@ -226,13 +230,23 @@ fn commands_have_outputs_exit_codes_and_deadlines() {
         }
         let no = cri::ExecSyncRequest { container_id: id.clone(), cmd: vec!["/no/such".into()], timeout: 5 };
         let no = runtime.exec_sync_cri(no).await;
-        assert!(no.as_ref().is_err_and(|error| error.to_string().contains("no such file")), "{no:?}");
+        let says_why = |error: &RuntimeError| error.to_string().to_ascii_lowercase().contains("no such file");
+        assert!(no.as_ref().is_err_and(says_why), "{no:?}");
+        // crun would end the argument there.
+        let no =
+            cri::ExecSyncRequest { container_id: id.clone(), cmd: vec!["/bin/true\0".into()], timeout: 5 };
+        let no = runtime.exec_sync_cri(no).await;
+        assert!(no.as_ref().is_err_and(|error| error.to_string().contains("NUL")), "{no:?}");
         // Ten at once.
         let many =
             (0..10).map(|number| exec(&runtime, &id, Box::leak(format!("echo {number}").into_boxed_str())));
         for (number, ran) in futures(many).await.into_iter().enumerate() {
             assert_eq!(String::from_utf8(ran.unwrap().stdout).unwrap(), format!("{number}\n"));
         }
+        let left = std::fs::read_dir(machine.settings.run_dir.join("containers").join(&id)).unwrap();
+        let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+        let is_of_exec = |name: &std::ffi::OsString| name.to_string_lossy().starts_with("exec-");
+        assert!(!left.iter().any(is_of_exec), "{left:?}");
         remove_sandbox(&runtime, &sandbox).await;
     });
     machine.assert_clean();
@@ -241,7 +255,11 @@ fn commands_have_outputs_exit_codes_and_deadlines() {
 /// Whether its process ID is known yet or not.
 #[test]
 fn a_command_whose_caller_goes_away_is_killed_at_any_instant() {
-    let machine = Machine::new();
+    OCI_RUNTIMES.into_iter().for_each(leave_commands);
+}
+
+fn leave_commands(oci_runtime: &str) {
+    let machine = Machine::with_oci_runtime(oci_runtime);
     machine.run(async {
         let runtime = machine.open().await;
         let sandbox = run_sandbox(&runtime, machine.pod("gone")).await;
@@ -475,35 +493,45 @@ fn containers_of_a_pod_share_process_ids_where_it_asks_for_that() {
     machine.assert_clean();
 }
 
+/// What a process has from its container: a command has the same as the first process, whichever OCI runtime starts it.
+const SHOW_PROCESS: &str = "id; echo $OF_IMAGE $OF_POD; echo $PATH $HOME; pwd; \
+    grep -E '^(NoNewPrivs|Seccomp|Cap...|Groups):' /proc/self/status; umask; \
+    grep -E 'open files|core file|processes' /proc/self/limits; cat /proc/self/oom_score_adj";
+
 #[test]
 fn a_container_runs_as_its_user_with_what_its_image_says() {
-    let machine = Machine::new();
+    OCI_RUNTIMES.into_iter().for_each(run_as_user);
+}
+
+fn run_as_user(oci_runtime: &str) {
+    let machine = Machine::with_oci_runtime(oci_runtime);
     machine.run(async {
         let runtime = machine.open().await;
         let sandbox = run_sandbox(&runtime, machine.pod("user")).await;
-        let mut config = script("app", "id; echo $OF_IMAGE $OF_POD; pwd; sleep 100");
+        let mut config = script("app", &format!("{SHOW_PROCESS}; sleep 100"));
         config.envs = vec![cri::KeyValue { key: "OF_POD".into(), value: "secret".into() }];
         let context = config.linux.as_mut().unwrap().security_context.as_mut().unwrap();
         context.run_as_username = "web".into();
         context.no_new_privs = true;
+        context.supplemental_groups = vec![7777];
+        config.linux.as_mut().unwrap().resources =
+            Some(cri::LinuxContainerResources { oom_score_adj: 300, ..Default::default() });
         let id = run_container(&runtime, &sandbox, config).await;
         let log = machine.root.join("logs/user/app.log");
         let read = || std::fs::read_to_string(&log).unwrap();
-        until("its output", async || read().contains("/tmp\n")).await;
+        until("its output", async || read().contains("F 300\n")).await;
         let text = read();
-        assert!(text.contains("uid=100(web) gid=101(web) groups=101(web),102(extra)"), "{text}");
+        assert!(text.contains("uid=100(web) gid=101(web) groups=101(web),102(extra),7777"), "{text}");
         assert!(text.contains("F yes secret\n") && text.contains("F /tmp\n"), "{text}");
         let user = container_of(&runtime, &id).await.user.unwrap().linux.unwrap();
         assert_eq!((user.uid, user.gid, user.supplemental_groups.contains(&102)), (100, 101, true));
         let record =
             std::fs::read(machine.settings.root_dir.join("containers").join(&id).join("record")).unwrap();
         assert!(!String::from_utf8_lossy(&record).contains("secret"), "no secret on the disk");
-        let ran =
-            exec(&runtime, &id, "id -u; grep NoNewPrivs /proc/self/status; grep Seccomp: /proc/self/status")
-                .await
-                .unwrap();
-        let shown = String::from_utf8_lossy(&ran.stdout).into_owned();
-        assert!(shown.starts_with("100\n"), "{ran:?}");
+        let own: Vec<&str> = text.lines().map(|line| line.splitn(4, ' ').nth(3).unwrap()).collect();
+        assert!(own.contains(&"NoNewPrivs:\t1") && own.contains(&"300"), "{own:?}");
+        let ran = exec(&runtime, &id, SHOW_PROCESS).await.unwrap();
+        assert_eq!(String::from_utf8_lossy(&ran.stdout).lines().collect::<Vec<_>>(), own, "{ran:?}");
         remove_sandbox(&runtime, &sandbox).await;
     });
     machine.assert_clean();

@@ -10,11 +10,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use smolet::proto::runtime::v1 as cri;
-use smolet::runtime::find_program;
 
-use crate::common::write_program;
-
-use super::machine::{Machine, create, exited, list_sandboxes, remove_sandbox, run_sandbox, script, start};
+use super::machine::{
+    Machine, OCI_RUNTIMES, create, exited, list_sandboxes, remove_sandbox, run_sandbox, script, start,
+};
 use super::users;
 
 /// Set in a process that is killed while it works: the machine's number, its OCI runtime and its directory.
@@ -23,33 +22,13 @@ const VICTIM: &str = "SMOLET_TEST_VICTIM";
 /// Instants at which it is killed, with each OCI runtime.
 const ROUNDS: u64 = 20;
 
-const OCI_RUNTIMES: [&str; 2] = ["runc", "crun"];
-
-/// The machine's containers are run by that OCI runtime. crun refuses a hybrid tree of cgroup v1 and v2: it gets one of v1 alone to see.
-fn with_oci_runtime(machine: &mut Machine, name: &str) {
-    let path = match name {
-        "crun" => {
-            let path = machine.root.join(name);
-            let text = "#!/bin/sh\nexec unshare --mount --propagation private sh -c \
-                        'umount /sys/fs/cgroup/unified 2>/dev/null; exec crun \"$@\"' crun \"$@\"\n";
-            // A monitor of a process that was killed may run it just now.
-            if !path.exists() {
-                write_program(&path, text);
-            }
-            path
-        }
-        _ => find_program(name).unwrap(),
-    };
-    machine.settings.handlers.insert("".into(), path);
-}
-
 /// Not a test of its own: what the process does that [`a_killed_agent_leaves_nothing_behind`] kills.
 #[test]
 fn victim() {
     let Ok(place) = std::env::var(VICTIM) else { return };
     let [number, oci_runtime, root] = place.splitn(3, ' ').collect::<Vec<_>>()[..] else { panic!("{place}") };
     let mut machine = Machine::at(PathBuf::from(root), number.parse().unwrap());
-    with_oci_runtime(&mut machine, oci_runtime);
+    machine.use_oci_runtime(oci_runtime);
     machine.run(async {
         let runtime = machine.open().await;
         let mut attempt = u32::try_from(list_sandboxes(&runtime).await.len()).unwrap() * 100;
@@ -88,7 +67,7 @@ fn a_killed_agent_leaves_nothing_behind() {
 
 fn kill_agents(oci_runtime: &str) {
     let mut machine = Machine::new();
-    with_oci_runtime(&mut machine, oci_runtime);
+    machine.use_oci_runtime(oci_runtime);
     for round in 0..ROUNDS {
         let mut victim = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "crash::victim", "--nocapture"])
@@ -154,7 +133,7 @@ fn kill_oci_runtimes_and_monitors(oci_runtime: &str) {
     /// How long an OCI runtime is looked for: crun ends within some milliseconds.
     const LOOK: Duration = Duration::from_millis(150);
     let mut machine = Machine::new();
-    with_oci_runtime(&mut machine, oci_runtime);
+    machine.use_oci_runtime(oci_runtime);
     let over = AtomicBool::new(false);
     // Of OCI runtimes, and of monitors.
     let kills = [AtomicUsize::new(0), AtomicUsize::new(0)];

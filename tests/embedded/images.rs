@@ -667,7 +667,17 @@ fn containers_get_copies_where_overlayfs_cannot_be_mounted() {
 
     // The kernel has overlayfs again: only layers that remove files are copied still.
     drop(store);
-    rustix::mount::unmount(folder.0.join("images"), rustix::mount::UnmountFlags::empty()).unwrap();
+    // Programs that other tests start at this moment hold its files until they are executed.
+    let is_busy = || {
+        let done = rustix::mount::unmount(folder.0.join("images"), rustix::mount::UnmountFlags::empty());
+        done == Err(rustix::io::Errno::BUSY)
+    };
+    for _ in 0..500 {
+        if !is_busy() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
     fs::remove_dir(folder.0.join("images")).unwrap();
     fs::rename(folder.0.join("upper"), folder.0.join("images")).unwrap();
     let store = folder.store();

@@ -14,10 +14,15 @@ use smolet::cri::RuntimeResult;
 use smolet::executor::Executor;
 use smolet::image_store::RootfsOptions;
 use smolet::proto::runtime::v1 as cri;
-use smolet::runtime::{Embedded, FoundImage, Images, Local, Settings};
+use smolet::runtime::{Embedded, FoundImage, Images, Local, Settings, find_program};
+
+use crate::common::write_program;
 
 /// How long what must happen may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The OCI runtimes that are tested.
+pub const OCI_RUNTIMES: [&str; 2] = ["runc", "crun"];
 
 pub struct Machine {
     pub root: PathBuf,
@@ -59,6 +64,31 @@ impl Machine {
         settings.bridge = format!("smt{number}").into();
         settings.subnet = format!("10.{}.{}.0/24", 100 + number / 250, number % 250).into();
         Self { root, settings, executor: Rc::new(Executor::new()), number, boot: Box::default() }
+    }
+
+    /// One whose containers are run by that OCI runtime.
+    pub fn with_oci_runtime(name: &str) -> Self {
+        let mut machine = Self::new();
+        machine.use_oci_runtime(name);
+        machine
+    }
+
+    /// Its containers are run by that OCI runtime. crun refuses a hybrid tree of cgroup v1 and v2: it gets one of v1 alone to see.
+    pub fn use_oci_runtime(&mut self, name: &str) {
+        let path = match name {
+            "crun" => {
+                let path = self.root.join(name);
+                let text = "#!/bin/sh\nexec unshare --mount --propagation private sh -c \
+                            'umount /sys/fs/cgroup/unified 2>/dev/null; exec crun \"$@\"' crun \"$@\"\n";
+                // A monitor of a process that was killed may run it just now.
+                if !path.exists() {
+                    write_program(&path, text);
+                }
+                path
+            }
+            _ => find_program(name).unwrap(),
+        };
+        self.settings.handlers.insert("".into(), path);
     }
 
     /// Runs the test's future, and the runtime's tasks beside it.

@@ -650,15 +650,44 @@ fn input_that_stays_open_outlives_the_monitor() {
     assert!(!container.log().contains("over"));
 }
 
+/// The last words of a container are in its log also when a client holds its output: they stand in its pipes then.
+#[test]
+fn a_client_that_does_not_read_keeps_no_last_words_from_the_log() {
+    const LINES: usize = 10_000;
+    let container = Container::plain(&format!(
+        "{WAIT}; busybox seq 1000000 & busybox sleep 2; busybox seq {LINES} >&2; exit 3"
+    ));
+    container.run();
+    let directory = container.directory();
+    let client = smol::block_on(attach::connect(&directory, NO_INPUT)).unwrap();
+    container.go();
+    let began = Stopwatch::start();
+    assert_eq!(container.exit().code, 3);
+    assert!(began.elapsed() < Duration::from_secs(2) + ATTACH_STALL_TIME, "{:?}", began.elapsed());
+    let of = |stream: &str| {
+        let entries = container.entries().into_iter();
+        entries.filter(|entry| entry.0 == stream).map(|entry| entry.2).collect::<Vec<_>>()
+    };
+    assert!(of("stderr").into_iter().eq((1..=LINES).map(|number| number.to_string())));
+    // And all that its process could print, which was killed in the middle of it.
+    let printed = of("stdout");
+    assert!(printed.len() < 1_000_000, "the client did not hold it");
+    let whole = printed.len().saturating_sub(1);
+    assert!(printed.into_iter().take(whole).eq((1..=whole).map(|number| number.to_string())));
+    drop(client);
+}
+
 /// A process that the container leaves behind holds its output for a bounded time; one that ends is reaped.
 #[test]
 fn with_the_nodes_process_ids_orphans_are_reaped_and_hold_no_exit() {
     let orphan = WAIT.replace("/go", "/leave");
-    let container =
-        Container::new(&format!("({orphan} &); {WAIT}; busybox sleep 60 & exit 2"), |_, config| {
+    let container = Container::new(
+        &format!("({orphan} &); {WAIT}; echo -n last; busybox sleep 60 & exit 2"),
+        |_, config| {
             let namespaces = config["linux"]["namespaces"].as_array_mut().unwrap();
             namespaces.retain(|namespace| namespace["type"] != "pid");
-        });
+        },
+    );
     let created = container.run();
     let children =
         || fs::read_to_string(format!("/proc/{0}/task/{0}/children", created.monitor)).unwrap_or_default();
@@ -669,6 +698,7 @@ fn with_the_nodes_process_ids_orphans_are_reaped_and_hold_no_exit() {
     let began = Stopwatch::start();
     assert_eq!(container.exit().code, 2);
     assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert_eq!(container.entries(), [entry("stdout", "P", "last")]);
 }
 
 /// crun leaves the process that has started the container to whoever reaps it.

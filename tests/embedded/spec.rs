@@ -419,7 +419,7 @@ fn limits_are_in_the_cgroup() {
     let config = fs::read(bundle.dir.join("config.json")).unwrap();
     let script = ["/bin/sh", "-c", script].map(str::to_owned);
     let process = oci::exec_process(&config, &script, false).unwrap();
-    fs::write(bundle.dir.join("process.json"), serde_json::to_vec(&process).unwrap()).unwrap();
+    fs::write(bundle.dir.join("process.json"), process).unwrap();
     let (_, seen) = bundle.runc(&["exec", "--process", "process.json", &bundle.id], "");
     assert_eq!(seen, expected.replace("67108864", "33554432").replace("50000", "20000"));
 }

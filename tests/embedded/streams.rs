@@ -22,7 +22,8 @@ use smolet::streaming::{Connection, forward};
 use crate::common::write_program;
 
 use super::machine::{
-    Machine, create, exec, exited, remove_sandbox, run_container, run_sandbox, script, start, stop_sandbox,
+    Machine, OCI_RUNTIMES, create, exec, exited, remove_sandbox, run_container, run_sandbox, script, start,
+    stop_sandbox,
 };
 
 /// Opens the runtime with its streaming server.
@@ -39,6 +40,11 @@ async fn of_url(runtime: &Embedded, request: StreamRequest) -> Connection {
         StreamRequest::Exec(_) | StreamRequest::Attach(_) => COMMAND_PROTOCOL,
     };
     connect(&runtime.streaming_url(request).await.unwrap(), protocol).await.unwrap()
+}
+
+fn variable(text: &str) -> cri::KeyValue {
+    let (key, value) = text.split_once('=').unwrap();
+    cri::KeyValue { key: key.into(), value: value.into() }
 }
 
 struct Ran {
@@ -101,7 +107,11 @@ fn command(id: &str, script: &str, stdin: bool, tty: bool) -> StreamRequest {
 
 #[test]
 fn commands_are_executed_with_their_streams() {
-    let machine = Machine::new();
+    OCI_RUNTIMES.into_iter().for_each(stream_commands);
+}
+
+fn stream_commands(oci_runtime: &str) {
+    let machine = Machine::with_oci_runtime(oci_runtime);
     machine.run(async {
         let runtime = open(&machine).await;
         let sandbox = run_sandbox(&runtime, machine.pod("exec")).await;
@@ -129,7 +139,10 @@ fn commands_are_executed_with_their_streams() {
         };
         let Ran { ending, .. } = run(of_url(&runtime, StreamRequest::Exec(request)).await, None, None).await;
         let why = ending.unwrap_err();
-        assert!(why.contains("failed to exec in container") && why.contains("no such file"), "{why}");
+        assert!(
+            why.contains("failed to exec in container") && why.to_ascii_lowercase().contains("no such file"),
+            "{why}"
+        );
 
         // A client that goes takes its command along.
         let ran = of_url(&runtime, command(&id, "echo begun; exec sleep 4242", false, false)).await;
@@ -159,19 +172,38 @@ fn commands_are_executed_with_their_streams() {
 
 #[test]
 fn a_command_has_a_terminal_of_the_clients_size() {
-    let machine = Machine::new();
+    OCI_RUNTIMES.into_iter().for_each(run_in_terminal);
+}
+
+fn run_in_terminal(oci_runtime: &str) {
+    let machine = Machine::with_oci_runtime(oci_runtime);
     machine.run(async {
         let runtime = open(&machine).await;
         let sandbox = run_sandbox(&runtime, machine.pod("tty")).await;
-        let id = run_container(&runtime, &sandbox, script("app", "sleep 1000")).await;
+        let mut config = script("app", "sleep 1000");
+        config.envs = ["TERM=dumb", "OF_POD=yes"].map(variable).to_vec();
+        let context = config.linux.as_mut().unwrap().security_context.as_mut().unwrap();
+        context.run_as_username = "web".into();
+        context.no_new_privs = true;
+        let id = run_container(&runtime, &sandbox, config).await;
         let text = "until [ \"$(busybox stty size)\" = '43 132' ]; do busybox usleep 50000; done; \
-            read line; echo \"$TERM $line\"; exit 5";
-        let ran = of_url(&runtime, command(&id, text, true, true)).await;
+            read line; id -un; pwd; grep NoNewPrivs /proc/self/status; echo \"$OF_IMAGE $OF_POD $TERM $line\"; exit 5";
+        // By its name: the container's own PATH leads to it.
+        let request = cri::ExecRequest {
+            container_id: id.clone(),
+            cmd: ["sh", "-c", text].map(str::to_owned).to_vec(),
+            tty: true,
+            stdin: true,
+            stdout: true,
+            stderr: false,
+        };
+        let ran = of_url(&runtime, StreamRequest::Exec(request)).await;
         let input = Some((b"typed\n".to_vec(), false));
         let Ran { ending, stdout, .. } = run(ran, input, Some(Size { width: 132, height: 43 })).await;
         let stdout = String::from_utf8(stdout).unwrap();
         assert_eq!(ending, Ok(Ending::Exit(5)), "{stdout:?}");
-        assert!(stdout.ends_with("xterm typed\r\n"), "{stdout:?}");
+        let shown = "web\r\n/tmp\r\nNoNewPrivs:\t1\r\nyes yes xterm typed\r\n";
+        assert!(stdout.ends_with(shown), "{stdout:?}");
         stop_sandbox(&runtime, &sandbox).await;
         remove_sandbox(&runtime, &sandbox).await;
     });

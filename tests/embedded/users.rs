@@ -5,7 +5,8 @@ use std::os::unix::fs::MetadataExt as _;
 use smolet::proto::runtime::v1 as cri;
 
 use super::machine::{
-    Machine, container_of, create, exec, exited, remove_sandbox, run_container, run_sandbox, script, until,
+    Machine, OCI_RUNTIMES, container_of, create, exec, exited, remove_sandbox, run_container, run_sandbox,
+    script, until,
 };
 
 /// The node's ids of the pod's root.
@@ -39,7 +40,11 @@ async fn seen(runtime: &smolet::runtime::Embedded, id: &str, line: &str) -> Stri
 
 #[test]
 fn root_of_a_pod_is_nobody_on_the_node() {
-    let machine = Machine::new();
+    OCI_RUNTIMES.into_iter().for_each(run_as_nobody);
+}
+
+fn run_as_nobody(oci_runtime: &str) {
+    let machine = Machine::with_oci_runtime(oci_runtime);
     machine.run(async {
         let runtime = machine.open().await;
         let mut config = pod(&machine, "users");

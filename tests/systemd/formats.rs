@@ -90,7 +90,7 @@ fn alpines_package_is_as_apk_reads_it() {
     let (control, ends) = entries(&streams[0].1);
     assert!(!ends, "the two are one archive, which an end would cut");
     let names: Vec<&str> = control.iter().map(|entry| &*entry.name).collect();
-    assert_eq!(names, [".PKGINFO", ".pre-install", ".post-install", ".post-upgrade", ".pre-deinstall"]);
+    assert_eq!(names, [".PKGINFO", ".post-install", ".post-upgrade", ".pre-deinstall", ".pre-install"]);
     let own = Root::new("formats-apk");
     let info = String::from_utf8(control[0].content.clone()).unwrap();
     let field = |name: &str| {
@@ -118,7 +118,7 @@ fn alpines_package_is_as_apk_reads_it() {
         ("usr/bin/smolet", 0o755),
         ("etc/init.d/smolet", 0o755),
         ("etc/conf.d/smolet", 0o644),
-        ("etc/smolet/config.yaml", 0o644),
+        ("etc/smolet/config.yaml", 0o600),
         ("etc/smolet/manifests", 0o700),
         ("var/lib/smolet", 0o750),
         ("usr/share/licenses/smolet/copyright", 0o644),

@@ -93,10 +93,12 @@ fn contents() -> BTreeMap<String, String> {
 fn a_package_holds_what_it_should_and_no_more() {
     let contents = contents();
     let (file, program) = ("-rw-r--r-- root/root", "-rwxr-xr-x root/root");
+    // It may hold a token.
+    let secret = "-rw------- root/root";
     for (path, expected) in [
         ("/usr/bin/smolet", program),
         ("/usr/lib/systemd/system/smolet.service", file),
-        ("/etc/smolet/config.yaml", file),
+        ("/etc/smolet/config.yaml", secret),
         ("/etc/default/smolet", file),
         ("/etc/smolet/manifests/", "drwx------ root/root"),
         ("/var/lib/smolet/", "drwxr-x--- root/root"),
@@ -121,12 +123,14 @@ fn a_package_holds_what_it_should_and_no_more() {
         assert_eq!(contents.get(&path).map(String::as_str), Some(file), "{path}");
     }
     for (path, what) in &contents {
-        let plain = ["drwxr-xr-x root/root", file, program, "drwx------ root/root", "drwxr-x--- root/root"];
+        let plain =
+            ["drwxr-xr-x root/root", file, program, secret, "drwx------ root/root", "drwxr-x--- root/root"];
         assert!(plain.contains(&what.as_str()), "{path}: {what}");
         let ours = ["/usr/", "/etc/", "/var/"].iter().any(|start| path.starts_with(start));
         assert!((ours || path == "/") && !path.ends_with('~'), "{path}");
         let is_program = path == "/usr/bin/smolet" || path.ends_with("/openrc/smolet");
         assert_eq!(what == program, is_program, "{path}");
+        assert_eq!(what == secret, path == "/etc/smolet/config.yaml", "{path}");
     }
 
     let root = Root::new("package-contents");

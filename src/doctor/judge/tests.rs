@@ -67,6 +67,7 @@ fn good() -> Facts {
         inotify: InotifyFacts { instances: Some(128), watches: Some(8192) },
         tunables: Vec::new(),
         cluster_network: None,
+        ignored_announcements: Vec::new(),
         missing_modules: None,
         forward_drops: Vec::new(),
         foreign_rules: Vec::new(),
@@ -474,6 +475,17 @@ fn what_the_network_of_a_k3s_cluster_lacks_is_named() {
         "{}",
         finding.mend
     );
+}
+
+#[test]
+fn a_link_that_ignores_its_router_is_a_warning() {
+    let accept_ra = Differing { name: "net.ipv6.conf.eth0.accept_ra".to_owned(), actual: 1, wanted: 2 };
+    let findings = judge(&Facts { ignored_announcements: vec![accept_ra], ..good() });
+    let finding = findings.into_iter().find(|finding| finding.check == "router advertisements").unwrap();
+    assert_eq!(finding.level, Level::Warning);
+    assert!(finding.message.starts_with("net.ipv6.conf.eth0.accept_ra is 1: "), "{}", finding.message);
+    assert!(finding.mend.starts_with("sysctl -w net.ipv6.conf.eth0.accept_ra=2, "), "{}", finding.mend);
+    assert!(judge(&good()).iter().all(|finding| finding.check != "router advertisements"));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! flannel on this node: brings the pods' network up when the servers' settings, the Node, its addresses or other nodes change, and when
-//! the machine's links or routes do; and compares it every ten minutes, its rules every minute. Then the Node gets its annotations, and the
-//! runtime its CNI configuration.
+//! the machine's links or routes do; and compares it every ten minutes, its rules, those of iptables among them, every minute. Then the
+//! Node gets its annotations, and the runtime its CNI configuration.
 
 use std::fs;
 use std::io;
@@ -62,6 +62,8 @@ pub(super) struct Flannel {
     forwarded: Option<(Mono, [Option<Network>; 2])>,
     /// The failure of that which was logged last; empty: none.
     forward_said: String,
+    /// Looks at the rules so far: those of iptables are looked at for one family at a time.
+    looks: usize,
     /// As it is; `None`: not since the agent started.
     up: Option<BroughtUp>,
     /// The failure that was logged last; empty: none.
@@ -81,6 +83,7 @@ impl Flannel {
             whole_at: now,
             forwarded: None,
             forward_said: String::new(),
+            looks: 0,
             up: None,
             said: String::new(),
         };
@@ -182,8 +185,22 @@ impl Flannel {
         let blocking = pods.manager().blocking.clone();
         if let Some(up) = self.up.clone().filter(|_| self.whole_at > now.mono) {
             self.task.begin();
+            self.looks = self.looks.wrapping_add(1);
+            // What was refused is tried again with the whole.
+            let used: Vec<Network> = used_networks(&up).collect();
+            let looked_at = self.forwarded.and_then(|_| in_turn(&used, self.looks));
             out.start("flannel", async move {
-                let looked = blocking.run(move || flannel::look_at_rules(up));
+                let looked = blocking.run(move || {
+                    let mut up = flannel::look_at_rules(up)?;
+                    if looked_at.is_some_and(|network| !iptables::has_forward(&network)) {
+                        log::warn!(
+                            "flannel: the rules of {} are gone; they are made anew",
+                            iptables::FORWARD
+                        );
+                        up.forward_refused = iptables::ensure_forward(used_networks(&up)).err();
+                    }
+                    Ok(up)
+                });
                 ClusterEventKind::FlannelUp(looked.await).event()
             });
             return;
@@ -202,8 +219,7 @@ impl Flannel {
             let up = blocking.run(move || {
                 let mut up = flannel::bring_up(&wanted)?;
                 if forwards {
-                    let networks = up.rules.iter().flatten().map(|spec| spec.network);
-                    up.forward_refused = iptables::ensure_forward(networks).err();
+                    up.forward_refused = iptables::ensure_forward(used_networks(&up)).err();
                 }
                 // Once pods can be reached.
                 write_files(&up, &conf_dir, &bin_dirs, &subnet_file)?;
@@ -291,6 +307,16 @@ impl Flannel {
     }
 }
 
+/// The cluster's networks that are used.
+fn used_networks(up: &BroughtUp) -> impl Iterator<Item = Network> {
+    up.rules.iter().flatten().map(|spec| spec.network)
+}
+
+/// The network whose rules of iptables are looked at, of both families in turn: a look is a run of iptables.
+fn in_turn(networks: &[Network], look: usize) -> Option<Network> {
+    networks.get(look.checked_rem(networks.len())?).copied()
+}
+
 /// The first of each family.
 fn by_family<T>(all: impl Iterator<Item = T>, family: impl Fn(&T) -> usize) -> [Option<T>; 2] {
     let mut found = [None, None];
@@ -328,4 +354,21 @@ fn write_subnet(path: &Path, text: &str) -> io::Result<()> {
         fs::create_dir_all(directory)?;
     }
     replace_unsynced(path, &path.with_extension("new"), text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_at_iptables_is_one_family() {
+        let [v4, v6] = ["10.42.0.0/16", "fd00:42::/56"].map(|text| Network::parse(text).unwrap());
+        for (networks, looks) in [
+            (&[][..], [None, None, None]),
+            (&[v4], [Some(v4), Some(v4), Some(v4)]),
+            (&[v4, v6], [Some(v6), Some(v4), Some(v6)]),
+        ] {
+            assert_eq!([1, 2, 3].map(|look| in_turn(networks, look)), looks);
+        }
+    }
 }

@@ -9,12 +9,32 @@ fn processes_of_exec_are_as_the_first_one() {
     case.context().no_new_privs = true;
     let json = case.spec().unwrap().to_json().unwrap();
     let first = case.spec().unwrap().process;
-    let exec = exec_process(&json, &words("ls -l"), false).unwrap();
-    assert_eq!(exec, runtime_spec::Process { args: words("ls -l"), ..first.clone() });
-    let with_terminal = exec_process(&json, &words("sh"), true).unwrap();
-    assert!(with_terminal.terminal && with_terminal.env.contains(&"TERM=xterm".to_owned()));
-    assert!(exec_process(&json, &[], true).is_err());
-    assert!(exec_process(b"{}", &words("sh"), true).is_err());
+    let document = |json: &[u8], command: &[String], tty| {
+        exec_process(json, command, tty).map(|text| serde_json::from_slice::<Value>(&text).unwrap())
+    };
+    let with = |args: &str, terminal, env: Vec<String>| {
+        let process = runtime_spec::Process { args: words(args), terminal, env, ..first.clone() };
+        let mut process = serde_json::to_value(&process).unwrap();
+        process["terminal"] = terminal.into();
+        process
+    };
+    assert_eq!(document(&json, &words("ls -l"), false).unwrap(), with("ls -l", false, first.env.clone()));
+    assert_eq!(first.user.uid, 1000, "not root, which crun has where nothing is said");
+    let env = [first.env.clone(), words("TERM=xterm")].concat();
+    assert_eq!(document(&json, &words("sh"), true).unwrap(), with("sh", true, env));
+    assert!(document(&json, &[], true).is_err());
+    assert!(document(&json, &["sh\0".to_owned()], false).is_err());
+    assert!(document(b"{}", &words("sh"), true).is_err());
+    // What a later agent writes into it is kept, and a terminal's TERM is the client's.
+    let own = json!({"process": {"ioPriority": {"class": "IOPRIO_CLASS_IDLE"}, "env": ["TERM=dumb", "A=b"]}, "linux": {}});
+    let later = document(own.to_string().as_bytes(), &words("sh"), true).unwrap();
+    assert_eq!(
+        later,
+        json!({"ioPriority": {"class": "IOPRIO_CLASS_IDLE"}, "env": ["A=b", "TERM=xterm"], "args": ["sh"], "terminal": true})
+    );
+    for process in [json!([]), json!({"env": 1})] {
+        assert!(document(json!({"process": process}).to_string().as_bytes(), &words("sh"), true).is_err());
+    }
 }
 
 #[test]
@@ -99,4 +119,37 @@ fn the_init_of_a_shared_pid_namespace() {
             "options": ["rbind", "rprivate", "ro", "nosuid", "nodev"]})
     );
     assert_eq!(json["annotations"]["io.kubernetes.cri.container-type"], json!("sandbox"));
+    assert_eq!(json["annotations"].get("run.oci.systemd.subgroup"), None);
+}
+
+/// crun has a cgroup of its own below the scope where nothing is said.
+#[test]
+fn processes_are_in_the_scope_that_systemd_makes() {
+    const SUBGROUP: &str = "run.oci.systemd.subgroup";
+    for (parent, expected) in [
+        ("/kubepods/podu-1", None),
+        ("", None),
+        ("/kubepods.slice/kubepods-podu_1.slice", Some(json!(""))),
+        ("kubepods-podu_1.slice/", Some(json!(""))),
+    ] {
+        let mut case = Case::new();
+        case.sandbox.linux.as_mut().unwrap().cgroup_parent = parent.into();
+        let container = serde_json::to_value(case.spec().unwrap()).unwrap();
+        assert_eq!(container["annotations"].get(SUBGROUP), expected.as_ref(), "{parent}");
+        let input = SandboxInput {
+            id: "5a4db0",
+            sandbox_id: "5a4db0",
+            config: &case.sandbox,
+            rootfs: "/run/smolet/runtime/pause",
+            pause: "/usr/bin/smolet",
+            libraries: &[],
+            namespaces: &case.namespaces,
+            selinux: None,
+            node: &case.node,
+        };
+        let first = serde_json::to_value(sandbox_spec(&input).unwrap()).unwrap();
+        assert_eq!(first["annotations"].get(SUBGROUP), expected.as_ref(), "{parent}");
+        let is_of_scope = container["linux"]["cgroupsPath"].as_str().unwrap().contains(':');
+        assert_eq!(is_of_scope, expected.is_some(), "{parent}");
+    }
 }

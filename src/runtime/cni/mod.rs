@@ -270,6 +270,7 @@ impl Plugins {
             owner: None,
             oom_score_adj: None,
             outlives: false,
+            room: None,
         };
         let ran = process::run(&self.blocking, &self.clock, program).await;
         let output = ran.map_err(|error: ProgramError| blame(network, index, command, error.to_string()))?;

@@ -61,7 +61,9 @@ impl Signer {
         let (issued, authority) = match ips {
             None => (pki.clients.k3s_client(node, request, valid), &pki.clients),
             Some(ips) => {
-                let ips: Vec<IpAddr> = ips.split(',').map(|ip| ip.parse().expect("an address")).collect();
+                // A node without a network has none.
+                let ips = ips.split(',').filter(|ip| !ip.is_empty());
+                let ips: Vec<IpAddr> = ips.map(|ip| ip.parse().expect("an address")).collect();
                 (pki.cluster.k3s_server(node, &ips, request, valid), &pki.cluster)
             }
         };

@@ -230,6 +230,10 @@ impl Store {
             let why = format!("status.addresses: Duplicate value: {twice}");
             return Err(Failure::invalid(resource, &name, &why));
         }
+        if let Some(other) = other_host_ip(&object) {
+            let why = format!("status.hostIPs[0].ip: Invalid value: {other}: must be equal to `hostIP`");
+            return Err(Failure::invalid(resource, &name, &why));
+        }
         let generation = old.pointer("/metadata/generation").and_then(Value::as_i64);
         let respecified = old.get("spec") != object.get("spec");
         let metadata = fields(&mut object, "metadata")?;
@@ -449,6 +453,12 @@ fn uid() -> String {
 fn shifted(time: &str, seconds: i64) -> String {
     let Ok(at) = time.parse::<Timestamp>() else { return time.to_owned() };
     at.checked_add(SignedDuration::from_secs(seconds)).map_or_else(|_| time.to_owned(), |at| at.to_string())
+}
+
+/// The first of a Pod's host addresses where `hostIP` is another one (`validateHostIPs`).
+fn other_host_ip(object: &Value) -> Option<&Value> {
+    let first = object.pointer("/status/hostIPs/0/ip")?;
+    (object.pointer("/status/hostIP") != Some(first)).then_some(first)
 }
 
 /// A Node's addresses are merged by their type, and each may occur once.
