@@ -380,16 +380,18 @@ own_directories() {
 # A package of Debian's that is removed and not purged would take the settings with it, which are this one's now, when it is purged
 # some day. It is purged at once, and they are put back; its script leaves service and state to whom they belong (archive_installer).
 forget_package() {
-    for path in /etc/smolet/config.yaml /etc/default/smolet; do
+    settings='/etc/smolet/config.yaml /etc/default/smolet'
+    # Of a run that was cut off.
+    for path in $settings; do
         [ ! -e "$root$path.kept-smolet" ] || [ -e "$root$path" ] || mv "$root$path.kept-smolet" "$root$path"
     done
     package_state | grep -q ' config-files$' && command -v dpkg >/dev/null || return 0
-    for path in /etc/smolet/config.yaml /etc/default/smolet; do
+    for path in $settings; do
         [ ! -e "$root$path" ] || cp -p "$root$path" "$root$path.kept-smolet"
     done
     dpkg ${root:+"--root=$root"} --purge smolet >/dev/null 2>&1 ||
         echo "install.sh: the removed package smolet cannot be purged; a later dpkg --purge smolet takes /etc/smolet/config.yaml" >&2
-    for path in /etc/smolet/config.yaml /etc/default/smolet; do
+    for path in $settings; do
         [ ! -e "$root$path.kept-smolet" ] || mv "$root$path.kept-smolet" "$root$path"
     done
     own_directories

@@ -31,7 +31,8 @@ use crate::facts;
 use crate::limits::{ADDRESSES_PERIOD, ADDRESSES_SETTLE};
 #[cfg(feature = "tls")]
 use crate::limits::{FLANNEL_SETTLE, FLANNEL_WATCH_PERIOD};
-use crate::netlink::{DUMP, Message, Netlink, Protocol, attribute};
+use crate::netlink::link_address::LinkAddress;
+use crate::netlink::{Netlink, Protocol};
 
 /// `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV4_ROUTE`, `RTMGRP_IPV6_IFADDR` and `RTMGRP_IPV6_ROUTE` of `linux/rtnetlink.h`.
 const GROUPS: u32 = 0x10 | 0x40 | 0x100 | 0x400;
@@ -40,16 +41,6 @@ const GROUPS: u32 = 0x10 | 0x40 | 0x100 | 0x400;
 const LINK_GROUPS: u32 = 1 | 0x40 | 0x400;
 /// A longer message is truncated: its content is not used.
 const MESSAGE_BYTES: usize = 64;
-/// `RTM_GETADDR`.
-const ADDRESSES: u16 = 22;
-/// `struct ifaddrmsg`.
-const ADDRESS_HEADER: usize = 8;
-/// `IFA_ADDRESS`, `IFA_LOCAL`, `IFA_FLAGS`.
-const ADDRESS: u16 = 1;
-const LOCAL: u16 = 2;
-const FLAGS: u16 = 8;
-/// `IFA_F_DEPRECATED`.
-const DEPRECATED: u32 = 0x20;
 
 /// The node's current addresses, the primary one first; shared by all their users.
 #[derive(Clone, Debug, Default)]
@@ -154,14 +145,6 @@ impl NodeAddresses {
     }
 }
 
-/// An address of a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct LinkAddress {
-    ip: IpAddr,
-    /// The kernel selects it for no new connection: its prefix is no longer announced, or it is a temporary one that was replaced.
-    is_deprecated: bool,
-}
-
 /// The addresses in use, IPv4 first. PURE.
 ///
 /// | a link has the present one of the family | the default route has one | the node has |
@@ -174,31 +157,18 @@ fn in_use(present: &[IpAddr], of_routes: &[IpAddr], there: &[LinkAddress]) -> Ve
     let of = |is_v4: bool| {
         let of_route = of_routes.iter().find(|ip| ip.is_ipv4() == is_v4).copied();
         let present = present.iter().find(|ip| ip.is_ipv4() == is_v4).copied();
-        let may_stay = |link: &LinkAddress| !link.is_deprecated || of_route.is_none();
-        present.filter(|ip| there.iter().any(|link| link.ip == *ip && may_stay(link))).or(of_route)
+        let may_stay = |link: &LinkAddress| !link.is_deprecated() || of_route.is_none();
+        present.filter(|ip| there.iter().any(|link| link.address == *ip && may_stay(link))).or(of_route)
     };
     [true, false].into_iter().filter_map(of).collect()
 }
 
 /// Those of `wanted` that links of the machine have.
 fn on_links(wanted: &[IpAddr]) -> io::Result<Vec<LinkAddress>> {
-    let question = Message::new(ADDRESSES, DUMP, &[0; ADDRESS_HEADER]);
+    let question = LinkAddress::question();
     Netlink::open(Protocol::Route)?.collect(&question, &mut |found: &mut Vec<LinkAddress>, _, answer| {
-        let address = link_address(answer).filter(|of| wanted.contains(&of.ip) && !found.contains(of));
-        found.extend(address);
+        found.extend(LinkAddress::read(answer).filter(|of| wanted.contains(&of.address)));
     })
-}
-
-/// The address of one answer, without `struct nlmsghdr`; `None`: it is cut short.
-fn link_address(answer: &[u8]) -> Option<LinkAddress> {
-    let (header, rest) = answer.split_at_checked(ADDRESS_HEADER)?;
-    // Of a link between two ends the local one counts; IPv6 has it in the other attribute alone.
-    let ip = attribute(rest, LOCAL).or_else(|| attribute(rest, ADDRESS))?;
-    let v4 = <[u8; 4]>::try_from(ip).map(IpAddr::from);
-    let ip = v4.or_else(|_| <[u8; 16]>::try_from(ip).map(IpAddr::from)).ok()?;
-    let flags = attribute(rest, FLAGS).and_then(|flags| flags.try_into().ok()).map(u32::from_ne_bytes);
-    let flags = flags.unwrap_or_else(|| header[2].into());
-    Some(LinkAddress { ip, is_deprecated: flags & DEPRECATED != 0 })
 }
 
 /// Sends to `changed`, which holds one, when links or routes of the machine change, until it is closed.
@@ -266,8 +236,10 @@ mod tests {
             ("2001:db8::2", "", "~2001:db8::2", "2001:db8::2"),
         ] {
             let link = |text: &str| LinkAddress {
-                ip: text.trim_start_matches('~').parse().unwrap(),
-                is_deprecated: text.starts_with('~'),
+                link: 2,
+                address: text.trim_start_matches('~').parse().unwrap(),
+                bits: 24,
+                flags: if text.starts_with('~') { 0x20 } else { 0 },
             };
             let links: Vec<LinkAddress> = there.split_whitespace().map(link).collect();
             let found = in_use(&ips(present), &ips(of_routes), &links);
@@ -279,14 +251,7 @@ mod tests {
     fn the_kernel_tells_which_addresses_links_have() {
         // Without a link that is up the machine has none.
         let there = on_links(&ips("127.0.0.1 192.0.2.1")).unwrap();
-        assert!(there.iter().all(|of| of.ip == ips("127.0.0.1")[0] && !of.is_deprecated), "{there:?}");
-        // `struct ifaddrmsg`, `IFA_ADDRESS`, `IFA_FLAGS`.
-        let mut answer = vec![10, 64, 0x80, 0, 2, 0, 0, 0, 20, 0, 1, 0];
-        answer.extend(std::net::Ipv6Addr::LOCALHOST.octets());
-        let whole = [answer.clone(), vec![8, 0, 8, 0], 0x20_u32.to_ne_bytes().to_vec()].concat();
-        let ip = ips("::1")[0];
-        assert_eq!(link_address(&whole), Some(LinkAddress { ip, is_deprecated: true }));
-        assert_eq!(link_address(&answer), Some(LinkAddress { ip, is_deprecated: false }));
-        assert_eq!(link_address(&answer[..20]), None);
+        let loopback = ips("127.0.0.1")[0];
+        assert!(there.iter().all(|of| of.address == loopback && !of.is_deprecated()), "{there:?}");
     }
 }

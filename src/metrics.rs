@@ -28,10 +28,10 @@ use crate::cri::operations::Operations;
 pub use process::{Process, written_by_server};
 pub use terminated::Terminations;
 
-/// The kubelet's label values for a pod's lists of containers, in the order of [`ContainerKind`].
 /// The gauge by which a command sees that the node is one of its cluster.
 pub(crate) const NODE_REGISTERED: &str = "smolet_node_registered";
 
+/// The kubelet's label values for a pod's lists of containers, in the order of [`ContainerKind`].
 const CONTAINER_TYPES: [&str; 3] = ["init_container", "container", "ephemeral_container"];
 
 /// Counters of the loop and its tasks.

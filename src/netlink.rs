@@ -8,6 +8,8 @@
 //!
 //! Numbers are in the machine's byte order unless the family says otherwise.
 
+pub mod link_address;
+
 use std::io;
 
 use rustix::fd::OwnedFd;

@@ -77,8 +77,7 @@ impl RuntimeKind {
         })
     }
 
-    /// Records the kind, if another one or none is recorded, and waits for the disk: a node whose record a power cut has torn is one
-    /// that nobody is near. I/O, blocking.
+    /// Records the kind, if another one or none is recorded, and waits for the disk: no later start chooses another runtime. I/O, blocking.
     ///
     /// # Errors
     /// The file cannot be written.

@@ -10,11 +10,12 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::plan::{self, Entry, External, LinkSpec};
-use super::rtnetlink::{self as messages, Link, LinkAddress, LinkKind};
+use super::rtnetlink::{self as messages, Link, LinkKind};
 use super::rules::{self, FORWARD, POSTROUTING, RuleSpec, TABLES};
 use super::{Backend, LinkData, Mac, PeerSpec, Way, family};
 use crate::limits::{FLANNEL_ENTRIES_MAX, FLANNEL_LINKS_MAX};
 use crate::model::Network;
+use crate::netlink::link_address::LinkAddress;
 use crate::netlink::{Message, Netlink, Protocol};
 use crate::nftables;
 
@@ -244,7 +245,7 @@ impl Kernel {
     }
 
     fn addresses(&mut self) -> Result<Vec<LinkAddress>, String> {
-        self.read(&messages::addresses(), "addresses", FLANNEL_LINKS_MAX, &messages::read_address)
+        self.read(&LinkAddress::question(), "addresses", FLANNEL_LINKS_MAX, &LinkAddress::read)
     }
 
     fn change(&mut self, message: &Message, what: &str) -> Result<(), String> {

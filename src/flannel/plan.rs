@@ -13,9 +13,10 @@ use std::fmt;
 use std::net::IpAddr;
 
 use super::node::VNI;
-use super::rtnetlink::{Link, LinkAddress, LinkKind, Vxlan};
+use super::rtnetlink::{Link, LinkKind, Vxlan};
 use super::{Backend, LinkData, Mac, Way, family, wireguard};
 use crate::model::Network;
+use crate::netlink::link_address::LinkAddress;
 
 /// The vxlan links, by family.
 pub(super) const LINKS: [&str; 2] = ["flannel.1", "flannel-v6.1"];
@@ -24,9 +25,8 @@ pub(super) const PORT: u16 = 8472;
 /// What vxlan puts before a packet, by family: the kernel lets no link of the other one have flannel's MTU (`encapOverhead`).
 const VXLAN_BYTES: [u32; 2] = [50, 70];
 
-/// `IFA_F_TEMPORARY`, `IFA_F_DEPRECATED`, `IFA_F_PERMANENT`.
+/// `IFA_F_TEMPORARY`, `IFA_F_PERMANENT`.
 const TEMPORARY: u32 = 1;
-const DEPRECATED: u32 = 0x20;
 const PERMANENT: u32 = 0x80;
 
 /// The link between the nodes, with this node's address of each family.
@@ -83,7 +83,7 @@ fn best<'a>(addresses: impl Iterator<Item = &'a LinkAddress>) -> Option<IpAddr> 
         IpAddr::V4(ip) => ip.is_link_local(),
         IpAddr::V6(ip) => ip.is_unicast_link_local(),
     };
-    let usable = addresses.filter(|of| of.flags & DEPRECATED == 0 && !of.address.is_loopback());
+    let usable = addresses.filter(|of| !of.is_deprecated() && !of.address.is_loopback());
     usable
         .min_by_key(|of| (is_of_link(of.address), of.flags & PERMANENT == 0, of.flags & TEMPORARY != 0))
         .map(|of| of.address)
@@ -301,7 +301,7 @@ mod tests {
             at(2, "fd01::99", TEMPORARY),
             at(2, "fd01::11", 0),
             at(3, "169.254.3.3", PERMANENT),
-            at(3, "10.9.0.3", DEPRECATED),
+            at(3, "10.9.0.3", 0x20),
             at(3, "10.9.0.4", PERMANENT),
         ];
         let (v4, v6) = (Some(ip("192.168.1.11")), Some(ip("fd01::11")));

@@ -1,15 +1,15 @@
 //! Messages of rtnetlink(7): links, addresses, routes and neighbours, as they are asked for, read and changed. PURE.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use super::plan::{Entry, LinkSpec};
 use super::{Mac, family};
 use crate::model::Network;
+use crate::netlink::link_address::{self, LINK_ADDRESS as ADDRESS, LinkAddress, address};
 use crate::netlink::{CREATE, DUMP, EXCLUSIVE, Message, REPLACE, attribute};
 
 /// `RTM_NEW…`; a deletion is the next number, a question the one after it.
 const LINK: u16 = 16;
-const ADDRESS: u16 = 20;
 const ROUTE: u16 = 24;
 const NEIGHBOUR: u16 = 28;
 const DELETE: u16 = 1;
@@ -36,10 +36,6 @@ const VXLAN: &[u8] = b"vxlan";
 const WIREGUARD: &[u8] = b"wireguard";
 /// `IFF_UP`.
 const UP: u32 = 1;
-/// `IFA_ADDRESS`, `IFA_LOCAL`, `IFA_FLAGS`.
-const ADDRESS_ADDRESS: u16 = 1;
-const ADDRESS_LOCAL: u16 = 2;
-const ADDRESS_FLAGS: u16 = 8;
 /// `IFA_F_NODAD`.
 const NO_DUPLICATES: u32 = 2;
 /// `RTA_DST`, `RTA_OIF`, `RTA_GATEWAY`, `RTA_TABLE`.
@@ -90,23 +86,9 @@ pub(super) struct Vxlan {
     pub(super) learns: bool,
 }
 
-/// An address of a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LinkAddress {
-    pub(super) link: u32,
-    pub(super) address: IpAddr,
-    pub(super) bits: u8,
-    /// `IFA_F_…`
-    pub(super) flags: u32,
-}
-
-/// Questions for all links, all addresses, routes or neighbours of a family, all forwarding tables.
+/// Questions for all links, routes or neighbours of a family, all forwarding tables.
 pub(super) fn links() -> Message {
     Message::new(LINK + GET, DUMP, &[0; 16])
-}
-
-pub(super) fn addresses() -> Message {
-    Message::new(ADDRESS + GET, DUMP, &[0; 8])
 }
 
 pub(super) fn routes(family: usize) -> Message {
@@ -196,8 +178,9 @@ fn address_message(kind: u16, flags: u16, of: &LinkAddress) -> Message {
     let mut header = vec![FAMILIES[family(of.address)], of.bits, 0, 0];
     header.extend(of.link.to_ne_bytes());
     let mut message = Message::new(kind, flags, &header);
-    message.attribute(ADDRESS_LOCAL, &bytes(of.address)).attribute(ADDRESS_ADDRESS, &bytes(of.address));
-    message.attribute(ADDRESS_FLAGS, &flags_of_new).end(0);
+    let address = bytes(of.address);
+    message.attribute(link_address::LOCAL, &address).attribute(link_address::ADDRESS, &address);
+    message.attribute(link_address::FLAGS, &flags_of_new).end(0);
     message
 }
 
@@ -262,13 +245,6 @@ fn number(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-pub(super) fn address(bytes: &[u8]) -> Option<IpAddr> {
-    match bytes.len() {
-        4 => Some(Ipv4Addr::from(<[u8; 4]>::try_from(bytes).ok()?).into()),
-        _ => Some(Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).into()),
-    }
-}
-
 fn mac(bytes: &[u8]) -> Option<Mac> {
     bytes.try_into().ok().map(Mac)
 }
@@ -300,15 +276,6 @@ pub(super) fn read_link(answer: &[u8]) -> Option<Link> {
         is_up: number(header, 8)? & UP != 0,
         kind,
     })
-}
-
-pub(super) fn read_address(answer: &[u8]) -> Option<LinkAddress> {
-    let (header, rest) = answer.split_at_checked(8)?;
-    // Of a link between two ends the local one counts; IPv6 has it in the other attribute alone.
-    let found = attribute(rest, ADDRESS_LOCAL).or_else(|| attribute(rest, ADDRESS_ADDRESS))?;
-    let flags = attribute(rest, ADDRESS_FLAGS).and_then(|flags| number(flags, 0));
-    let flags = flags.unwrap_or_else(|| header[2].into());
-    Some(LinkAddress { link: number(header, 4)?, address: address(found)?, bits: header[1], flags })
 }
 
 /// A route of the main table with one gateway or none, behind one link; not one that the kernel made with an address.

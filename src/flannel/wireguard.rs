@@ -8,10 +8,11 @@ use std::time::Duration;
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 
 use super::plan::is_of_others;
-use super::rtnetlink::{FAMILIES, address, bytes};
+use super::rtnetlink::{FAMILIES, bytes};
 use super::{Key, LinkData, Way, family};
 use crate::limits::{FLANNEL_ENTRIES_MAX, FLANNEL_PEER_SPEC_BYTES};
 use crate::model::Network;
+use crate::netlink::link_address::address;
 use crate::netlink::{DUMP, Message, attribute, attributes};
 
 /// The links, by family.

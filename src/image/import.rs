@@ -258,10 +258,9 @@ impl Importer {
             self.read_lists(found.lists).await?;
         }
         let (archives, now) = (found.archives, self.clock.now().mono);
-        let is_settled = |settled: &ProcessedArchive| {
-            archives.contains(&settled.archive) && settled.again.is_none_or(|again| again > now)
-        };
-        self.settled.retain(is_settled);
+        self.settled.retain(|settled| archives.contains(&settled.archive));
+        let is_due = |settled: &mut ProcessedArchive| settled.again.is_some_and(|again| again <= now);
+        let retried: Vec<ProcessedArchive> = self.settled.extract_if(.., is_due).collect();
         let of_runtime = |failure: Failure| format!("{shown}: {}", failure.of_runtime());
         let mut records: Records = match self.store.labelled().await {
             Ok(records) => records.into_iter().collect(),
@@ -293,7 +292,10 @@ impl Importer {
                 Err(Failure::Refused(why)) => {
                     let again = is_no_space(&why).then(|| self.clock.now().mono + IMAGE_ARCHIVE_SPACE_RETRY);
                     let retry = if again.is_some() { NEXT_TRY } else { "" };
-                    log::warn!("{}: {why}{retry}", self.dir.join(&archive.0).display());
+                    // Each line wears the flash out that is full: it is said once.
+                    let is_said = again.is_some() && retried.iter().any(|before| before.archive == archive);
+                    let level = if is_said { log::Level::Debug } else { log::Level::Warn };
+                    log::log!(level, "{}: {why}{retry}", self.dir.join(&archive.0).display());
                     (true, again)
                 }
                 Err(failure) => return Err(of_runtime(failure)),

@@ -61,10 +61,14 @@ fn a_status_is_patched_by_merge_keys_and_changes_no_generation() {
             "phase": "Running",
             "conditions": [{"type": "Ready", "status": ready}],
             "podIPs": [{"ip": ip}],
+            "hostIP": "192.0.2.1",
             "hostIPs": [{"ip": "192.0.2.1"}],
             "containerStatuses": [{"name": "app", "ready": ready == "True"}],
         }})
     };
+    let mut other = status("10.0.0.1", "False");
+    other["status"]["hostIP"] = json!("192.0.2.2");
+    assert_eq!(client.patch(&format!("{WEB}/status"), STRATEGIC, other).why(), (422, "Invalid".into()));
     client.patch(&format!("{WEB}/status"), STRATEGIC, status("10.0.0.1", "False")).ok();
     let patched = client.patch(&format!("{WEB}/status"), STRATEGIC, status("10.0.0.2", "True")).ok();
     let found = &patched["status"];

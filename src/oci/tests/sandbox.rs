@@ -87,10 +87,8 @@ fn sysctls_of_the_pods_own_namespaces() {
     assert_eq!(sysctls(&config).unwrap().len(), 2);
 }
 
-#[test]
-fn the_init_of_a_shared_pid_namespace() {
-    let case = Case::new();
-    let labels = SelinuxLabels { process: "u:r:t:l".into(), mount: "u:r:f:l".into() };
+/// The runtime-spec of a pod's first process.
+fn first_process(case: &Case, selinux: Option<&SelinuxLabels>) -> Value {
     let input = SandboxInput {
         id: "5a4db0",
         sandbox_id: "5a4db0",
@@ -99,11 +97,17 @@ fn the_init_of_a_shared_pid_namespace() {
         pause: "/usr/bin/smolet",
         libraries: &[],
         namespaces: &case.namespaces,
-        selinux: Some(&labels),
+        selinux,
         node: &case.node,
     };
-    let spec = sandbox_spec(&input).unwrap();
-    let json = serde_json::to_value(&spec).unwrap();
+    serde_json::to_value(sandbox_spec(&input).unwrap()).unwrap()
+}
+
+#[test]
+fn the_init_of_a_shared_pid_namespace() {
+    let case = Case::new();
+    let labels = SelinuxLabels { process: "u:r:t:l".into(), mount: "u:r:f:l".into() };
+    let json = first_process(&case, Some(&labels));
     assert_eq!(json["process"]["args"], json!(["/smolet", "pause"]));
     assert_eq!(json["process"]["capabilities"], json!({}));
     assert_eq!(
@@ -136,18 +140,7 @@ fn processes_are_in_the_scope_that_systemd_makes() {
         case.sandbox.linux.as_mut().unwrap().cgroup_parent = parent.into();
         let container = serde_json::to_value(case.spec().unwrap()).unwrap();
         assert_eq!(container["annotations"].get(SUBGROUP), expected.as_ref(), "{parent}");
-        let input = SandboxInput {
-            id: "5a4db0",
-            sandbox_id: "5a4db0",
-            config: &case.sandbox,
-            rootfs: "/run/smolet/runtime/pause",
-            pause: "/usr/bin/smolet",
-            libraries: &[],
-            namespaces: &case.namespaces,
-            selinux: None,
-            node: &case.node,
-        };
-        let first = serde_json::to_value(sandbox_spec(&input).unwrap()).unwrap();
+        let first = first_process(&case, None);
         assert_eq!(first["annotations"].get(SUBGROUP), expected.as_ref(), "{parent}");
         let is_of_scope = container["linux"]["cgroupsPath"].as_str().unwrap().contains(':');
         assert_eq!(is_of_scope, expected.is_some(), "{parent}");
