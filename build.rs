@@ -152,7 +152,6 @@ const NEVER: &[&str] = &[
     "_ZN59_$LT$rustls..error..Error*",
     "_ZN4jiff3fmt6offset6Parser5parse*",
     "__intscan*",
-    "_ZN6smolet6cgroup14kill_processes*",
     "_ZN6smolet5model8debugger8Debugger9con*",
     "_ZN5hyper5proto2h16decode7Decoder6deco*",
     // Of these one short function or another runs: next to the rest, they keep no piece of their own.

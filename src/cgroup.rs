@@ -10,17 +10,11 @@
 
 mod devices;
 mod settings;
-use std::fmt;
-use std::io::{self, Read as _};
+mod tree;
 use std::path::{Path, PathBuf};
 
-use rustix::process::{Pid, Signal, getpid, kill_process};
-
 use crate::filesystem::read_start;
-use crate::limits::{
-    CGROUP_DEPTH_MAX, CGROUP_PROCS_BYTES_MAX, CGROUP_REMOVE_PAUSE, CGROUP_REMOVE_TRIES,
-    CGROUP_WRITTEN_BYTES_MAX, CGROUPS_PER_POD_MAX,
-};
+use crate::limits::{CGROUP_DEPTH_MAX, CGROUP_WRITTEN_BYTES_MAX, CGROUPS_PER_POD_MAX};
 use crate::model::SortedSet;
 use crate::render::NodeSettings;
 use crate::render::cgroup_name::pod_cgroup_candidates;
@@ -28,31 +22,7 @@ use crate::render::cgroup_settings::Controller;
 
 pub use devices::DeviceChange;
 pub use settings::{Missing, SettingError};
-
-/// A cgroup that could not be read or removed. It is retried with the pod's next sync.
-#[derive(Debug)]
-pub struct CgroupError {
-    /// The directory.
-    pub path: PathBuf,
-    /// The error. `ResourceBusy` while processes of the pod still run after SIGKILL.
-    pub source: io::Error,
-}
-
-impl fmt::Display for CgroupError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cgroup {}: {}", self.path.display(), self.source)?;
-        match self.source.kind() {
-            io::ErrorKind::ResourceBusy => f.write_str("; its processes still run after SIGKILL"),
-            _ => Ok(()),
-        }
-    }
-}
-
-impl std::error::Error for CgroupError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.source)
-    }
-}
+pub use tree::{CgroupError, Removed, kill, remove};
 
 /// The cgroup hierarchies of the node: one on v2, one for each controller on v1, both kinds when mixed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,41 +69,14 @@ impl Cgroups {
     ///
     /// With the systemd driver after its slices are stopped.
     pub fn remove_pod(&self, node: &NodeSettings, uid: &str) -> Result<Removed, CgroupError> {
-        let mut removed = Removed::default();
         // A UID becomes part of a path: one with a separator is not ours.
         if uid.is_empty() || uid.contains('/') {
-            return Ok(removed);
+            return Ok(Removed::default());
         }
-        let mut tries = 1;
-        loop {
-            match self.try_remove_pod(node, uid, &mut removed) {
-                // Killed processes take a moment to exit.
-                Err(error)
-                    if tries < CGROUP_REMOVE_TRIES && error.source.kind() == io::ErrorKind::ResourceBusy =>
-                {
-                    std::thread::sleep(CGROUP_REMOVE_PAUSE * tries);
-                    tries += 1;
-                }
-                result => return result.map(|()| removed),
-            }
-        }
-    }
-
-    fn try_remove_pod(
-        &self,
-        node: &NodeSettings,
-        uid: &str,
-        removed: &mut Removed,
-    ) -> Result<(), CgroupError> {
-        let mut result = Ok(());
-        for hierarchy in &self.hierarchies {
-            for name in pod_cgroup_candidates(node, uid) {
-                let path = hierarchy.join(name.trim_start_matches('/'));
-                let mut left = CGROUPS_PER_POD_MAX;
-                result = result.and(remove_tree(&path, CGROUP_DEPTH_MAX, &mut left, removed));
-            }
-        }
-        result
+        let names = pod_cgroup_candidates(node, uid);
+        let of =
+            |hierarchy: &PathBuf| names.each_ref().map(|name| hierarchy.join(name.trim_start_matches('/')));
+        remove(&self.hierarchies.iter().flat_map(of).collect::<Vec<_>>())
     }
 
     /// Bytes that the pod's cgroup has written to disks since it was made; `None` without a cgroup that counts them: version 1 counts
@@ -164,7 +107,7 @@ impl Cgroups {
             let there: Vec<PathBuf> = paths.filter(|path| path.is_dir()).collect();
             let mut left = CGROUPS_PER_POD_MAX;
             for path in &there {
-                kill_tree(path, CGROUP_DEPTH_MAX, &mut left, &mut removed);
+                tree::kill_tree(path, CGROUP_DEPTH_MAX, &mut left, &mut removed);
             }
             !there.is_empty()
         });
@@ -190,106 +133,11 @@ fn written(text: &str) -> u64 {
     text.lines().filter_map(of).fold(0, u64::saturating_add)
 }
 
-/// What was removed of a pod's cgroups.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Removed {
-    /// Number of directories in all hierarchies; 0 when there was none.
-    pub directories: usize,
-    /// PIDs of the killed processes: usually none, because the runtime has stopped them.
-    pub killed: SortedSet<i32>,
-}
-
-/// Removes the directory and those below it, at most `left`. A missing directory counts as removed; one that cannot be removed
-/// does not stop the others, and its processes get SIGKILL.
-fn remove_tree(
-    path: &Path,
-    depth: usize,
-    left: &mut usize,
-    removed: &mut Removed,
-) -> Result<(), CgroupError> {
-    let failed = |source| CgroupError { path: path.to_owned(), source };
-    let mut result = Ok(());
-    for name in child_directories(path)? {
-        if depth == 0 || *left == 0 {
-            return Err(failed(io::Error::other("more cgroups below it than one pod may have")));
-        }
-        result = result.and(remove_tree(&path.join(name), depth - 1, left, removed));
-    }
-    match std::fs::remove_dir(path) {
-        Ok(()) => {
-            *left = left.saturating_sub(1);
-            removed.directories += 1;
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => {
-            if matches!(error.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::DirectoryNotEmpty) {
-                kill_processes(path, removed);
-            }
-            result = result.and(Err(failed(error)));
-        }
-    }
-    result
-}
-
-/// Kills the processes in this cgroup and those below it, at most `left`.
-fn kill_tree(path: &Path, depth: usize, left: &mut usize, removed: &mut Removed) {
-    // Unreadable: nothing is killed; running processes keep the cgroup busy, which is reported.
-    for name in child_directories(path).unwrap_or_default() {
-        if depth == 0 || *left == 0 {
-            return;
-        }
-        *left -= 1;
-        kill_tree(&path.join(name), depth - 1, left, removed);
-    }
-    kill_processes(path, removed);
-}
-
-/// Kills the processes in this cgroup, without those below it. Unreadable (a threaded cgroup of version 2, whose processes are
-/// listed above it): nothing is killed; the busy cgroup is reported.
-fn kill_processes(path: &Path, removed: &mut Removed) {
-    let Ok(file) = std::fs::File::open(path.join("cgroup.procs")) else { return };
-    let mut text = String::new();
-    if file.take(CGROUP_PROCS_BYTES_MAX).read_to_string(&mut text).is_err() {
-        return;
-    }
-    // A process of another PID namespace is listed as 0; the last line may be truncated, and is read by the retry.
-    let whole = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
-    let pids = whole.filter_map(|line| i32::try_from(line.parse::<u32>().ok()?).ok());
-    for pid in pids.filter_map(Pid::from_raw).filter(|pid| *pid != getpid()) {
-        if kill_process(pid, Signal::KILL).is_ok() {
-            removed.killed.insert(pid.as_raw_pid());
-        }
-    }
-}
-
-/// Names of the subdirectories, without symbolic links. Empty for a missing directory.
-fn child_directories(path: &Path) -> Result<Vec<std::ffi::OsString>, CgroupError> {
-    let failed = |source| CgroupError { path: path.to_owned(), source };
-    match std::fs::symlink_metadata(path) {
-        Ok(metadata) if metadata.is_dir() => {}
-        Ok(_) => return Ok(Vec::new()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(failed(error)),
-    }
-    let entries = match std::fs::read_dir(path) {
-        Ok(entries) => entries,
-        // Removed between the two calls.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(failed(error)),
-    };
-    let mut names = Vec::new();
-    for entry in entries.take(crate::limits::CGROUP_ENTRIES_MAX) {
-        let entry = entry.map_err(failed)?;
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            names.push(entry.file_name());
-        }
-    }
-    Ok(names)
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
+
+    use rustix::process::Signal;
 
     use super::*;
     use crate::render::CgroupDriver;

@@ -22,8 +22,9 @@ use rustix::fs::{
     openat2, renameat, statat, unlinkat,
 };
 
+use super::Cgroups;
 use super::settings::put;
-use super::{Cgroups, child_directories};
+use super::tree::child_directories;
 use crate::filesystem::read_start;
 use crate::limits::CGROUP_STAT_BYTES_MAX;
 use crate::model::DeviceNumber;

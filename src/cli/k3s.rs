@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use super::client::{self, Refusal};
-use super::{agent, fail, print, say};
+use super::{agent, fail, k3s_flags, print, say};
 use crate::config::Config;
 use crate::filesystem::{read_linked, replace};
 use crate::flannel;
@@ -39,6 +39,8 @@ use crate::service_proxy;
 const UNITS: &str = "/etc/systemd/system";
 /// Below [`UNITS`]: makes k3s' unit run smolet.
 const DROP_IN: &str = "k3s-agent.service.d/smolet.conf";
+/// Below [`UNITS`]: the token that the unit has in its command. The drop-in is read by everybody, and so are processes' arguments.
+const TOKEN: &str = "k3s-agent.service.d/smolet.token";
 /// The unit of smolet's package.
 const OWN_UNIT: &str = "smolet.service";
 /// The search path of iptables: the machine's own, else that of k3s.
@@ -91,6 +93,8 @@ fn check_machine() -> Result<(), String> {
 struct Board {
     /// Text of the drop-in.
     drop_in: String,
+    /// The token of the unit's command, if it is the one that counts.
+    token: Option<String>,
     /// Text of the unit of k3s' containerd; `None`: the node uses another runtime.
     containerd: Option<String>,
     /// `agent` in k3s' directory.
@@ -164,7 +168,14 @@ impl Board {
         let root_dir = PathBuf::from(given("--root-dir").unwrap_or(KUBELET_DIR));
         let program = std::env::current_exe().map_err(|error| format!("smolet's own path: {error}"))?;
         let config = Self::check_flags(&command, &more, known)?;
+        let are_secret = k3s_flags::are_secret(&command.flags)?;
+        let token = given("--token").filter(|_| are_secret.contains(&true)).map(str::to_owned);
+        if token.is_some() {
+            more.push(format!("--token-file={}", units(TOKEN).display()));
+        }
+        let command = command.without(&are_secret);
         Ok(Self {
+            token,
             drop_in: drop_in(&program.to_string_lossy(), &command, &more),
             containerd,
             agent_dir,
@@ -189,6 +200,9 @@ impl Board {
     fn write_units(&self) -> Result<(), String> {
         if let Some(text) = &self.containerd {
             put(&units(CONTAINERD_UNIT), text.as_bytes(), 0o644)?;
+        }
+        if let Some(token) = &self.token {
+            put(&units(TOKEN), token.as_bytes(), 0o600)?;
         }
         put(&units(DROP_IN), self.drop_in.as_bytes(), 0o644)
     }
@@ -226,7 +240,12 @@ fn take_over(is_dry: bool) -> Result<(), String> {
         say(warning);
     }
     if is_dry {
-        let files = [(units(CONTAINERD_UNIT), board.containerd), (drop_in, Some(board.drop_in))];
+        let token = board.token.map(|_| "(the token of the unit; root's alone)\n".to_owned());
+        let files = [
+            (units(CONTAINERD_UNIT), board.containerd),
+            (drop_in, Some(board.drop_in)),
+            (units(TOKEN), token),
+        ];
         let shown = files.iter().filter_map(|(path, text)| Some((path.display(), text.as_ref()?)));
         let shown: Vec<String> = shown.map(|(path, text)| format!("# {path}\n{text}")).collect();
         print(Ok(shown.join("\n")));
@@ -378,6 +397,7 @@ fn remove_files() -> Result<(), String> {
         Ok(()) | Err(_) => Ok(()),
     };
     remove(&drop_in)?;
+    remove(&units(TOKEN))?;
     if let Some(directory) = drop_in.parent() {
         // Others of the owner's may be in it.
         let _ = fs::remove_dir(directory);

@@ -132,9 +132,25 @@ fn meaning(name: &str) -> Option<(&'static str, Meaning)> {
 /// # Errors
 /// A sentence that names the flag.
 pub(super) fn of_args(args: &[String]) -> Result<Vec<Given>, String> {
+    Ok(counted(args)?.into_iter().map(|(given, _)| given).collect())
+}
+
+/// For each word of a command line, whether it belongs to a flag with a secret.
+///
+/// # Errors
+/// As [`of_args`].
+pub(super) fn are_secret(args: &[String]) -> Result<Vec<bool>, String> {
+    const SECRETS: [&str; 3] = ["token", "cluster-secret", "vpn-auth"];
+    let of = |((name, _), words): (Given, usize)| std::iter::repeat_n(SECRETS.contains(&&*name), words);
+    Ok(counted(args)?.into_iter().flat_map(of).collect())
+}
+
+/// The flags of a command line, and how many words each takes.
+fn counted(args: &[String]) -> Result<Vec<(Given, usize)>, String> {
     let mut given = Vec::new();
     let mut args = args.iter();
     while let Some(arg) = args.next() {
+        let before = args.len();
         let flag = arg.strip_prefix("--").or_else(|| arg.strip_prefix('-')).filter(|flag| !flag.is_empty());
         let flag = flag.ok_or_else(|| format!("{arg:?}: k3s agent has no arguments besides its flags"))?;
         let (name, value) = match flag.split_once('=') {
@@ -143,7 +159,8 @@ pub(super) fn of_args(args: &[String]) -> Result<Vec<Given>, String> {
         };
         if [CONFIG.0, CONFIG.1].contains(&name) {
             let value = value.or_else(|| args.next().cloned());
-            given.push((CONFIG.0.to_owned(), value.ok_or_else(|| format!("{arg}: needs a value"))?));
+            let value = value.ok_or_else(|| format!("{arg}: needs a value"))?;
+            given.push(((CONFIG.0.to_owned(), value), 1 + before - args.len()));
             continue;
         }
         let (long, meaning) = meaning(name).ok_or_else(|| format!("{arg}: k3s agent has no such flag"))?;
@@ -154,7 +171,7 @@ pub(super) fn of_args(args: &[String]) -> Result<Vec<Given>, String> {
                 args.next().cloned().ok_or_else(|| format!("{arg}: needs a value"))?
             }
         };
-        given.push((long.to_owned(), value));
+        given.push(((long.to_owned(), value), 1 + before - args.len()));
     }
     Ok(given)
 }

@@ -27,7 +27,18 @@ pub(crate) struct AgentCommand {
     /// The flags of `k3s agent`.
     pub(crate) flags: Vec<String>,
     /// The same as the unit has them, quoted.
-    text: String,
+    texts: Vec<String>,
+}
+
+impl AgentCommand {
+    /// Without the words for which it is true.
+    pub(crate) fn without(&self, is_left_out: &[bool]) -> Self {
+        let kept = |words: &[String]| {
+            let words = words.iter().zip(is_left_out).filter(|(_, is_left_out)| !**is_left_out);
+            words.map(|(word, _)| word.clone()).collect()
+        };
+        Self { program: self.program.clone(), flags: kept(&self.flags), texts: kept(&self.texts) }
+    }
 }
 
 /// The command that `systemctl cat` shows of [`AGENT_UNIT`]: the last `ExecStart=`.
@@ -44,7 +55,7 @@ pub(crate) fn agent_command(unit: &str) -> Result<AgentCommand, String> {
         [program, agent, flags @ ..] if agent == "agent" => Ok(AgentCommand {
             program: program.clone(),
             flags: flags.to_vec(),
-            text: command[ends[1]..].trim().to_owned(),
+            texts: ends[1..].windows(2).map(|ends| command[ends[0]..ends[1]].trim().to_owned()).collect(),
         }),
         _ => Err(format!("{AGENT_UNIT} does not run k3s agent: ExecStart={command}")),
     }
@@ -140,8 +151,7 @@ pub(crate) fn containerd_unit(data_dir: &str, environment_files: &[String]) -> S
 
 /// The drop-in of [`AGENT_UNIT`] by which smolet, `program`, runs with the flags of `k3s agent` and `more`.
 pub(crate) fn drop_in(program: &str, command: &AgentCommand, more: &[String]) -> String {
-    let flags = [&*command.text].into_iter().filter(|text| !text.is_empty());
-    let flags: Vec<&str> = flags.chain(more.iter().map(String::as_str)).collect();
+    let flags: Vec<&str> = command.texts.iter().chain(more).map(String::as_str).collect();
     format!(
         "{MADE}\n[Unit]\nWants={CONTAINERD_UNIT}\nAfter={CONTAINERD_UNIT}\nStartLimitIntervalSec=0\n\n[Service]\nType=notify\n\
          NotifyAccess=main\nExecStart=\nExecStart={program} agent {}\nWatchdogSec=60\nKillMode=process\nDelegate=yes\nRestart=always\n\
@@ -220,6 +230,11 @@ mod tests {
         let again = agent_command(&line.replace("ExecStart=/usr/bin/smolet", "ExecStart=k3s")).unwrap();
         assert_eq!(again.flags, [&own[..], &["--debug"]].concat());
         assert!(shown.contains("\nExecStart=\nExecStart=/usr/bin/smolet agent '--node-label'"), "{shown}");
+        let command = command.without(&[true, true, false]);
+        assert_eq!(command.flags, own[2..]);
+        let shown = drop_in("/usr/bin/smolet", &command, &[]);
+        let line = "\nExecStart=/usr/bin/smolet agent '--kubelet-arg=eviction-hard=memory.available<5%%'\n";
+        assert!(shown.contains(line), "{shown}");
         // A drop-in counts, also one that resets the list.
         let more =
             format!("{UNIT}\n# x.conf\n[Service]\nExecStart=\nExecStart=-\"/opt/k3s\" agent -t \"a\\\"b\"\n");

@@ -24,6 +24,7 @@ use super::record::{
     Arguments, EXIT_CODE_UNKNOWN, Exit, Init, STAT_EXIT_CODE, STAT_START_TIME, is_exited, place, stat_field,
 };
 use super::{MonitorError, control, names, pid_of, timespec};
+use crate::cgroup;
 use crate::filesystem::read_start;
 use crate::limits::{
     LOG_BATCH_BYTES, MONITOR_IDLE_TIME, MONITOR_REAP_PERIOD, MONITOR_RECORD_BYTES_MAX,
@@ -450,6 +451,18 @@ impl Monitor {
         let at = Instant::now();
         self.init_fd = None;
         self.ended = Some(Ended { exit, at, last_output: at });
+        self.kill_rest();
+    }
+
+    /// Without a PID namespace of its own the container's other processes live on, and may hold its output. They end with the first one, as with
+    /// containerd (`shouldKillAllOnExit`); with one the kernel has ended them.
+    fn kill_rest(&self) {
+        let cgroup = self.arguments.oom_events.as_deref().and_then(Path::parent);
+        // Its last part is the container's id: nothing else is killed.
+        let is_own = |cgroup: &&Path| cgroup.to_string_lossy().contains(&self.arguments.id);
+        if let Some(cgroup) = cgroup.filter(is_own) {
+            cgroup::kill(cgroup);
+        }
     }
 
     /// Writes the exit; clients and sockets go first, so that who sees the exit finds nothing else.

@@ -44,7 +44,7 @@ pub struct Arguments {
     #[serde(default)]
     pub stdin_once: bool,
     /// The file with the counter `oom_kill` of the container's cgroup: `memory.events` with version 2, `memory.oom_control` of the
-    /// memory controller with version 1. `None`: nobody sees an OOM kill.
+    /// memory controller with version 1. Processes of that cgroup end with the first one. `None`: nobody sees an OOM kill, and others live on.
     #[serde(default)]
     pub oom_events: Option<PathBuf>,
     /// The user and group whose the standard streams are, the root of the container's user namespace: its processes may open them by

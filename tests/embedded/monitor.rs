@@ -215,13 +215,18 @@ fn exit_codes_and_signals_are_told_apart() {
     }
 }
 
+/// The counter of the container's cgroup.
+fn oom_events(id: &str) -> PathBuf {
+    let v1 = PathBuf::from(format!("/sys/fs/cgroup/memory/{id}/memory.oom_control"));
+    let v2 = PathBuf::from(format!("/sys/fs/cgroup/{id}/memory.events"));
+    if Path::new("/sys/fs/cgroup/memory").is_dir() { v1 } else { v2 }
+}
+
 #[test]
 fn a_process_killed_for_want_of_memory_is_recorded() {
     let container = Container::new("exec busybox tail /dev/zero", |arguments, config| {
         config["linux"]["resources"]["memory"] = json!({"limit": 16 << 20});
-        let v1 = PathBuf::from(format!("/sys/fs/cgroup/memory/{}/memory.oom_control", arguments.id));
-        let v2 = PathBuf::from(format!("/sys/fs/cgroup/{}/memory.events", arguments.id));
-        arguments.oom_events = Some(if Path::new("/sys/fs/cgroup/memory").is_dir() { v1 } else { v2 });
+        arguments.oom_events = Some(oom_events(&arguments.id));
     });
     container.run();
     let exit = container.exit();
@@ -699,6 +704,28 @@ fn with_the_nodes_process_ids_orphans_are_reaped_and_hold_no_exit() {
     assert_eq!(container.exit().code, 2);
     assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
     assert_eq!(container.entries(), [entry("stdout", "P", "last")]);
+}
+
+/// As with containerd: it does not hold the output that the container's last words are read from.
+#[test]
+fn what_shares_its_process_ids_and_is_left_ends_with_the_container() {
+    let container = Container::new(
+        &format!("{WAIT}; echo last; (while :; do echo more; busybox usleep 10000; done) & exit 2"),
+        |arguments, config| {
+            arguments.oom_events = Some(oom_events(&arguments.id));
+            let namespaces = config["linux"]["namespaces"].as_array_mut().unwrap();
+            namespaces.retain(|namespace| namespace["type"] != "pid");
+        },
+    );
+    container.run();
+    container.go();
+    assert_eq!(container.exit().code, 2);
+    let processes = oom_events(&container.arguments.id).with_file_name("cgroup.procs");
+    until("nothing is left", || fs::read_to_string(&processes).unwrap().is_empty().then_some(()));
+    // While it lived its output was read for OUTPUT_DRAIN_TIME, 5 s.
+    let entries = container.entries();
+    assert_eq!(entries[0], entry("stdout", "F", "last"));
+    assert!(entries.len() < 100, "{}", entries.len());
 }
 
 /// crun leaves the process that has started the container to whoever reaps it.

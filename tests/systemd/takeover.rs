@@ -63,6 +63,8 @@ ExecStart=/usr/local/bin/k3s \
 	'192.0.2.1' \
 	'--kubelet-arg=eviction-hard=memory.available<0%%' \
 	'--kubelet-arg=image-gc-high-threshold=100' \
+	'-t' \
+	'b1ade0fc1107' \
 ";
 
 struct Board<'w>(&'w World);
@@ -213,7 +215,8 @@ fn a_board_of_k3s_agent_is_taken_over_and_given_back() {
 
     let (done, said) = board.takeover(&["--dry-run"]);
     assert!(done && said.contains("ExecStart=/usr/bin/smolet agent '--node-name'"), "{said}");
-    assert!(!said.contains("0ffe7a8d3c21") && said.contains("cgroup-driver=systemd"), "{said}");
+    let has_secret = ["0ffe7a8d3c21", "b1ade0fc1107"].iter().any(|secret| said.contains(secret));
+    assert!(!has_secret && said.contains("cgroup-driver=systemd"), "{said}");
     assert!(
         !units.join("k3s-containerd.service").exists()
             && !units.join("k3s-agent.service.d/smolet.conf").exists()
@@ -239,6 +242,10 @@ fn a_board_of_k3s_agent_is_taken_over_and_given_back() {
         board.program_of("k3s-agent.service").starts_with("/usr/bin/smolet agent --node-name gw"),
         "{said}"
     );
+    assert!(!board.program_of("k3s-agent.service").contains("b1ade0fc1107"), "all processes see it");
+    let token =
+        "cd /etc/systemd/system/k3s-agent.service.d && cat smolet.token && stat -c ' %a' smolet.token";
+    assert_eq!(board.run("sh", &["-c", token]), "b1ade0fc1107 600\n");
     let containerd = board.program_of("k3s-containerd.service");
     assert!(containerd.contains(" -a /run/k3s/containerd/containerd.sock --state "), "{containerd}");
     let socket = "/run/smolet/smolet.sock";
@@ -266,10 +273,11 @@ fn a_board_of_k3s_agent_is_taken_over_and_given_back() {
     assert!(done && said.contains("k3s agent runs again"), "{said}");
     assert_eq!(board.container("/run/kubelet.sock", "first"), first, "it runs on");
     assert_eq!(board.container("/run/kubelet.sock", "second"), second);
-    assert!(
-        !units.join("k3s-containerd.service").exists()
-            && !units.join("k3s-agent.service.d/smolet.conf").exists()
-    );
+    for gone in
+        ["k3s-containerd.service", "k3s-agent.service.d/smolet.conf", "k3s-agent.service.d/smolet.token"]
+    {
+        assert!(!units.join(gone).exists(), "{gone}");
+    }
     assert!(!board.run("nft", &["list", "tables"]).contains("smolet"));
     assert_eq!(world.show("k3s-containerd.service", &["ActiveState"]), ["inactive"]);
 }
