@@ -11,6 +11,8 @@ use std::net::IpAddr;
 
 use serde_json::{Value, json};
 
+use crate::cni::CNI_VERSION;
+
 /// The file's name: it sorts after other configurations.
 pub const FILE: &str = "99-smolet-bridge.conflist";
 /// The bridge's name.
@@ -57,7 +59,7 @@ pub fn conflist(pod_cidrs: &[Box<str>]) -> Result<String, String> {
         routes.push(json!({"dst": if v6 { "::/0" } else { "0.0.0.0/0" }}));
     }
     let list = json!({
-        "cniVersion": "1.0.0", "name": "smolet-bridge",
+        "cniVersion": CNI_VERSION, "name": "smolet-bridge",
         "plugins": [
             {
                 "type": "bridge", "bridge": BRIDGE, "isGateway": true, "ipMasq": true, "hairpinMode": true,
@@ -100,6 +102,7 @@ mod tests {
         let of = |cidrs: &[&str]| conflist(&cidrs.iter().map(|cidr| (*cidr).into()).collect::<Vec<_>>());
         let text = of(&["10.42.1.0/24", "fd00:1::/64"]).expect("two ranges");
         let list: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(list["cniVersion"], "0.4.0");
         let manager = &list["plugins"][0]["ipam"];
         assert_eq!(manager["ranges"], json!([[{"subnet": "10.42.1.0/24"}], [{"subnet": "fd00:1::/64"}]]));
         assert_eq!(manager["routes"], json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]));

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use serde_json::{Value, json};
 
 use super::family;
+use crate::cni::CNI_VERSION;
 use crate::model::Network;
 
 /// The configuration's name: k3s', whose effect it has, without the plugin `flannel`.
@@ -29,7 +30,7 @@ pub(crate) fn conflist(networks: &[Network], own: &[Network], mtu: u32, has_band
     if has_bandwidth {
         plugins.push(json!({"type": BANDWIDTH, "capabilities": {"bandwidth": true}}));
     }
-    let list = json!({"cniVersion": "1.0.0", "name": "cbr0", "plugins": plugins});
+    let list = json!({"cniVersion": CNI_VERSION, "name": "cbr0", "plugins": plugins});
     format!("{list}\n")
 }
 
@@ -69,6 +70,7 @@ mod tests {
         let list: Value = serde_json::from_str(&text).unwrap();
         let bridge = &list["plugins"][0];
         assert_eq!((&list["name"], &bridge["mtu"]), (&json!("cbr0"), &json!(1450)));
+        assert_eq!(list["cniVersion"], "0.4.0");
         assert_eq!(
             bridge["ipam"]["ranges"],
             json!([[{"subnet": "10.42.1.0/24"}], [{"subnet": "fd00:42:0:1::/64"}]])

@@ -142,14 +142,18 @@ type Start = (NewPod, Sender<Infallible>);
 /// What the rest of the agent has of the task.
 pub(crate) struct PolicySwitch {
     switch: Sender<bool>,
+    /// What was said last: the same again would begin everything anew.
+    is_on: Cell<Option<bool>>,
     starts: Sender<Start>,
 }
 
 impl PolicySwitch {
     /// Switches policies on or off.
     pub(super) fn set(&self, is_on: bool) {
-        // The last word counts; the task ends only with the process.
-        let _ = self.switch.force_send(is_on);
+        if self.is_on.replace(Some(is_on)) != Some(is_on) {
+            // The last word counts; the task ends only with the process.
+            let _ = self.switch.force_send(is_on);
+        }
     }
 
     /// What new pods of the node wait for.
@@ -264,7 +268,7 @@ impl NetworkPolicies {
     pub(super) fn switched(self, is_on: Option<bool>) -> (PolicySwitch, impl Future<Output = ()>) {
         let (switch, switched) = smol::channel::bounded(1);
         let (starts, started) = smol::channel::bounded(NETWORK_POLICY_STARTS_MAX);
-        (PolicySwitch { switch, starts }, self.run(is_on, switched, started))
+        (PolicySwitch { switch, is_on: Cell::new(is_on), starts }, self.run(is_on, switched, started))
     }
 
     async fn run(self, mut is_on: Option<bool>, switched: Receiver<bool>, starts: Receiver<Start>) {
@@ -463,6 +467,21 @@ impl NetworkPolicies {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A k3s server says it with each greeting: what would be dropped holds up new pods, and knows those that the server does not yet.
+    #[test]
+    fn what_is_said_again_switches_nothing() {
+        let (switch, switched) = smol::channel::bounded(1);
+        let (starts, _started) = smol::channel::bounded(1);
+        let policies = PolicySwitch { switch, is_on: Cell::new(Some(true)), starts };
+        policies.set(true);
+        assert!(switched.is_empty());
+        policies.set(false);
+        policies.set(false);
+        assert_eq!(switched.try_recv(), Ok(false));
+        policies.set(true);
+        assert_eq!((switched.try_recv(), switched.is_empty()), (Ok(true), true));
+    }
 
     #[test]
     fn a_node_that_has_not_joined_yet_has_lost_no_server() {

@@ -371,6 +371,11 @@ async fn make<R: Runtime>(
     let sandbox = match known {
         Some(id) => {
             let ips = addresses(ctx, pod, observed);
+            // The agent before this one made it, and did not come to its first container.
+            let is_new = observed.containers.iter().all(|container| container.sandbox_id != id);
+            if is_new && !starts.is_empty() {
+                ctx.manager.network.ready(pod, &ips).await;
+            }
             PodSandbox { id, config: &config.cri, users: config.users, ips }
         }
         None => match make_sandbox(ctx, pod, observed, &config, &mut permit, outcome).await {

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 
 use serde_json::{Map, Value, json};
 
+use crate::cni::CNI_VERSION;
 use crate::limits::CNI_PLUGINS_MAX;
 
 /// Versions of the specification, oldest first.
@@ -262,8 +263,7 @@ pub(in crate::runtime) fn own_network(bridge: &str, subnets: &[&str], leases: &s
     if asked.bandwidth {
         plugins.push(json!({ "type": "bandwidth", "capabilities": { "bandwidth": true } }));
     }
-    // Plugins of Debian 11 know 0.4.0 and no later version; nothing of a later one is needed.
-    json!({ "cniVersion": "0.4.0", "name": bridge, "plugins": plugins }).to_string()
+    json!({ "cniVersion": CNI_VERSION, "name": bridge, "plugins": plugins }).to_string()
 }
 
 #[cfg(test)]
