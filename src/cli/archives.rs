@@ -8,11 +8,14 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use sha2::{Digest as _, Sha256};
 
+use crate::image::import::names_in;
 use crate::image_store::{GZIP, ZSTD};
 use crate::limits::{IMPORT_BYTES_MAX, LAYER_FEED_BYTES, MANIFEST_DIR_ENTRIES_MAX};
 use crate::text::hex;
 
-/// Digits of an archive's digest in the name of its file.
+/// How the names of archives from standard input begin.
+const IMPORTED: &str = "imported-";
+/// Digits of an archive's key in the name of its file.
 const ARCHIVE_DIGITS: usize = 24;
 /// Bytes that tell how a file is compressed.
 const MAGIC_BYTES: u64 = 6;
@@ -138,21 +141,51 @@ fn remove_parts(images: &Path) {
     }
 }
 
-/// The same with an archive that has no name: it gets that of its digest, so that a second import of it changes nothing.
+/// The same with an archive that has no name. It takes the place of one from here with images of the same names.
 fn import_stream(images: &Path, mut archive: impl Read) -> Result<(), String> {
     let part = images.join(format!("import-{}{PART}", std::process::id()));
     let written = write_part(&part, &mut archive).and_then(|(digest, locked)| {
-        put_in_place(
-            images,
-            (&part, locked),
-            &images.join(format!("import-{}.tar", &digest[..ARCHIVE_DIGITS])),
-        )
+        let (whole, replaced) = place_of(images, &key_of(&part, digest))?;
+        put_in_place(images, (&part, locked), &whole)?;
+        let failed = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
+        replaced.iter().try_for_each(|path| fs::remove_file(path).map_err(|error| failed(path, error)))
     });
     if written.is_err() {
         // It may not be there; the error that counts is the first one.
         let _ = fs::remove_file(&part);
     }
     written
+}
+
+/// What names an archive: a digest of its images' names, or its own, where these are not to be read.
+fn key_of(archive: &Path, digest: String) -> String {
+    let names = names_in(archive).filter(|names| !names.is_empty());
+    let mut key = names.map_or(digest, |mut names| {
+        names.sort_unstable();
+        hex(&Sha256::digest(names.join("\n"))[..])
+    });
+    key.truncate(ARCHIVE_DIGITS);
+    key
+}
+
+/// Where the archive with that key comes to lie, and what it replaces elsewhere. Of an image in several archives the last one by name
+/// counts: this one is behind all others from here.
+fn place_of(images: &Path, key: &str) -> Result<(PathBuf, Vec<PathBuf>), String> {
+    let failed = |error: io::Error| format!("{}: {error}", images.display());
+    let numbered = |path: PathBuf| {
+        let name = path.file_name()?.to_str()?.strip_prefix(IMPORTED)?.strip_suffix(".tar")?;
+        let (number, key) = name.split_once('-')?;
+        Some((number.parse::<u64>().ok()?, key.to_owned(), path.clone()))
+    };
+    let entries = fs::read_dir(images).map_err(failed)?.flatten().take(MANIFEST_DIR_ENTRIES_MAX);
+    let mut before: Vec<_> = entries.filter_map(|entry| numbered(entry.path())).collect();
+    before.sort_unstable();
+    if let Some((.., path)) = before.pop_if(|(_, of, _)| of == key) {
+        return Ok((path, Vec::new()));
+    }
+    let number = before.last().map_or(0, |(number, ..)| number.saturating_add(1));
+    let replaced = before.into_iter().filter(|(_, of, _)| of == key).map(|(.., path)| path);
+    Ok((images.join(format!("{IMPORTED}{number:010}-{key}.tar")), replaced.collect()))
 }
 
 /// Writes the archive into the file; its digest in hexadecimal digits, and the file.
@@ -223,10 +256,29 @@ mod tests {
         import_stream(&images, &*archive).unwrap();
         let [name] = &*names() else { panic!("{:?}", names()) };
         assert!(
-            name.starts_with("import-") && Path::new(name).extension().is_some_and(|of| of == "tar"),
+            name.starts_with("imported-0000000000-")
+                && Path::new(name).extension().is_some_and(|of| of == "tar"),
             "{name}"
         );
         assert_eq!(fs::read(images.join(name)).unwrap(), archive);
+        // Another one lies behind it; the same again takes its own place, or the last one, of which there is one.
+        let other = [&[8; 600], &[0; TAR_END_BYTES][..]].concat();
+        import_stream(&images, &*other).unwrap();
+        let sorted = || {
+            let mut names = names();
+            names.sort();
+            names
+        };
+        let before = sorted();
+        assert!(before[0] == *name && before[1].starts_with("imported-0000000001-"), "{before:?}");
+        import_stream(&images, &*other).unwrap();
+        assert_eq!(sorted(), before);
+        import_stream(&images, &*archive).unwrap();
+        let after = sorted();
+        assert_eq!(after[0], before[1]);
+        assert_eq!(after[1], name.replacen("-0000000000-", "-0000000002-", 1));
+        fs::remove_file(images.join(&after[0])).unwrap();
+        fs::rename(images.join(&after[1]), images.join(name)).unwrap();
         // What is not whole does not appear.
         assert_eq!(import_stream(&images, b"begun".chain(Broken)), Err("the pipe broke".to_owned()));
         assert_eq!(

@@ -8,7 +8,8 @@
 //! The state of an import is kept in a label of the image records ([`ARCHIVE_LABEL`]: size, time, name and number of images
 //! of the archive), so nothing is imported twice, not even after a restart, and no other state is stored. An imported image
 //! is pinned for as long as its archive exists: runtimes report that, and garbage collection keeps it. An archive that could
-//! not be imported is retried when it changes, or when the agent starts; one that found no space, after [`IMAGE_ARCHIVE_SPACE_RETRY`].
+//! not be imported is retried when it changes, or when the agent starts; one that found no space, or that the disk failed, after
+//! [`IMAGE_ARCHIVE_SPACE_RETRY`] too.
 //!
 //! An image in several archives belongs to the last of them by name: archives are processed from the last to the first, and
 //! none takes over an image of a later one. When that one is removed, or no longer has the image, the others are processed
@@ -93,6 +94,8 @@ type Records = BTreeMap<String, String>;
 pub enum Failure {
     /// Not until it changes: the error, as a text that follows the archive's name.
     Refused(String),
+    /// Not now: the disk has no space for it, or failed. Others may be imported.
+    Disk(String),
     /// Not now: the runtime is unreachable.
     Later(String),
     /// Not now: no thread was available to read it.
@@ -289,8 +292,9 @@ impl Importer {
             }
             let (refused, again) = match self.ensure_imported(&archive.0, stamp, &mut records).await {
                 Ok(()) => (false, None),
-                Err(Failure::Refused(why)) => {
-                    let again = is_no_space(&why).then(|| self.clock.now().mono + IMAGE_ARCHIVE_SPACE_RETRY);
+                Err(ref failure @ (Failure::Refused(ref why) | Failure::Disk(ref why))) => {
+                    let is_retried = matches!(failure, Failure::Disk(_)) || is_no_space(why);
+                    let again = is_retried.then(|| self.clock.now().mono + IMAGE_ARCHIVE_SPACE_RETRY);
                     let retry = if again.is_some() { NEXT_TRY } else { "" };
                     // Each line wears the flash out that is full: it is said once.
                     let is_said = again.is_some() && retried.iter().any(|before| before.archive == archive);
@@ -472,7 +476,7 @@ impl Failure {
     /// The error in terms of the runtime.
     fn of_runtime(&self) -> String {
         match self {
-            Self::Refused(why) => why.clone(),
+            Self::Refused(why) | Self::Disk(why) => why.clone(),
             Self::Later(why) => {
                 format!("the runtime is unavailable ({why}); image archives are imported when it is back")
             }
@@ -612,6 +616,13 @@ fn read(
     let index = Index::read(&file, file.metadata().map_err(unread)?.size())?;
     let plan = plan(&index, platform, &mut |at| read_at(&file, at))?;
     Ok((file, stamp, plan))
+}
+
+/// Names of the images that an archive has for this node; `None` when it is compressed or no such archive. Blocks.
+pub(crate) fn names_in(archive: &Path) -> Option<Vec<String>> {
+    let platform = Platform::here(&rustix::system::uname().machine().to_string_lossy());
+    let (_, _, plan) = read(archive, &platform, &(|_, _| Ok(None), PathBuf::new())).ok()?;
+    Some(plan.images.into_iter().map(|image| image.name).collect())
 }
 
 /// Reads a range of a file; at most `limits::IMAGE_JSON_BYTES_MAX`, which the callers ensure.

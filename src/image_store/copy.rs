@@ -3,6 +3,7 @@
 //! Layers are trees of their own making (`super::unpack`), at most `limits::LAYER_DEPTH_MAX` deep; the copies are made before a container
 //! sees them. Whiteouts and opaque directories are applied, holes stay holes, and files are cloned where the file system can.
 
+use std::borrow::Cow;
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
@@ -26,6 +27,10 @@ use super::unpack::{beneath, is_marked, is_whiteout, opaque_mark, through, times
 use crate::limits::{COPY_LINKS_MAX, LAYER_DEPTH_MAX, LAYER_XATTR_BYTES_MAX};
 use crate::model::SortedMap;
 use crate::tree;
+
+/// The attribute with a file's capabilities, and its longest value.
+const CAPABILITY: &str = "security.capability";
+const CAPABILITY_BYTES: usize = 24;
 
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -52,6 +57,16 @@ impl Shift {
             found.filter(|id| *id != u32::MAX).unwrap_or(id)
         };
         (Uid::from_raw(mapped(&self.uids, uid)), Gid::from_raw(mapped(&self.gids, gid)))
+    }
+
+    /// The attribute [`CAPABILITY`] for a file of the namespace: those of the node's root (revision 2) become its own root's, which
+    /// revision 3 names (capabilities(7)).
+    fn capability<'a>(&self, value: &'a [u8]) -> Cow<'a, [u8]> {
+        let root = self.of(0, 0).0.as_raw();
+        if value.len() == 20 && value[3] == 2 && root != 0 {
+            return [&value[..3], &[3], &value[4..], &root.to_le_bytes()].concat().into();
+        }
+        value.into()
     }
 }
 
@@ -231,10 +246,14 @@ fn describe(
     if FileType::from_raw_mode(there.st_mode) != FileType::Symlink {
         chmodat(to, name, Mode::from_raw_mode(there.st_mode), AtFlags::empty())?;
     }
-    copy_xattrs((from, source), (to, name))
+    copy_xattrs((from, source), (to, name), shift)
 }
 
-fn copy_xattrs((from, source): (&OwnedFd, &CStr), (to, name): (&OwnedFd, &CStr)) -> io::Result<()> {
+fn copy_xattrs(
+    (from, source): (&OwnedFd, &CStr),
+    (to, name): (&OwnedFd, &CStr),
+    shift: &Shift,
+) -> io::Result<()> {
     let (from, to) = (through(from, source), through(to, name));
     let mut names = vec![0_u8; LAYER_XATTR_BYTES_MAX];
     let length = match llistxattr(&from, &mut names[..]) {
@@ -251,12 +270,18 @@ fn copy_xattrs((from, source): (&OwnedFd, &CStr), (to, name): (&OwnedFd, &CStr))
             continue;
         }
         let size = lgetxattr(&from, xattr, &mut value[..])?;
-        match lsetxattr(&to, xattr, &value[..size], XattrFlags::empty()) {
-            Ok(()) | Err(Errno::OPNOTSUPP | Errno::PERM) => {}
-            Err(error) => return Err(error.into()),
-        }
+        let value = &value[..size];
+        let value = if xattr == CAPABILITY.as_bytes() { shift.capability(value) } else { value.into() };
+        set_xattr(&to, xattr, &value)?;
     }
     Ok(())
+}
+
+fn set_xattr(path: &Path, name: &[u8], value: &[u8]) -> io::Result<()> {
+    match lsetxattr(path, name, value, XattrFlags::empty()) {
+        Ok(()) | Err(Errno::OPNOTSUPP | Errno::PERM) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Removes whatever has the name; nothing is no error.
@@ -311,8 +336,15 @@ pub(super) fn shift_owners(root: &Path, shift: &Shift) -> io::Result<()> {
 
 fn shift_owner(dir: &OwnedFd, name: &CStr, there: &Stat, shift: &Shift) -> io::Result<()> {
     let (uid, gid) = shift.of(there.st_uid, there.st_gid);
+    let (path, mut value) = (through(dir, name), [0; CAPABILITY_BYTES]);
+    let is_file = FileType::from_raw_mode(there.st_mode) == FileType::RegularFile;
+    // Few have it, and not every file system.
+    let size = if is_file { lgetxattr(&path, CAPABILITY, &mut value[..]).unwrap_or_default() } else { 0 };
     chownat(dir, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
-    // The change of an owner clears setuid and setgid.
+    // The change of an owner clears capabilities, setuid and setgid.
+    if size > 0 {
+        set_xattr(&path, CAPABILITY.as_bytes(), &shift.capability(&value[..size]))?;
+    }
     if there.st_mode & 0o6000 != 0 && FileType::from_raw_mode(there.st_mode) != FileType::Symlink {
         chmodat(dir, name, Mode::from_raw_mode(there.st_mode), AtFlags::empty())?;
     }

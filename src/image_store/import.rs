@@ -52,10 +52,13 @@ impl ImageStore {
         // Without a turn of the pool: the archive may be on a server that does not answer.
         let opened = self.inner.blocking.run_alone(move || open_linked(&owned));
         let failed = |error| ImageStoreError::io(format!("opening {}", path.display()), error);
-        self.import_file(opened.await.flatten().map_err(failed)?, path, is_wanted).await
+        let mut stored = Vec::new();
+        self.import_file(opened.await.flatten().map_err(failed)?, path, is_wanted, &mut stored).await?;
+        Ok(stored)
     }
 
-    /// The same of an open archive, which is called by that path.
+    /// The same of an open archive, which is called by that path. Images that are stored are added to `stored`, whatever fails after
+    /// them.
     ///
     /// # Errors
     /// As [`ImageStore::import_archive`].
@@ -64,14 +67,14 @@ impl ImageStore {
         file: File,
         path: &Path,
         is_wanted: &dyn Fn(&str) -> bool,
-    ) -> ImageStoreResult<Vec<(String, StoredImage)>> {
+        stored: &mut Vec<(String, StoredImage)>,
+    ) -> ImageStoreResult<()> {
         let platform = Platform::here(&rustix::system::uname().machine().to_string_lossy());
         let owned = path.to_owned();
         let read = self.inner.blocking.run_alone(move || Archive::read(file, &owned, &platform));
         let failed = |error| ImageStoreError::io(format!("importing {}", path.display()), error);
         let archive = Arc::new(read.await.map_err(failed)??);
         let lease = self.lease();
-        let mut stored = Vec::new();
         for index in 0..archive.plan.images.len() {
             if !is_wanted(&archive.plan.images[index].name) {
                 continue;
@@ -92,7 +95,7 @@ impl ImageStore {
             };
             stored.push((planned.name, self.commit_image(&lease, new).await?));
         }
-        Ok(stored)
+        Ok(())
     }
 
     async fn import_layer(

@@ -293,6 +293,11 @@ impl Ingest {
         let made = Instant::now();
         let path = self.dir.join(RESTART);
         let failed = |error: io::Error| ImageStoreError::io(format!("writing {}", path.display()), error);
+        if self.file_clock().map_err(failed)?.is_none() {
+            // There is no going on with this layer: `prune` needs these times.
+            self.next_restart_point = u64::MAX;
+            return Ok(());
+        }
         syncfs(self.tree.root()).map_err(|error| failed(error.into()))?;
         // The clock of what was made so far has moved on, and so it has before anything else is made.
         sleep_until(made + FILE_CLOCK_TICK);

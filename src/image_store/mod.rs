@@ -92,6 +92,8 @@ struct State {
     found: Found,
     /// Layers of pulls and imports under way, with the number of their leases.
     leased: SortedMap<Digest, usize>,
+    /// Layers that no image has, and when the last lease of each ended.
+    released: SortedMap<Digest, Instant>,
     /// Of the name that was given last.
     serial: u64,
     /// Parts of layers whose pull has ended; at most `limits::LAYERS_PARKED_MAX`.
@@ -179,6 +181,7 @@ impl ImageStore {
                     leased: SortedMap::default(),
                     serial,
                     parked: Vec::new(),
+                    released: SortedMap::default(),
                     swept: None,
                 }),
                 turn: Arc::default(),
@@ -506,6 +509,9 @@ impl Drop for Lease {
                 *count -= 1;
                 if *count == 0 {
                     state.leased.remove(layer);
+                    if state.found.fresh.contains(layer) {
+                        state.released.insert(*layer, Instant::now());
+                    }
                 }
             }
         }

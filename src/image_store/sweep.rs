@@ -194,13 +194,18 @@ impl ImageStore {
 
 /// The parts that are to be removed; whole layers are left to the collection.
 fn old_leftovers(disk: &Disk, state: &Shared<State>, kept: Duration) -> Vec<Digest> {
-    let (fresh, known): (Vec<Digest>, _) = {
-        let state = state.borrow();
-        let known =
-            if state.found.has_unread { Vec::new() } else { state.found.fresh.iter().copied().collect() };
-        (known, state.found.parts.clone())
+    // With the time since the end of the pull that was the last to have it; one under way keeps what it has.
+    let (fresh, known): (Vec<(Digest, Option<Duration>)>, _) = {
+        let state = &mut *state.borrow_mut();
+        state.released.retain(|layer, _| state.found.fresh.contains(layer));
+        let fresh = state.found.fresh.iter().filter(|layer| !state.leased.contains_key(layer));
+        let fresh = fresh.map(|layer| (*layer, state.released.get(layer).map(Instant::elapsed)));
+        (if state.found.has_unread { Vec::new() } else { fresh.collect() }, state.found.parts.clone())
     };
-    let old: SortedSet<Digest> = fresh.into_iter().filter(|layer| disk.layer_age(*layer) >= kept).collect();
+    let is_old = |(layer, since): &(Digest, Option<Duration>)| {
+        since.unwrap_or(Duration::MAX).min(disk.layer_age(*layer)) >= kept
+    };
+    let old: SortedSet<Digest> = fresh.into_iter().filter(is_old).map(|(layer, _)| layer).collect();
     state.borrow_mut().found.fresh.retain(|layer| !old.contains(layer));
     let mut parts = disk.parts().unwrap_or_default();
     parts.sort_by_key(|(_, age)| *age);

@@ -4,6 +4,7 @@
 //!     Range from the offset ──► 206            the bytes that are missing
 //!                            ├► 200            the host knows no Range: bytes that the sink has are read again and passed over
 //!                            ├► 404, 401, a long Retry-After ...   this host is not asked for the blob again
+//!                            ├► bytes that the sink cannot read    nor here: a mirror's damaged copy, or a page that says so
 //!                            ├► 416, another size, range or digest    from the beginning, REGISTRY_RESTARTS_MAX times
 //!                            ├► cut after bytes came               the same host again, after the first wait
 //!                            └► cut, stalled, refused, 429, 5xx    the next host at once; a host again after a wait that grows
@@ -36,6 +37,8 @@ enum Ended {
     Wrong(String),
     /// Another host may have it.
     Host(RegistryError),
+    /// What has come cannot be read, and was not verified yet: another host may have what the digest says.
+    Unread(String),
     /// The sink has failed.
     Sink(RegistryError),
 }
@@ -149,6 +152,12 @@ pub(super) async fn fetch<S: BlobSink>(
             Ended::Host(error) => {
                 first.get_or_insert(error);
             }
+            Ended::Unread(why) => {
+                sink.restart().await.map_err(|error| store(&error))?;
+                let why = format!("{}: {why}", endpoint.host());
+                log::warn!("layer {}: {why}; asking the next host", blob.digest);
+                first.get_or_insert(RegistryError::Content(why));
+            }
             Ended::Sink(error) => return Err(error),
         }
     }
@@ -200,7 +209,10 @@ impl Source<'_> {
                 return Err(Ended::Wrong(format!("has more than the {size} bytes of the manifest")));
             }
             if !bytes.is_empty() {
-                sink.write(bytes).await?;
+                sink.write(bytes).await.map_err(|error| match error {
+                    SinkError::Refused(why) => Ended::Unread(why),
+                    error => error.into(),
+                })?;
                 (self.progress)(sink.offset());
             }
         }

@@ -10,7 +10,7 @@ use crate::image_store::Digest;
 pub enum SinkError {
     /// The bytes are not those of the digest: they are fetched once more.
     Digest(String),
-    /// The content is refused, and would be again.
+    /// The content is refused. Once its digest was verified it would be again.
     Refused(String),
     /// The disk failed; a later pull may succeed.
     Failed(String),

@@ -5,26 +5,26 @@ use std::path::Path;
 
 use crate::image::archive_store::{ArchiveImages, Local};
 use crate::image::import::{ARCHIVE_LABEL, Failure};
-use crate::image_store::{ImageStore, ImageStoreError, StoredImage};
+use crate::image_store::{Digest, ImageStore, ImageStoreError, StoredImage};
 
 impl ArchiveImages for ImageStore {
     fn labelled(&self) -> Vec<(String, String)> {
-        self.list().iter().flat_map(labels_by_name).collect()
+        let images = self.list();
+        let mut found: Vec<(String, String)> = Vec::new();
+        // An image that has lost the name to another one may have been left with the label.
+        for has_name in [true, false] {
+            for image in &images {
+                let is_tag = |name: &str| image.tags.iter().any(|tag| tag.name == name);
+                let labels = labels_by_name(image).filter(|(name, _)| is_tag(name) == has_name);
+                let new: Vec<_> = labels.filter(|(name, _)| found.iter().all(|(of, _)| of != name)).collect();
+                found.extend(new);
+            }
+        }
+        found
     }
 
     fn unlabel<'a>(&'a self, image: &'a str) -> Local<'a, Result<(), Failure>> {
-        Box::pin(async move {
-            let key = key(image);
-            let has = |stored: &StoredImage| stored.labels.iter().any(|(label, _)| *label == key);
-            let Some(stored) = self.list().into_iter().find(has) else { return Ok(()) };
-            let left: Vec<_> = stored.labels.into_iter().filter(|(label, _)| *label != key).collect();
-            let pinned = left.iter().any(|(label, _)| label.starts_with(ARCHIVE_LABEL));
-            match self.pin(&stored.id.to_string(), pinned, left).await {
-                // Removed meanwhile.
-                Ok(()) | Err(ImageStoreError::NotFound(_)) => Ok(()),
-                Err(error) => Err(failure(&error)),
-            }
-        })
+        Box::pin(async move { release(self, image, None).await })
     }
 
     fn import<'a>(
@@ -37,9 +37,11 @@ impl ArchiveImages for ImageStore {
         Box::pin(async move {
             let failed = |error: ImageStoreError| failure(&error);
             let file = file.try_clone().map_err(|error| Failure::Refused(error.to_string()))?;
-            let images =
-                self.import_file(file, path, &|image| wanted.contains(&image)).await.map_err(failed)?;
+            let mut images = Vec::new();
+            let imported = self.import_file(file, path, &|image| wanted.contains(&image), &mut images).await;
             for (name, image) in images {
+                // It was another image's before.
+                release(self, &name, Some(image.id)).await?;
                 let id = image.id.to_string();
                 let labels = self.resolve(&id).unwrap_or(image).labels.into_iter();
                 let own = key(&name);
@@ -48,9 +50,25 @@ impl ArchiveImages for ImageStore {
                 self.pin(&id, true, labels).await.map_err(failed)?;
                 named.push(name);
             }
-            Ok(())
+            imported.map_err(failed)
         })
     }
+}
+
+/// Takes the label of that name from all images except one; those without any label are no longer pinned.
+async fn release(store: &ImageStore, name: &str, except: Option<Digest>) -> Result<(), Failure> {
+    let key = key(name);
+    let has = |stored: &StoredImage| stored.labels.iter().any(|(label, _)| *label == key);
+    for stored in store.list().into_iter().filter(|stored| has(stored) && Some(stored.id) != except) {
+        let left: Vec<_> = stored.labels.into_iter().filter(|(label, _)| *label != key).collect();
+        let pinned = left.iter().any(|(label, _)| label.starts_with(ARCHIVE_LABEL));
+        match store.pin(&stored.id.to_string(), pinned, left).await {
+            // Removed meanwhile.
+            Ok(()) | Err(ImageStoreError::NotFound(_)) => {}
+            Err(error) => return Err(failure(&error)),
+        }
+    }
+    Ok(())
 }
 
 /// The label's key of an image by its name.
@@ -58,18 +76,17 @@ fn key(image: &str) -> String {
     format!("{ARCHIVE_LABEL}/{image}")
 }
 
-fn labels_by_name(image: &StoredImage) -> Vec<(String, String)> {
-    let of_archive = image.labels.iter().filter_map(|(key, label)| {
+fn labels_by_name(image: &StoredImage) -> impl Iterator<Item = (String, String)> {
+    image.labels.iter().filter_map(|(key, label)| {
         let name = key.strip_prefix(ARCHIVE_LABEL)?.strip_prefix('/')?;
         Some((name.to_owned(), label.clone()))
-    });
-    of_archive.collect()
+    })
 }
 
 fn failure(error: &ImageStoreError) -> Failure {
     let why = error.to_string();
     match error {
-        ImageStoreError::Io { .. } => Failure::Later(why),
+        ImageStoreError::Io { .. } => Failure::Disk(why),
         ImageStoreError::Layer { .. }
         | ImageStoreError::Digest { .. }
         | ImageStoreError::Invalid { .. }

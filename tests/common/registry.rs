@@ -214,6 +214,13 @@ impl Registry {
         digest
     }
 
+    /// Serves other bytes for a blob.
+    pub fn replace_blob(&self, repository: &str, digest: &Digest, bytes: &[u8]) {
+        let mut state = self.state.lock().unwrap();
+        let blob = state.content.get_mut(&format!("{repository}/blobs/{digest}")).unwrap();
+        blob.1 = bytes.to_vec();
+    }
+
     /// Puts an image without an index, whose configuration has that author.
     pub fn put_described(&self, repository: &str, tag: &str, author: &str, layers: &[Vec<u8>]) {
         let layers: Vec<_> = layers.iter().map(|layer| (layer.clone(), Digest::of(layer))).collect();

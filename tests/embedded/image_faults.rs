@@ -529,3 +529,50 @@ fn leftovers_go_when_they_are_old_and_soon_when_the_disk_is_nearly_full() {
         assert_eq!(names(&folder.0.join("images/removed")), [""; 0]);
     }
 }
+
+/// What a pull over a bad link has got is kept from its end on, however long it took.
+#[test]
+fn layers_of_a_pull_count_as_old_from_its_end_on() {
+    let folder = Folder::new("slow");
+    let store = folder.store();
+    import(&folder, &store, &docker_archive("other:1", "", &[tar(&[file("other", b"1")])])).unwrap();
+    let layer = tar(&[file("first", b"of a slow pull")]);
+    let lease = store.lease();
+    block_on(async {
+        let mut writer = lease.layer(source(&layer, &layer)).await.unwrap().unwrap();
+        writer.write(&layer).await.unwrap();
+        writer.commit().await.unwrap();
+    });
+    let path = folder.0.join("images/layers").join(sha256(&layer));
+    assert!(Command::new("touch").args(["-d", "-25 hours"]).arg(&path).status().unwrap().success());
+    block_on(store.sweep());
+    drop(lease);
+    // A removal looks for what nothing needs.
+    block_on(store.remove("docker.io/library/other:1")).unwrap();
+    assert!(path.exists());
+}
+
+/// There a layer begins again after a restart, and is not synced for a point that cannot be had.
+#[test]
+fn without_times_of_creation_a_layer_is_not_synced_for_restart_points() {
+    let folder = Folder::new("no-times");
+    sh(
+        &folder.0,
+        "truncate -s 96M disk && mkfs.ext4 -q -I 128 disk && mkdir images && mount -o loop disk images",
+    );
+    assert_eq!(sh(&folder.0, "touch images/a && stat -c %W images/a && rm images/a"), "0", "it has none");
+    let flushes = || -> u64 {
+        let device = sh(&folder.0, "basename $(findmnt -no SOURCE images)");
+        let stat = fs::read_to_string(format!("/sys/block/{device}/stat")).unwrap();
+        stat.split_whitespace().nth(15).unwrap().parse().unwrap()
+    };
+    let store = folder.store();
+    let layer = random_file(7, 40 << 20);
+    let before = flushes();
+    write_layer(&store, &layer);
+    let made = flushes() - before;
+    println!("{made} flushes of the disk for a layer of 40 MiB");
+    // One for each MiB after the first 16 would be 24 more than the ten or so of the store.
+    assert!(made < 24, "{made}");
+    assert!(folder.0.join("images/layers").join(sha256(&layer)).exists());
+}

@@ -711,6 +711,13 @@ fn a_user_namespace_owns_its_root_file_system_without_a_copy_of_the_data() {
     assert_eq!(owner("bin/busybox"), (100_000, 100_000, 0o4755));
     assert_eq!((owner("own"), owner("hard")), ((101_000, 101_000, 0o600), (101_000, 101_000, 0o600)));
     assert_eq!(owner("soft").0, 100_000);
+    // Its capabilities are those of the namespace's root: revision 3, which names it.
+    let mut value = [0; 64];
+    let length =
+        rustix::fs::lgetxattr(made.path.join("capable"), "security.capability", &mut value[..]).unwrap();
+    let mut expected = [1, 0, 0, 3, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0].to_vec();
+    expected.extend(100_000_u32.to_le_bytes());
+    assert_eq!(&value[..length], expected);
     let usage = block_on(store.rootfs_usage("c1")).unwrap();
     assert!(usage.bytes < 400_000, "no data was copied: {usage:?}");
     // Other containers of the image keep the node's owners.

@@ -2,6 +2,7 @@
 
 #![allow(missing_docs, unreachable_pub, clippy::pedantic, clippy::unwrap_used, clippy::expect_used)]
 
+mod archives;
 mod checkpoint;
 mod cni;
 #[path = "../common/mod.rs"]

@@ -129,3 +129,47 @@ fn a_pull_over_a_cut_link_goes_on_after_a_restart_of_the_agent() {
     assert_eq!(store.resolve(&other).unwrap().id, stored.id, "a further tag");
     assert_eq!(registry.sent(), 0);
 }
+
+/// A copy that is damaged in its midst is told by the decoder before its digest could be.
+#[test]
+fn a_mirrors_damaged_layer_comes_from_the_registry() {
+    let folder = Folder(PathBuf::from(format!("/var/tmp/smolet-registry-mirror-{}", std::process::id())));
+    let root = folder.0.as_path();
+    fs::create_dir_all(root).unwrap();
+    let mut random = fastrand::Rng::with_seed(9);
+    let text: Vec<u8> = std::iter::repeat_with(|| random.alphabetic() as u8).take(2 << 20).collect();
+    let good = layer(root, "text", &text);
+    let (origin, mirror) = (Registry::start(), Registry::start());
+    let mut damaged = good.clone();
+    // Behind gzip's header: no block begins so.
+    damaged.0[10..].fill(0xff);
+    origin.put_layers("team/app", "1", &[("amd64", "")], std::slice::from_ref(&good));
+    mirror.put_layers("team/app", "1", &[("amd64", "")], std::slice::from_ref(&good));
+    mirror.replace_blob("team/app", &Digest::of(&good.0), &damaged.0);
+    let certs = root.join("certs.d");
+    let hosts = certs.join(origin.host().replace(':', "_") + "_/hosts.toml");
+    fs::create_dir_all(hosts.parent().unwrap()).unwrap();
+    fs::write(&hosts, format!("[host.\"http://{}\"]\n", mirror.host())).unwrap();
+    let blocking = Rc::new(Blocking::on_this_thread());
+    let store = block_on(ImageStore::open(&root.join("images"), blocking.clone())).unwrap();
+    let clock: SharedClock = Rc::new(SystemClock);
+    let from = Hosts { directories: vec![certs], ..Hosts::default() };
+    let registries = Registries::new(from, Platform::new("linux", "amd64", ""), clock, blocking);
+    let image = format!("{}/team/app:1", origin.host());
+    block_on(registries.pull(&store, &image, None)).unwrap();
+    let made =
+        block_on(store.rootfs("c1", &store.resolve(&image).unwrap(), &RootfsOptions::default())).unwrap();
+    assert!(fs::read(made.path.join("text")).unwrap() == text);
+    block_on(store.remove_rootfs("c1")).unwrap();
+    block_on(store.remove(&image)).unwrap();
+
+    // Each host is asked for it once, and the error says what is wrong.
+    origin.replace_blob("team/app", &Digest::of(&good.0), &damaged.0);
+    let told = block_on(registries.pull(&store, &image, None)).unwrap_err().to_string();
+    assert!(told.contains(&mirror.host()) && told.contains("compressed data are damaged"), "{told}");
+    let layers = |registry: &Registry| {
+        let blob = format!("/blobs/{}", Digest::of(&good.0));
+        registry.log().iter().filter(|request| request.target.contains(&blob)).count()
+    };
+    assert_eq!((layers(&mirror), layers(&origin)), (2, 2), "in two pulls");
+}
