@@ -24,7 +24,8 @@
 //! [`adopt`] starts a new monitor, which goes on with log, attach and exit. Three things are lost: the exit code (the new monitor
 //! is no parent; it is [`EXIT_CODE_UNKNOWN`]), input that was to be closed after the first client (`stdin_once`: the container
 //! reads its end), and a terminal: it hangs up, the container gets SIGHUP and reads its end, and what it prints is lost, as with
-//! conmon. Of output only what the monitor had read and not yet written is lost: one read. A monitor that is killed before `pid`
+//! conmon. Of output only what the monitor had read and not yet written is lost: one read; of a container that ends before it has a new
+//! monitor, what was in its pipes too, 64 KiB each. A monitor that is killed before `pid`
 //! is written leaves a container that nobody knows: the agent deletes it by force.
 //!
 //! A service manager that ends the agent must leave its monitors alone (`KillMode=process`).

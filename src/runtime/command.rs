@@ -13,15 +13,21 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Write as _};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::process::{Pid, Signal, WaitOptions, getpgid, kill_process, kill_process_group, waitpid};
+use rustix::termios::Winsize;
 
 use crate::filesystem::{read_bounded, read_start};
 use crate::limits::{BUNDLE_SPEC_BYTES_MAX, EXEC_PID_PERIOD, EXEC_PID_TIME};
 use crate::oci;
+
+/// Major numbers of pseudo-terminals' slaves (`Documentation/admin-guide/devices.txt`).
+const PSEUDO_TERMINALS: std::ops::RangeInclusive<u32> = 136..=143;
 
 /// A command in a container.
 #[derive(Debug)]
@@ -76,6 +82,26 @@ impl ContainerCommand {
         std::fs::remove_file(&self.pid_file).is_ok()
     }
 
+    /// Sets the size of the command's own terminal; false: it has not started yet. What the command has opened in its place is not touched.
+    pub(super) fn set_size(&self, size: Winsize) -> bool {
+        let Some(pid) = pid_in(&self.pid_file) else { return false };
+        let input = format!("/proc/{}/fd/0", pid.as_raw_pid());
+        let looked = rustix::fs::open(input, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+        // It may have ended.
+        let Ok(looked) = looked else { return true };
+        let is_terminal = rustix::fs::fstat(&looked).is_ok_and(|stat| {
+            FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+                && PSEUDO_TERMINALS.contains(&rustix::fs::major(stat.st_rdev))
+        });
+        if is_terminal {
+            let again = format!("/proc/self/fd/{}", looked.as_raw_fd());
+            let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let opened = rustix::fs::open(again, flags, Mode::empty());
+            let _ = opened.and_then(|terminal| rustix::termios::tcsetwinsize(terminal, size));
+        }
+        true
+    }
+
     /// Kills the command, and returns when the OCI runtime has reaped it and exited; an OCI runtime that does not within
     /// `limits::EXEC_PID_TIME` is killed too. `runtime` is the caller's child, in a process group of its own, and not reaped yet. The
     /// files are removed; the one with the process ID may not be there yet, and the command run.
@@ -104,13 +130,27 @@ impl ContainerCommand {
 
 /// Kills the command whose process ID the OCI runtime has written, and what it has started in its group; false: it has not.
 fn kill(pid_file: &Path, runtime: Pid) -> bool {
-    let text = read_start(pid_file, 32).unwrap_or_default();
-    let pid = std::str::from_utf8(&text).ok().and_then(|text| text.trim().parse().ok());
-    let Some(pid) = pid.and_then(Pid::from_raw) else { return false };
+    let Some(pid) = pid_in(pid_file) else { return false };
     // It leads a session of its own. With crun before 1.20 one does that has ended and left it its group.
     let group = getpgid(Some(pid)).ok().filter(|group| *group != runtime).unwrap_or(pid);
     let _ = kill_process_group(group, Signal::KILL).or_else(|_| kill_process(pid, Signal::KILL));
     true
+}
+
+fn pid_in(file: &Path) -> Option<Pid> {
+    let text = read_start(file, 32).ok()?;
+    Pid::from_raw(std::str::from_utf8(&text).ok()?.trim().parse().ok()?)
+}
+
+/// Ends a command of a former agent, which has nobody who reads it: by the arguments of its OCI runtime, a process that is not this one's
+/// child. The files are removed.
+pub(super) fn end_former((process_file, pid_file): (&Path, &Path), runtime: Pid) {
+    kill(pid_file, runtime);
+    // It leads a group of its own.
+    let _ = kill_process_group(runtime, Signal::KILL).or_else(|_| kill_process(runtime, Signal::KILL));
+    for file in [process_file, pid_file] {
+        let _ = std::fs::remove_file(file);
+    }
 }
 
 #[cfg(test)]

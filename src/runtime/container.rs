@@ -10,6 +10,8 @@
 //! As with containerd the OCI runtime is called at the start: a container that was only created has no process.
 
 use std::cell::{Cell, RefCell};
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 use std::process::Child;
 use std::rc::Rc;
@@ -47,12 +49,18 @@ use crate::proto::runtime::v1 as cri;
 const START_ERROR_CODE: i32 = 128;
 const START_ERROR: &str = "StartError";
 
+/// The file that says that a container has got its stop signal.
+const STOP_SIGNALED: &str = "stop-signaled";
+
 /// One container.
 pub(super) struct Container {
     id: ContainerId,
     pub(super) record: RefCell<ContainerRecord>,
     /// Held by its start, its removal, and what the OCI runtime does after its end.
     turn: Mutex<()>,
+    /// Number of calls to stop it: of several the last one's time counts.
+    stops: Cell<u64>,
+    is_stop_signaled: Cell<bool>,
     /// Held while its end is looked for.
     looking: Mutex<()>,
     /// Somebody waits for that, and will look.
@@ -128,6 +136,8 @@ impl Container {
             id,
             record: RefCell::new(record),
             turn,
+            stops: Cell::new(0),
+            is_stop_signaled: Cell::new(false),
             looking,
             is_look_expected: Cell::new(false),
             adoption: Adoption::default(),
@@ -493,13 +503,18 @@ impl Containers {
         if container.phase() != ContainerPhase::Running {
             return Ok(());
         }
+        let stop = container.stops.get().wrapping_add(1);
+        container.stops.set(stop);
         if !grace.is_zero() {
-            let signal = container.record.borrow().stop_signal;
-            if let Err(error) = self.signal(container, signal).await {
-                log::warn!("container {}: stop signal {signal}: {error}", container.id);
-            }
+            self.send_stop_signal(container).await;
             if self.ends_within(container, grace).await {
                 return Ok(());
+            }
+            if container.stops.get() != stop {
+                return Err(not_now(format!(
+                    "container {}: a later call to stop it goes on, with a time of its own",
+                    container.id
+                )));
             }
         }
         let mut why = String::new();
@@ -521,6 +536,28 @@ impl Containers {
             "container {} still runs {seconds} s after SIGKILL{why}; a process of it may wait for a disk or a server",
             container.id
         )))
+    }
+
+    /// Its stop signal, once: a program that handles the first one may end at once by the second. A file in its directory, which goes with the
+    /// boot, tells a later agent (containerd: `IsStopSignaledWithTimeout`).
+    async fn send_stop_signal(&self, container: &Container) {
+        let file = self.run_dir(&container.id).join(STOP_SIGNALED);
+        let looked = file.clone();
+        if container.is_stop_signaled.replace(true) || self.context.blocking(move || looked.exists()).await {
+            return;
+        }
+        let signal = container.record.borrow().stop_signal;
+        match self.signal(container, signal).await {
+            // Without the file a later agent sends it again.
+            Ok(()) => {
+                let made = move || File::options().create_new(true).write(true).mode(0o600).open(file);
+                drop(self.context.blocking(made).await);
+            }
+            Err(error) => {
+                container.is_stop_signaled.set(false);
+                log::warn!("container {}: stop signal {signal}: {error}", container.id);
+            }
+        }
     }
 
     /// A signal to its first process.

@@ -1,6 +1,7 @@
 //! What works for a half-made container or sandbox when the agent has ended in the middle: its monitor, calls of the OCI runtime, CNI
 //! plugins. I/O.
 
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -8,6 +9,7 @@ use std::sync::Arc;
 
 use rustix::process::{Pid, Signal, getpid, kill_process};
 
+use super::command;
 use super::context::Context;
 use super::settings::Settings;
 use crate::filesystem::read_start;
@@ -55,6 +57,27 @@ pub(super) async fn end_plugins(context: &Rc<Context>, id: &str) {
     kill(context, file, |_| true, move |environment| is_plugin(environment, &id)).await;
 }
 
+/// Ends the commands of a former agent in containers (`exec`), before there are any of this one: nobody reads their output, or waits for
+/// their deadline, and crun before a terminal that is gone computes without end.
+pub(super) async fn end_commands(context: &Rc<Context>) {
+    let (names, dir) = (names(&context.settings), context.settings.containers_run());
+    let ended = context.blocking(move || {
+        let known = names.clone();
+        let mut ended = 0_usize;
+        for_each_process(("cmdline", 4 * KIB), &|name| may_be_maker(name, &known), &mut |pid, line| {
+            if let Some((process, pid_file)) = command_of(line, &names, &dir) {
+                command::end_former((&process, &pid_file), pid);
+                ended += 1;
+            }
+        });
+        ended
+    });
+    let ended = ended.await;
+    if ended > 0 {
+        log::info!("{ended} commands in containers, of the agent before this one, were ended");
+    }
+}
+
 /// Kills the processes whose file in `/proc/PID` is one of theirs, but not this one, until there is none: a process may start another
 /// one behind the look, and one that is killed takes a moment to exit, on a busy machine a long one.
 async fn kill(
@@ -87,6 +110,20 @@ fn kill_all(
     is_one: &dyn Fn(&[u8]) -> bool,
 ) -> bool {
     let mut killed = false;
+    for_each_process((file, bytes), may_be, &mut |pid, text| {
+        if is_one(text) {
+            killed |= kill_process(pid, Signal::KILL).is_ok();
+        }
+    });
+    killed
+}
+
+/// Tells of each process but this one the beginning of its file. Blocking.
+fn for_each_process(
+    (file, bytes): (&str, usize),
+    may_be: &dyn Fn(&str) -> bool,
+    told: &mut dyn FnMut(Pid, &[u8]),
+) {
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let pid = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
         let Some(pid) = pid.filter(|pid| *pid != getpid()) else { continue };
@@ -96,11 +133,8 @@ fn kill_all(
             continue;
         }
         let Ok(text) = read_start(&entry.path().join(file), bytes) else { continue };
-        if is_one(&text) {
-            killed |= kill_process(pid, Signal::KILL).is_ok();
-        }
+        told(pid, &text);
     }
-    killed
 }
 
 /// Whether the command line or the environment of a process is read, by its `/proc/PID/stat`: not of one of the kernel's, of one that
@@ -146,13 +180,32 @@ fn is_plugin(environment: &[u8], id: &str) -> bool {
     has("CNI_CONTAINERID", id) && has("CNI_COMMAND", "ADD")
 }
 
-/// Whether a command line is that of a program that works for the container: its id is among the arguments. A runtime may be a script,
-/// which is the second word. PURE.
+/// Whether a command line is that of a program that works for the container: its id is among the arguments. PURE.
 fn is_maker(line: &[u8], names: &[OsString], id: &str) -> bool {
-    let words: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+    let words = words_of(line);
+    is_program(&words, names) && words.iter().skip(1).any(|word| word.contains(id))
+}
+
+/// The process document and the file with the process ID of a command in a container whose bundle is below `dir`, by the command line of
+/// its OCI runtime ([`command::ContainerCommand::exec_arguments`]). PURE.
+fn command_of(line: &[u8], names: &[OsString], dir: &Path) -> Option<(PathBuf, PathBuf)> {
+    let words = words_of(line);
+    let after =
+        |flag: &str| words.iter().skip_while(|word| *word != flag).nth(1).map(|word| PathBuf::from(&**word));
+    let files = (after("--process")?, after("--pid-file")?);
+    let is_exec = is_program(&words, names) && words.iter().any(|word| word == "exec");
+    (is_exec && files.0.starts_with(dir) && files.1.starts_with(dir)).then_some(files)
+}
+
+fn words_of(line: &[u8]) -> Vec<Cow<'_, str>> {
+    line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect()
+}
+
+/// A runtime may be a script, which is the second word.
+fn is_program(words: &[Cow<'_, str>], names: &[OsString]) -> bool {
     let is_named =
         |word: &str| Path::new(word).file_name().is_some_and(|of| names.iter().any(|name| name == of));
-    words.iter().take(2).any(|word| is_named(word)) && words.iter().skip(1).any(|word| word.contains(id))
+    words.iter().take(2).any(|word| is_named(word))
 }
 
 #[cfg(test)]
@@ -199,6 +252,20 @@ mod tests {
         );
         settings.handlers.insert("youki".into(), "/opt/bin/youki".into());
         let names = names(&settings);
+        let exec = "runc\0--root\0/run/oci\0exec\0--process\0/run/c/abc/exec-1.json\0--pid-file\0/run/c/abc/exec-1.pid\0abc\0";
+        let files = ("/run/c/abc/exec-1.json".into(), "/run/c/abc/exec-1.pid".into());
+        let of = |line: &str, dir: &str| command_of(line.as_bytes(), &names, Path::new(dir));
+        assert_eq!(of(exec, "/run/c"), Some(files));
+        assert!(of(&format!("/bin/sh\0{exec}"), "/run/c").is_some(), "a script that is a runtime");
+        for (line, dir) in [
+            (exec.to_owned(), "/run/other"),
+            (exec.replace("runc", "cat"), "/run/c"),
+            (exec.replace("\0exec\0", "\0create\0"), "/run/c"),
+            (exec.replace("--pid-file", "--pid"), "/run/c"),
+            (String::new(), "/run/c"),
+        ] {
+            assert_eq!(of(&line, dir), None, "{line:?}");
+        }
         for (line, is_one) in [
             ("/usr/bin/runc\0--root\0/run\0create\0abc\0", true),
             ("/opt/bin/youki\0create\0abc\0", true),

@@ -119,6 +119,7 @@ impl Embedded {
         };
         let kept = context.blocking(begin).await;
         *context.pod_cidr.borrow_mut() = String::from_utf8(kept).unwrap_or_default();
+        Box::pin(makers::end_commands(&context)).await;
         let sandboxes = Box::pin(Sandboxes::open(context.clone())).await?;
         let containers = Containers::new(context.clone(), images);
         let containers = containers.map_err(|error| container_calls::no_inotify(&error))?;

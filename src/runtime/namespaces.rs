@@ -133,13 +133,7 @@ fn on_thread(dir: &Path, wanted: &Wanted, program: &Path) -> Result<(), Namespac
         rustix::system::sethostname(name.as_bytes())
             .map_err(failed(format_args!("the pod's host name {name:?}")))?;
     }
-    for (path, value) in &wanted.sysctls {
-        let set = std::fs::write(Path::new("/proc/sys").join(path), value);
-        match set {
-            Err(error) if error.kind() == io::ErrorKind::NotFound && DEFAULT_SYSCTLS.contains(&&**path) => {}
-            set => set.map_err(failed(format_args!("the pod's sysctl {path}={value}")))?,
-        }
-    }
+    set_all(&wanted.sysctls)?;
     // Those of a user namespace are pinned already.
     for name in names.iter().filter(|_| wanted.users.is_none()) {
         let file = dir.join(name);
@@ -148,6 +142,42 @@ fn on_thread(dir: &Path, wanted: &Wanted, program: &Path) -> Result<(), Namespac
         mount_bind(format!("/proc/thread-self/ns/{name}"), &file).map_err(failed(named()))?;
     }
     Ok(())
+}
+
+/// Of the thread's namespaces.
+fn set_all(sysctls: &[(String, String)]) -> Result<(), NamespaceError> {
+    for (path, value) in sysctls {
+        let set = std::fs::write(Path::new("/proc/sys").join(path), value);
+        match set {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && DEFAULT_SYSCTLS.contains(&&**path) => {}
+            set => set.map_err(failed(format_args!("the pod's sysctl {path}={value}")))?,
+        }
+    }
+    Ok(())
+}
+
+/// Sets these in a pinned network namespace.
+///
+/// # Errors
+/// The kernel has no such sysctl, or refuses the value.
+pub(super) fn set_sysctls(namespace: &Path, sysctls: Vec<(String, String)>) -> Result<(), NamespaceError> {
+    in_network(namespace, move || set_all(&sysctls)).map_err(failed("the pod's network namespace"))?
+}
+
+/// Does work in a pinned network namespace, on a thread of its own, which ends: it does not come back from there. Blocking.
+///
+/// # Errors
+/// The namespace cannot be entered.
+pub(super) fn in_network<T: Send + 'static>(
+    namespace: &Path,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<T> {
+    let namespace = File::open(namespace)?;
+    let thread = std::thread::Builder::new().name("pod's network".to_owned()).spawn(move || {
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+        Ok(work())
+    })?;
+    thread.join().map_err(|_| io::Error::other("the thread in the pod's network has ended"))?
 }
 
 /// Unmounts everything at and below the directory, and removes it. Idempotent.

@@ -2,7 +2,8 @@
 //!
 //! | record | monitor, files | becomes |
 //! |---|---|---|
-//! | none, Making, Removing | | removed |
+//! | none, Making | | removed |
+//! | Removing | | removed behind the start |
 //! | Created | of this boot | Created |
 //! | Starting | its process is recorded, or its exit | as Running |
 //! | Starting | otherwise | ended and removed from the OCI runtime: Exited, `StartError` |
@@ -74,8 +75,11 @@ pub(super) async fn recover(containers: &Rc<Containers>, sandboxes: &Rc<Sandboxe
             first.await;
         }
         let context = containers.context.clone();
+        // Its writable layer may take long: behind the start. It is listed as ended meanwhile.
+        let is_awaited = !has_sandbox || container.phase() != ContainerPhase::Removing;
         let recover = async move { one(&containers, &container, has_sandbox).await };
-        tasks.push_back(context.to_the_end("container of an earlier start", recover));
+        let task = context.to_the_end("container of an earlier start", recover);
+        tasks.extend(is_awaited.then_some(task));
     }
     for task in tasks {
         task.await;

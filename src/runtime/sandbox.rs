@@ -21,6 +21,8 @@ pub(super) const HOSTS: &str = "hosts";
 pub(super) struct Sandbox {
     id: SandboxId,
     pub(super) record: RefCell<SandboxRecord>,
+    /// Programs of a former agent may still make it. They end before it is stopped.
+    pub(super) has_makers: Cell<bool>,
     /// Written to by its stop and removal; creations of containers in it read.
     turn: RwLock<()>,
     /// Held while its record is written.
@@ -37,6 +39,7 @@ impl Sandbox {
         Rc::new(Self {
             id,
             record: RefCell::new(record),
+            has_makers: Cell::new(false),
             turn: RwLock::new(()),
             writing: Mutex::new(()),
             looking: Mutex::new(()),

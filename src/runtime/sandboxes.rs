@@ -48,7 +48,7 @@ pub(super) struct Sandboxes {
 }
 
 impl Sandboxes {
-    /// Those whose records are there. Half-made ones are removed, those of an earlier boot are not ready any more.
+    /// Those whose records are there. Half-made ones are removed behind the start, and not ready until then, as those of an earlier boot.
     ///
     /// # Errors
     /// The directories cannot be read.
@@ -84,26 +84,12 @@ impl Sandboxes {
         let phase = sandbox.record.borrow().phase;
         match phase {
             // Its processes and its namespaces ended with the boot; what its plugins have left is released behind the start of the others.
-            SandboxPhase::Making if !self.may_be_of_this_boot(sandbox).await => {
-                sandbox.record.borrow_mut().phase = SandboxPhase::NotReady;
-                self.remove_later(sandbox, Duration::ZERO);
-            }
+            // Removed behind the start: its plugins may take a minute each. It is listed, so that it does not keep its pod's next one from
+            // being made, and can be removed.
             SandboxPhase::Making => {
-                if sandbox.shares_pids() {
-                    makers::end(
-                        &self.context,
-                        sandbox.id().as_str(),
-                        &self.run_dir(sandbox.id()).join(PAUSE),
-                    )
-                    .await;
-                }
-                makers::end_plugins(&self.context, sandbox.id().as_str()).await;
-                if let Err(error) = self.remove(sandbox).await {
-                    log::warn!("sandbox {}: half-made, and not removed: {error}; retrying", sandbox.id());
-                    // It is listed, so that it does not keep its pod's next one from being made, and can be removed.
-                    sandbox.record.borrow_mut().phase = SandboxPhase::NotReady;
-                    self.remove_later(sandbox, REMOVAL_RETRY_MIN);
-                }
+                sandbox.has_makers.set(self.may_be_of_this_boot(sandbox).await);
+                sandbox.record.borrow_mut().phase = SandboxPhase::NotReady;
+                self.remove_later(sandbox);
             }
             SandboxPhase::Ready => {
                 if self.is_intact(sandbox).await {
@@ -126,9 +112,10 @@ impl Sandboxes {
     }
 
     /// Removes a half-made one, as nobody else may know of it; the pause between two tries doubles.
-    fn remove_later(self: &Rc<Self>, sandbox: &Rc<Sandbox>, mut pause: Duration) {
+    fn remove_later(self: &Rc<Self>, sandbox: &Rc<Sandbox>) {
         let (weak, id, clock) = (Rc::downgrade(self), sandbox.id().clone(), self.context.clock.clone());
         let again = async move {
+            let mut pause = Duration::ZERO;
             loop {
                 clock.sleep(pause).await;
                 pause = (pause * 2).clamp(REMOVAL_RETRY_MIN, REMOVAL_RETRY_MAX);
@@ -143,6 +130,15 @@ impl Sandboxes {
             }
         };
         drop(self.context.to_the_end("half-made sandbox", again));
+    }
+
+    /// Ends what a former agent has begun for it: afterwards nothing adds to it.
+    async fn end_makers(&self, sandbox: &Sandbox) {
+        let id = sandbox.id().as_str();
+        if sandbox.shares_pids() {
+            makers::end(&self.context, id, &self.run_dir(sandbox.id()).join(PAUSE)).await;
+        }
+        makers::end_plugins(&self.context, id).await;
     }
 
     /// Looks at the first process of that sandbox, if it has one, behind the caller's back.
@@ -300,7 +296,11 @@ impl Sandboxes {
                 _ => format!("runtime handler {handler:?} is not configured"),
             }));
         }
-        let wanted = pod_config::wanted(&config).map_err(refused)?;
+        let mut wanted = pod_config::wanted(&config).map_err(refused)?;
+        // The pod's interface is there once the pod is in its network (`net/ipv4/conf/eth0/…`).
+        let is_of_interface =
+            |(path, _): &mut (String, String)| path.split('/').any(|part| part == cni::INTERFACE);
+        let of_interface: Vec<_> = wanted.sysctls.extract_if(.., is_of_interface).collect();
         let asked = Asked::by(&cni::capabilities(&config).map_err(refused)?);
         let of = pod_config::namespaces(&config);
         let network = if of.host_network { String::new() } else { self.network(asked).await? };
@@ -328,6 +328,11 @@ impl Sandboxes {
             }
             self.make(&sandbox, &config, wanted).await?;
             self.attach(&sandbox, &config).await?;
+            if !of_interface.is_empty() {
+                let net = self.run_dir(sandbox.id()).join(namespaces::NET);
+                let set = self.context.blocking(move || namespaces::set_sysctls(&net, of_interface)).await;
+                set.map_err(|error| failed(error.to_string()))?;
+            }
             if of.shares_pids {
                 pause::start(&self.context, &sandbox, &config, self.run_dir(sandbox.id())).await?;
             }
@@ -513,6 +518,9 @@ impl Sandboxes {
     /// A plugin's, the kernel's. What is left is released by the next call.
     pub(super) async fn stop(&self, sandbox: &Rc<Sandbox>) -> RuntimeResult<()> {
         self.set_not_ready(sandbox).await;
+        if sandbox.has_makers.take() {
+            self.end_makers(sandbox).await;
+        }
         if sandbox.shares_pids() {
             let runtime = OciRuntime::kept(&self.context, &sandbox.oci_runtime(), &sandbox.handler());
             let run_dir = self.run_dir(sandbox.id());

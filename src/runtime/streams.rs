@@ -15,7 +15,7 @@ use std::fs::File;
 use std::future::{Future, pending};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -23,27 +23,27 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use async_io::{Async, Timer};
-use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use rustix::pty::OpenptFlags;
 use rustix::termios::{self, OptionalActions, Winsize};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use smol::channel::{Receiver, Sender};
 use smol::future::{or, zip};
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::Embedded;
 use super::command::ContainerCommand;
+use super::context::Context;
+use super::namespaces::in_network;
 use super::oci_runtime::message_of;
 use super::process::{adjust_oom_score, give_pipes};
 use super::users::Owner;
 use crate::cri::{RuntimeError, RuntimeResult, StreamRequest};
 use crate::executor::Executor;
 use crate::limits::{
-    EXEC_COMMAND_BYTES_MAX, PORT_CONNECT_TIME, PROGRAM_DRAIN_TIME, PROGRAM_ERROR_BYTES_MAX,
-    STREAM_CHUNK_BYTES, STREAM_OPEN_TIME,
+    EXEC_COMMAND_BYTES_MAX, EXEC_SIZE_PERIOD, EXEC_SIZE_TRIES, PORT_CONNECT_TIME, PROGRAM_DRAIN_TIME,
+    PROGRAM_ERROR_BYTES_MAX, STREAM_CHUNK_BYTES, STREAM_OPEN_TIME,
 };
 use crate::monitor::attach;
 use crate::program;
@@ -219,7 +219,7 @@ async fn exec(streams: &ContainerStreams, request: ExecRequest, ends: Ends) -> R
     let end = |file: File| Async::new(file).map(Rc::new).map_err(failed);
     let (input, output, error) = (stdin.map(end).transpose()?, end(stdout)?, stderr.map(end).transpose()?);
     let feed = feed(ends.stdin, input);
-    let resize = resize(ends.sizes, output.clone(), pid);
+    let resize = resize(&runtime.context, ends.sizes, output.clone(), (pid, &command));
     // The first bytes of standard error say why there is no command.
     let (mut said, mut nothing) = (Vec::new(), Vec::new());
     let kept = if tty { (&mut said, &mut nothing) } else { (&mut nothing, &mut said) };
@@ -255,13 +255,26 @@ async fn feed(stdin: Option<Receiver<Vec<u8>>>, input: Option<End>) {
 }
 
 /// Sets the terminal's size for as long as it is polled.
-async fn resize(sizes: Option<Receiver<Size>>, terminal: End, runtime: Pid) {
+async fn resize(
+    context: &Context,
+    sizes: Option<Receiver<Size>>,
+    terminal: End,
+    (runtime, command): (Pid, &Arc<ContainerCommand>),
+) {
     if let Some(sizes) = sizes {
         while let Ok(Size { width, height }) = sizes.recv().await {
             let size = Winsize { ws_row: height, ws_col: width, ws_xpixel: 0, ws_ypixel: 0 };
             // It has a terminal as long as it runs, and it is not reaped while this is polled.
             let _ = termios::tcsetwinsize(&*terminal, size);
             let _ = kill_process(runtime, Signal::WINCH);
+            // crun before 1.9 passes the signal on and no size.
+            for _ in 0..EXEC_SIZE_TRIES {
+                let command = command.clone();
+                if context.blocking(move || command.set_size(size)).await {
+                    break;
+                }
+                context.clock.sleep(EXEC_SIZE_PERIOD).await;
+            }
         }
     }
     pending::<()>().await;
@@ -426,12 +439,9 @@ fn socket_in(namespace: Option<&Path>, is_v4: bool) -> io::Result<OwnedFd> {
     let family = if is_v4 { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = move || rustix::net::socket_with(family, SocketType::STREAM, flags, None);
-    let Some(path) = namespace else { return Ok(socket()?) };
-    let namespace = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    // A thread of its own, which ends: it does not come back from the namespace.
-    let made = std::thread::Builder::new().name("pod's network".to_owned()).spawn(move || {
-        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
-        socket()
-    })?;
-    Ok(made.join().map_err(|_| io::Error::other("the thread in the pod's network has ended"))??)
+    let made = match namespace {
+        Some(namespace) => in_network(namespace, socket)?,
+        None => socket(),
+    };
+    Ok(made?)
 }

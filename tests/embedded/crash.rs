@@ -9,15 +9,22 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use smolet::cri::{Runtime as _, StreamRequest};
 use smolet::proto::runtime::v1 as cri;
+use smolet::streaming::command::{self, Streams};
+use smolet::streaming::upgrade::{COMMAND_PROTOCOL, connect};
 
 use super::machine::{
-    Machine, OCI_RUNTIMES, create, exited, list_sandboxes, remove_sandbox, run_sandbox, script, start,
+    Machine, OCI_RUNTIMES, create, exited, list_sandboxes, remove_sandbox, run_container, run_sandbox,
+    script, start, until,
 };
 use super::users;
 
 /// Set in a process that is killed while it works: the machine's number, its OCI runtime and its directory.
 const VICTIM: &str = "SMOLET_TEST_VICTIM";
+
+/// The same of one with commands in a container.
+const COMMANDS: &str = "SMOLET_TEST_COMMANDS";
 
 /// Instants at which it is killed, with each OCI runtime.
 const ROUNDS: u64 = 20;
@@ -58,6 +65,89 @@ fn victim() {
             remove_sandbox(&runtime, &id).await;
         }
     });
+}
+
+/// Not a test of its own: a process that is killed while two commands run in a container, one of them with a terminal.
+#[test]
+fn victim_with_commands() {
+    let Ok(place) = std::env::var(COMMANDS) else { return };
+    let [number, oci_runtime, root] = place.splitn(3, ' ').collect::<Vec<_>>()[..] else { panic!("{place}") };
+    let mut machine = Machine::at(PathBuf::from(root), number.parse().unwrap());
+    machine.use_oci_runtime(oci_runtime);
+    machine.run(async {
+        let runtime = machine.open().await;
+        let serve = runtime.serve_streams(&machine.executor).unwrap();
+        machine.executor.spawn("streaming server", serve).detach();
+        let sandbox = run_sandbox(&runtime, machine.pod("commands")).await;
+        let id = run_container(&runtime, &sandbox, script("app", "sleep 1000")).await;
+        let request = cri::ExecRequest {
+            container_id: id.clone(),
+            cmd: sleep_of(&machine),
+            tty: true,
+            stdin: true,
+            stdout: true,
+            stderr: false,
+        };
+        let url = runtime.streaming_url(StreamRequest::Exec(request)).await.unwrap();
+        let connection = connect(&url, COMMAND_PROTOCOL).await.unwrap();
+        let (_to_stdin, stdin) = smol::channel::bounded(1);
+        let (stdout, _out) = smol::channel::bounded(1);
+        let (_to_sizes, sizes) = smol::channel::bounded(1);
+        let streams = Streams { stdin: Some(stdin), stdout, stderr: None, sizes: Some(sizes) };
+        let request = cri::ExecSyncRequest { container_id: id.clone(), cmd: sleep_of(&machine), timeout: 0 };
+        let sync = runtime.exec_sync_cri(request);
+        drop(smol::future::zip(command::run(connection, streams), sync).await);
+    });
+}
+
+/// A command of the machine's own.
+fn sleep_of(machine: &Machine) -> Vec<String> {
+    vec!["/bin/sleep".to_owned(), format!("77{:04}", machine.number)]
+}
+
+/// Nobody reads their output any more, or waits for their deadline; crun before a terminal that is gone computes without end.
+#[test]
+fn commands_in_containers_end_with_the_agent_that_was_killed() {
+    for oci_runtime in OCI_RUNTIMES {
+        let machine = Machine::with_oci_runtime(oci_runtime);
+        let mut victim = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "crash::victim_with_commands", "--nocapture"])
+            .env(COMMANDS, format!("{} {oci_runtime} {}", machine.number, machine.root.display()))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let sleep = sleep_of(&machine).join("\0");
+        let commands = || {
+            let lines = std::fs::read_dir("/proc").unwrap().flatten();
+            let lines = lines.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
+            lines.filter(|line| String::from_utf8_lossy(line).starts_with(&sleep)).count()
+        };
+        let execs = || processes_of(&machine, |words| words.contains(&"exec")).len();
+        let begun = Instant::now();
+        while commands() < 2 || execs() < 2 {
+            assert!(begun.elapsed() < Duration::from_mins(1), "{oci_runtime}: {} {}", commands(), execs());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+        machine.run(async {
+            let runtime = machine.open().await;
+            until("the commands end", async || commands() == 0 && execs() == 0).await;
+            let [sandbox] = &*list_sandboxes(&runtime).await else { panic!("one sandbox") };
+            let containers = runtime.list_containers_cri(Default::default()).await.unwrap().containers;
+            assert_eq!(containers[0].state, i32::from(cri::ContainerState::ContainerRunning));
+            let dir = machine.settings.run_dir.join("containers").join(&containers[0].id);
+            let left: Vec<_> =
+                std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            let is_of_command = |name: &std::ffi::OsString| {
+                ["exec-", "stream-"].iter().any(|of| name.to_string_lossy().starts_with(of))
+            };
+            assert!(!left.iter().any(is_of_command), "{left:?}");
+            remove_sandbox(&runtime, &sandbox.id).await;
+        });
+        machine.assert_clean_soon();
+    }
 }
 
 #[test]

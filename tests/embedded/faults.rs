@@ -12,11 +12,12 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use smolet::cri::RuntimeError;
 use smolet::executor::Executor;
+use smolet::limits::CNI_PLUGIN_TIME;
 use smolet::monitor;
 use smolet::proto::runtime::v1 as cri;
 use smolet::runtime::Embedded;
 
-use crate::common::write_program;
+use crate::common::{Stopwatch, write_program};
 
 use super::machine::{
     Machine, container_of, create, exec, exited, list_sandboxes, output, remove_sandbox, run_container,
@@ -440,6 +441,101 @@ fn a_half_made_sandbox_that_cannot_be_removed_at_the_start_is_listed_and_removed
         })
         .await;
         let sandbox = run_sandbox(&runtime, machine.pod("half")).await;
+        remove_sandbox(&runtime, &sandbox).await;
+    });
+    machine.assert_clean_soon();
+}
+
+/// A plugin may take a minute: an agent starts without waiting for it.
+#[test]
+fn a_half_made_sandbox_whose_plugin_hangs_holds_up_no_start() {
+    let mut machine = Machine::new();
+    with_plugins(&mut machine);
+    set(&machine, "ADD-hangs");
+    machine.run(async {
+        let runtime = machine.open().await;
+        let request =
+            cri::RunPodSandboxRequest { config: Some(machine.pod("half")), runtime_handler: String::new() };
+        let run = async { drop(runtime.run_pod_sandbox_cri(request).await) };
+        let called = machine.root.join("ADD-called");
+        smol::future::or(run, until("the plugin's call", async || called.exists())).await;
+    });
+    kill_agent(&mut machine);
+    set(&machine, "DEL-hangs");
+    machine.run(async {
+        let begun = Stopwatch::start();
+        let runtime = machine.open().await;
+        let took = begun.elapsed();
+        assert!(took < CNI_PLUGIN_TIME / 2, "{took:?}");
+        let listed = list_sandboxes(&runtime).await;
+        assert_eq!(listed.len(), 1, "it can be seen and removed");
+        assert_eq!(listed[0].state, i32::from(cri::PodSandboxState::SandboxNotready));
+        // Its next attempt does not wait for it.
+        let mut next = machine.pod("half");
+        next.metadata.as_mut().unwrap().attempt = 1;
+        unset(&machine, "ADD-hangs");
+        let next = run_sandbox(&runtime, next).await;
+        assert_eq!(list_sandboxes(&runtime).await.len(), 2);
+        unset(&machine, "DEL-hangs");
+        until("its removal", async || list_sandboxes(&runtime).await.len() == 1).await;
+        assert_eq!(list_sandboxes(&runtime).await[0].id, next);
+        remove_sandbox(&runtime, &next).await;
+    });
+    machine.assert_clean_soon();
+}
+
+/// A program that handles the first signal may end at once by the second. Of several calls the last one's time counts.
+#[test]
+fn a_stop_signal_is_sent_once() {
+    let mut machine = Machine::new();
+    let stop = |id: &str, timeout| cri::StopContainerRequest { container_id: id.into(), timeout };
+    let log = |machine: &Machine, name: &str| {
+        fs::read_to_string(machine.root.join(format!("logs/stops/{name}.log"))).unwrap_or_default()
+    };
+    const TRAP: &str = "trap 'echo term' TERM; echo up; while :; do sleep 0.05; done";
+    let (sandbox, again) = machine.run(async {
+        let runtime = machine.open().await;
+        let sandbox = run_sandbox(&runtime, machine.pod("stops")).await;
+        // Calls whose callers have gone.
+        let dropped = async |id: &str, name: &str, timeout: i64| {
+            until("it handles signals", async || log(&machine, name).contains("up")).await;
+            let call = async { drop(runtime.stop_container_cri(stop(id, timeout)).await) };
+            let sent = until("its signal", async || log(&machine, name).contains("term"));
+            smol::future::or(call, sent).await;
+        };
+        let first = run_container(&runtime, &sandbox, script("first", TRAP)).await;
+        dropped(&first, "first", 60).await;
+        let begun = Stopwatch::start();
+        runtime.stop_container_cri(stop(&first, 1)).await.unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+        assert_eq!(exited(&runtime, &first).await.exit_code, 137);
+        assert_eq!(log(&machine, "first").matches("term").count(), 1);
+
+        let second = run_container(&runtime, &sandbox, script("second", TRAP)).await;
+        dropped(&second, "second", 1).await;
+        let call = async { drop(runtime.stop_container_cri(stop(&second, 600)).await) };
+        let longer = async { _ = async_io::Timer::after(Duration::from_secs(3)).await };
+        smol::future::or(call, longer).await;
+        let state = container_of(&runtime, &second).await.state;
+        assert_eq!(
+            state,
+            i32::from(cri::ContainerState::ContainerRunning),
+            "the second call gave it more time"
+        );
+        runtime.stop_container_cri(stop(&second, 0)).await.unwrap();
+        assert_eq!(log(&machine, "second").matches("term").count(), 1);
+
+        let again = run_container(&runtime, &sandbox, script("again", TRAP)).await;
+        dropped(&again, "again", 60).await;
+        (sandbox, again)
+    });
+    kill_agent(&mut machine);
+    machine.run(async {
+        let runtime = machine.open().await;
+        runtime.stop_container_cri(stop(&again, 1)).await.unwrap();
+        assert_eq!(exited(&runtime, &again).await.exit_code, 137);
+        assert_eq!(log(&machine, "again").matches("term").count(), 1, "of two agents");
+        stop_sandbox(&runtime, &sandbox).await;
         remove_sandbox(&runtime, &sandbox).await;
     });
     machine.assert_clean_soon();

@@ -20,6 +20,8 @@ fn a_pod_has_its_network_host_name_sysctls_and_files() {
         config.linux.as_mut().unwrap().sysctls = [
             ("net.core.somaxconn".to_owned(), "77".to_owned()),
             ("kernel.msgmax".to_owned(), "9000".to_owned()),
+            // Of the interface, which is not there before the pod is in its network.
+            ("net.ipv4.conf.eth0.route_localnet".to_owned(), "1".to_owned()),
         ]
         .into();
         config.dns_config = Some(cri::DnsConfig {
@@ -42,6 +44,7 @@ fn a_pod_has_its_network_host_name_sysctls_and_files() {
              /proc/sys/net/ipv4/ip_unprivileged_port_start; ip -o address",
         );
         assert!(shown.starts_with("web\n77\n9000\n0\n"), "{shown}");
+        assert_eq!(machine.inside(&id, "cat /proc/sys/net/ipv4/conf/eth0/route_localnet").trim(), "1");
         assert!(shown.contains(&format!("eth0    inet {ip}/24")) && shown.contains("127.0.0.1/8"), "{shown}");
         let file = machine.settings.root_dir.join("sandboxes").join(&id).join("resolv.conf");
         let text = std::fs::read_to_string(file).unwrap();
@@ -173,6 +176,11 @@ fn a_pod_in_the_nodes_network_has_no_address_and_refused_pods_leave_nothing() {
             config.linux.as_mut().unwrap().sysctls = [("net.no.such".to_owned(), "1".to_owned())].into();
         });
         assert!(sysctl.await.contains("sysctl net/no/such=1: No such file"));
+        let sysctl = refused(|config| {
+            config.linux.as_mut().unwrap().sysctls =
+                [("net.ipv4.conf.eth0.no_such".to_owned(), "1".to_owned())].into();
+        });
+        assert!(sysctl.await.contains("sysctl net/ipv4/conf/eth0/no_such=1: No such file"));
         let request = cri::RunPodSandboxRequest { config: Some(pod("x")), runtime_handler: "kata".into() };
         let error = runtime.run_pod_sandbox_cri(request).await.unwrap_err().to_string();
         assert_eq!(error, "sandbox of pod default/x: runtime handler \"kata\" is not configured");

@@ -210,6 +210,42 @@ fn run_in_terminal(oci_runtime: &str) {
     machine.assert_clean();
 }
 
+#[test]
+fn a_commands_terminal_follows_the_clients_window() {
+    OCI_RUNTIMES.into_iter().for_each(resize_terminal);
+}
+
+fn resize_terminal(oci_runtime: &str) {
+    let machine = Machine::with_oci_runtime(oci_runtime);
+    machine.run(async {
+        let runtime = open(&machine).await;
+        let sandbox = run_sandbox(&runtime, machine.pod("window")).await;
+        let id = run_container(&runtime, &sandbox, script("app", "sleep 1000")).await;
+        let text = "is() { until [ \"$(busybox stty size)\" = \"$1\" ]; do busybox usleep 50000; done; echo \"$2\"; }; \
+            is '43 132' first; is '24 80' second; is '50 200' third";
+        let ran = of_url(&runtime, command(&id, text, true, true)).await;
+        let (stdout, out) = bounded(4);
+        let (_to_stdin, stdin) = bounded(4);
+        let (to_sizes, sizes) = bounded(1);
+        let streams = Streams { stdin: Some(stdin), stdout, stderr: None, sizes: Some(sizes) };
+        let sizes = async {
+            for (width, height, seen) in [(132, 43, "first"), (80, 24, "second"), (200, 50, "third")] {
+                to_sizes.send(Size { width, height }).await.unwrap();
+                let mut said = Vec::new();
+                while !String::from_utf8_lossy(&said).contains(seen) {
+                    said.extend(out.recv().await.expect(seen));
+                }
+            }
+            std::future::pending::<()>().await;
+        };
+        let ended = async { assert_eq!(command::run(ran, streams).await, Ok(Ending::Exit(0))) };
+        smol::future::or(ended, sizes).await;
+        stop_sandbox(&runtime, &sandbox).await;
+        remove_sandbox(&runtime, &sandbox).await;
+    });
+    machine.assert_clean();
+}
+
 /// runc gives a command its container's score, crun the one that it has itself: a program in the place of the OCI runtime tells that one.
 #[test]
 fn commands_are_started_with_the_oom_score_of_their_container() {
