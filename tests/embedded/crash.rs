@@ -34,11 +34,12 @@ const ROUNDS: u64 = 20;
 fn victim() {
     let Ok(place) = std::env::var(VICTIM) else { return };
     let [number, oci_runtime, root] = place.splitn(3, ' ').collect::<Vec<_>>()[..] else { panic!("{place}") };
-    let mut machine = Machine::at(PathBuf::from(root), number.parse().unwrap());
+    let mut machine = Machine::beside(PathBuf::from(root), number.parse().unwrap());
     machine.use_oci_runtime(oci_runtime);
     machine.run(async {
         let runtime = machine.open().await;
-        let mut attempt = u32::try_from(list_sandboxes(&runtime).await.len()).unwrap() * 100;
+        // Those of other victims are removed meanwhile, or not yet.
+        let mut attempt = std::process::id() * 100;
         loop {
             attempt += 1;
             // Each second one has a user namespace.
@@ -72,7 +73,7 @@ fn victim() {
 fn victim_with_commands() {
     let Ok(place) = std::env::var(COMMANDS) else { return };
     let [number, oci_runtime, root] = place.splitn(3, ' ').collect::<Vec<_>>()[..] else { panic!("{place}") };
-    let mut machine = Machine::at(PathBuf::from(root), number.parse().unwrap());
+    let mut machine = Machine::beside(PathBuf::from(root), number.parse().unwrap());
     machine.use_oci_runtime(oci_runtime);
     machine.run(async {
         let runtime = machine.open().await;
