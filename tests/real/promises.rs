@@ -65,10 +65,14 @@ pub fn an_idle_agent_costs_no_more_than_promised(runtime: &Runtime) {
         settle(agent.pid(), SETTLE);
         let mut idle = Idle::watch(agent.pid(), WATCH);
         for _ in 1..WATCHES_MAX {
-            if idle.cpu_ms_per_minute <= limits.cpu_ms_per_minute {
+            // The first list of all images, five minutes after the start, is recorded once.
+            if idle.cpu_ms_per_minute <= limits.cpu_ms_per_minute && idle.disk_bytes == 0 {
                 break;
             }
-            println!("  {:.1} ms of CPU: watched again", idle.cpu_ms_per_minute);
+            println!(
+                "  {:.1} ms of CPU, {} bytes written: watched again",
+                idle.cpu_ms_per_minute, idle.disk_bytes
+            );
             idle = Idle::watch(agent.pid(), WATCH);
         }
         println!(
