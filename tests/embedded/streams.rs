@@ -22,8 +22,8 @@ use smolet::streaming::{Connection, forward};
 use crate::common::write_program;
 
 use super::machine::{
-    Machine, OCI_RUNTIMES, create, exec, exited, remove_sandbox, run_container, run_sandbox, script, start,
-    stop_sandbox,
+    Machine, OCI_RUNTIMES, PATIENCE, create, exec, exited, remove_sandbox, run_container, run_sandbox,
+    script, start, stop_sandbox,
 };
 
 /// Opens the runtime with its streaming server.
@@ -239,7 +239,11 @@ fn resize_terminal(oci_runtime: &str) {
             std::future::pending::<()>().await;
         };
         let ended = async { assert_eq!(command::run(ran, streams).await, Ok(Ending::Exit(0))) };
-        smol::future::or(ended, sizes).await;
+        let late = async {
+            async_io::Timer::after(PATIENCE).await;
+            panic!("{oci_runtime}: the terminal does not follow");
+        };
+        smol::future::or(ended, smol::future::or(sizes, late)).await;
         stop_sandbox(&runtime, &sandbox).await;
         remove_sandbox(&runtime, &sandbox).await;
     });
