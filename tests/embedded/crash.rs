@@ -51,7 +51,7 @@ fn victim() {
                 };
             config.metadata.as_mut().unwrap().attempt = attempt;
             // Every other pod has a first process.
-            if attempt % 2 == 0 {
+            if attempt.is_multiple_of(2) {
                 let options = config.linux.as_mut().unwrap().security_context.as_mut().unwrap();
                 options.namespace_options.as_mut().unwrap().pid = cri::NamespaceMode::Pod.into();
             }
