@@ -164,7 +164,7 @@ impl Importer {
         inflate: (Inflate, PathBuf),
         listed: ListedImages,
     ) -> Self {
-        let platform = Platform::here(&rustix::system::uname().machine().to_string_lossy());
+        let platform = Platform::here();
         let dir = dir.to_owned();
         let (settled, lease_ended, watch, said, lists) = Default::default();
         Self {
@@ -620,7 +620,7 @@ fn read(
 
 /// Names of the images that an archive has for this node; `None` when it is compressed or no such archive. Blocks.
 pub(crate) fn names_in(archive: &Path) -> Option<Vec<String>> {
-    let platform = Platform::here(&rustix::system::uname().machine().to_string_lossy());
+    let platform = Platform::here();
     let (_, _, plan) = read(archive, &platform, &(|_, _| Ok(None), PathBuf::new())).ok()?;
     Some(plan.images.into_iter().map(|image| image.name).collect())
 }

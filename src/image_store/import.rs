@@ -69,7 +69,7 @@ impl ImageStore {
         is_wanted: &dyn Fn(&str) -> bool,
         stored: &mut Vec<(String, StoredImage)>,
     ) -> ImageStoreResult<()> {
-        let platform = Platform::here(&rustix::system::uname().machine().to_string_lossy());
+        let platform = Platform::here();
         let owned = path.to_owned();
         let read = self.inner.blocking.run_alone(move || Archive::read(file, &owned, &platform));
         let failed = |error| ImageStoreError::io(format!("importing {}", path.display()), error);

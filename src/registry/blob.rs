@@ -155,7 +155,7 @@ pub(super) async fn fetch<S: BlobSink>(
             Ended::Unread(why) => {
                 sink.restart().await.map_err(|error| store(&error))?;
                 let why = format!("{}: {why}", endpoint.host());
-                log::warn!("layer {}: {why}; asking the next host", blob.digest);
+                log::warn!("layer {}: {why}; this host is not asked for it again", blob.digest);
                 first.get_or_insert(RegistryError::Content(why));
             }
             Ended::Sink(error) => return Err(error),

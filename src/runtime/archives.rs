@@ -1,5 +1,6 @@
 //! Images of archives in the image store ([`ArchiveImages`]): which archive an image is from stands in a label for each of its names.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
 
@@ -10,17 +11,15 @@ use crate::image_store::{Digest, ImageStore, ImageStoreError, StoredImage};
 impl ArchiveImages for ImageStore {
     fn labelled(&self) -> Vec<(String, String)> {
         let images = self.list();
-        let mut found: Vec<(String, String)> = Vec::new();
-        // An image that has lost the name to another one may have been left with the label.
-        for has_name in [true, false] {
+        let mut found = BTreeMap::new();
+        // An image that has lost the name to another one may have been left with the label: the one that has the name counts.
+        for has_name in [false, true] {
             for image in &images {
                 let is_tag = |name: &str| image.tags.iter().any(|tag| tag.name == name);
-                let labels = labels_by_name(image).filter(|(name, _)| is_tag(name) == has_name);
-                let new: Vec<_> = labels.filter(|(name, _)| found.iter().all(|(of, _)| of != name)).collect();
-                found.extend(new);
+                found.extend(labels_by_name(image).filter(|(name, _)| is_tag(name) == has_name));
             }
         }
-        found
+        found.into_iter().collect()
     }
 
     fn unlabel<'a>(&'a self, image: &'a str) -> Local<'a, Result<(), Failure>> {

@@ -11,7 +11,7 @@
 //! behind, first as a process, then as a zombie of the machine's first process.
 
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{DirEntry, File};
 use std::io::{self, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -23,9 +23,12 @@ use rustix::process::{Pid, Signal, WaitOptions, getpgid, kill_process, kill_proc
 use rustix::termios::Winsize;
 
 use crate::filesystem::{read_bounded, read_start};
-use crate::limits::{BUNDLE_SPEC_BYTES_MAX, EXEC_PID_PERIOD, EXEC_PID_TIME};
+use crate::limits::{BUNDLE_SPEC_BYTES_MAX, EXEC_PID_PERIOD, EXEC_PID_TIME, RUNTIME_ENTRIES_READ_MAX};
 use crate::oci;
 
+/// How the names of commands begin: of `ExecSync`, and of those with streams.
+pub(super) const EXEC: &str = "exec-";
+pub(super) const STREAM: &str = "stream-";
 /// Major numbers of pseudo-terminals' slaves (`Documentation/admin-guide/devices.txt`).
 const PSEUDO_TERMINALS: std::ops::RangeInclusive<u32> = 136..=143;
 
@@ -44,7 +47,7 @@ pub(super) struct ContainerCommand {
 }
 
 impl ContainerCommand {
-    /// Of that name, which no other command of the container has that runs.
+    /// Of that name ([`EXEC`] or [`STREAM`], and a number), which no other command of the container has that runs.
     pub(super) fn in_bundle(bundle: PathBuf, name: &str, words: Vec<String>, tty: bool) -> Self {
         let file = |suffix: &str| bundle.join(format!("{name}.{suffix}"));
         Self { process_file: file("json"), pid_file: file("pid"), bundle, words, tty }
@@ -142,6 +145,17 @@ fn pid_in(file: &Path) -> Option<Pid> {
     Pid::from_raw(std::str::from_utf8(&text).ok()?.trim().parse().ok()?)
 }
 
+/// Whether a container below `dir` has files of a command: one that ends removes them.
+pub(super) fn are_left(dir: &Path) -> bool {
+    let entries =
+        |dir: &Path| std::fs::read_dir(dir).into_iter().flatten().flatten().take(RUNTIME_ENTRIES_READ_MAX);
+    let is_of_command = |file: &DirEntry| {
+        let name = file.file_name();
+        [EXEC, STREAM].iter().any(|kind| name.as_encoded_bytes().starts_with(kind.as_bytes()))
+    };
+    entries(dir).any(|bundle| entries(&bundle.path()).any(|file| is_of_command(&file)))
+}
+
 /// Ends a command of a former agent, which has nobody who reads it: by the arguments of its OCI runtime, a process that is not this one's
 /// child. The files are removed.
 pub(super) fn end_former((process_file, pid_file): (&Path, &Path), runtime: Pid) {
@@ -161,9 +175,10 @@ mod tests {
 
     #[test]
     fn the_process_document_is_the_owners_alone_and_is_removed() {
-        let dir = std::env::temp_dir().join(format!("smolet-command-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&dir);
-        std::fs::create_dir(&dir).unwrap();
+        let bundles = std::env::temp_dir().join(format!("smolet-command-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&bundles);
+        let dir = bundles.join("id");
+        std::fs::create_dir_all(&dir).unwrap();
         let command = ContainerCommand::in_bundle(dir.clone(), "exec-0", vec!["ls".to_owned()], true);
         assert!(command.prepare().is_err(), "there is no bundle");
         let config = r#"{"process": {"cwd": "/tmp", "env": ["SECRET=1"]}}"#;
@@ -180,11 +195,13 @@ mod tests {
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let arguments = command.exec_arguments("id");
         assert_eq!((&arguments[2], &arguments[5]), (&path.clone().into_os_string(), &"id".into()));
+        assert!(are_left(&bundles));
         assert!(!command.remove() && !path.exists(), "it was not started");
+        assert!(!are_left(&bundles), "what the container itself has is no command's");
         command.prepare().unwrap();
         std::fs::write(dir.join("exec-0.pid"), "1").unwrap();
         assert!(command.remove());
         assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1);
-        std::fs::remove_dir_all(&dir).unwrap();
+        std::fs::remove_dir_all(&bundles).unwrap();
     }
 }

@@ -488,10 +488,10 @@ impl Containers {
 
     // ---- stop and remove -------------------------------------------------------------------------------
 
-    /// `StopContainer`; idempotent.
+    /// `StopContainer`; idempotent. Of several calls the last one's time counts.
     ///
     /// # Errors
-    /// It runs on after SIGKILL.
+    /// It runs on after SIGKILL; or a later call goes on.
     pub(super) async fn stop(
         self: &Rc<Self>,
         container: &Rc<Container>,

@@ -73,7 +73,7 @@ impl Embedded {
     /// `StopContainer`; idempotent.
     ///
     /// # Errors
-    /// It runs on after SIGKILL.
+    /// It runs on after SIGKILL; or a later call goes on, with a time of its own.
     pub async fn stop_container_cri(
         &self,
         request: cri::StopContainerRequest,

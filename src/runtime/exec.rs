@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use smol::future::or;
 
-use super::command::ContainerCommand;
+use super::command::{ContainerCommand, EXEC};
 use super::container::{Container, Containers};
 use super::context::{failed, full, invalid, not_now};
 use super::oci_runtime::{Exec, message_of};
@@ -87,7 +87,7 @@ impl Execs {
             return Err(not_now(format!("container {id} does not run")));
         }
         let number = self.next.replace(self.next.get().wrapping_add(1));
-        let (bundle, name) = (containers.run_dir(id), format!("exec-{number}"));
+        let (bundle, name) = (containers.run_dir(id), format!("{EXEC}{number}"));
         let command = Arc::new(ContainerCommand::in_bundle(bundle, &name, command.to_vec(), false));
         let runtime = containers.oci_runtime(container)?;
         // The wait counts: a probe's time is that of its whole call.

@@ -62,6 +62,9 @@ pub(super) async fn end_plugins(context: &Rc<Context>, id: &str) {
 pub(super) async fn end_commands(context: &Rc<Context>) {
     let (names, dir) = (names(&context.settings), context.settings.containers_run());
     let ended = context.blocking(move || {
+        if !command::are_left(&dir) {
+            return 0;
+        }
         let known = names.clone();
         let mut ended = 0_usize;
         for_each_process(("cmdline", 4 * KIB), &|name| may_be_maker(name, &known), &mut |pid, line| {
@@ -74,7 +77,9 @@ pub(super) async fn end_commands(context: &Rc<Context>) {
     });
     let ended = ended.await;
     if ended > 0 {
-        log::info!("{ended} commands in containers, of the agent before this one, were ended");
+        log::info!(
+            "commands in containers: {ended} of the agent before this one were ended; nobody reads their output any more"
+        );
     }
 }
 

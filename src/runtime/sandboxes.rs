@@ -115,7 +115,7 @@ impl Sandboxes {
     fn remove_later(self: &Rc<Self>, sandbox: &Rc<Sandbox>) {
         let (weak, id, clock) = (Rc::downgrade(self), sandbox.id().clone(), self.context.clock.clone());
         let again = async move {
-            let mut pause = Duration::ZERO;
+            let (mut pause, mut level) = (Duration::ZERO, log::Level::Warn);
             loop {
                 clock.sleep(pause).await;
                 pause = (pause * 2).clamp(REMOVAL_RETRY_MIN, REMOVAL_RETRY_MAX);
@@ -125,8 +125,9 @@ impl Sandboxes {
                 let _turn = sandbox.turn().write().await;
                 match sandboxes.remove(&sandbox).await {
                     Ok(()) => return log::info!("sandbox {id}: half-made, and removed now"),
-                    Err(error) => log::debug!("sandbox {id}: {error}"),
+                    Err(error) => log::log!(level, "{error}; half-made, and not removed; retrying"),
                 }
+                level = log::Level::Debug;
             }
         };
         drop(self.context.to_the_end("half-made sandbox", again));

@@ -5,8 +5,7 @@
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-
+use super::namespaces::in_network;
 use crate::filesystem::read_start;
 use crate::limits::{CGROUP_STAT_BYTES_MAX, CPU_RATE_TIME_MIN};
 use crate::model::{Mono, Now};
@@ -212,15 +211,8 @@ pub(super) fn network(namespace: &Path, timestamp: i64) -> Option<cri::NetworkUs
 
 /// `/proc/net/dev` of a network namespace, read by a thread that enters it and ends.
 pub(super) fn network_counters(namespace: &Path) -> Option<String> {
-    let file = std::fs::File::open(namespace).ok()?;
-    let read = move || {
-        use std::os::fd::AsFd as _;
-        move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).ok()?;
-        let bytes = read_start(Path::new("/proc/thread-self/net/dev"), CGROUP_STAT_BYTES_MAX).ok()?;
-        String::from_utf8(bytes).ok()
-    };
-    let thread = std::thread::Builder::new().name("network".to_owned()).spawn(read).ok()?;
-    thread.join().ok()?
+    let read = || read_start(Path::new("/proc/thread-self/net/dev"), CGROUP_STAT_BYTES_MAX);
+    String::from_utf8(in_network(namespace, read).ok()?.ok()?).ok()
 }
 
 /// `/proc/net/dev` without the loopback interface. PURE.

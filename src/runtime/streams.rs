@@ -33,7 +33,7 @@ use smol::future::{or, zip};
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::Embedded;
-use super::command::ContainerCommand;
+use super::command::{ContainerCommand, STREAM};
 use super::context::Context;
 use super::namespaces::in_network;
 use super::oci_runtime::message_of;
@@ -197,7 +197,7 @@ async fn exec(streams: &ContainerStreams, request: ExecRequest, ends: Ends) -> R
     let id = container.id();
     let (path, global) = runtime.oci_runtime_of(id.as_str()).map_err(text)?;
     let number = streams.next.replace(streams.next.get().wrapping_add(1));
-    let (bundle, name) = (runtime.containers.run_dir(id), format!("stream-{number}"));
+    let (bundle, name) = (runtime.containers.run_dir(id), format!("{STREAM}{number}"));
     let command = Arc::new(ContainerCommand::in_bundle(bundle, &name, cmd, tty));
     let mut program = program::command(path);
     program.args(global).args(command.exec_arguments(id.as_str()));

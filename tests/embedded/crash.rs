@@ -3,8 +3,9 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -29,13 +30,30 @@ const COMMANDS: &str = "SMOLET_TEST_COMMANDS";
 /// Instants at which it is killed, with each OCI runtime.
 const ROUNDS: u64 = 20;
 
-/// Not a test of its own: what the process does that [`a_killed_agent_leaves_nothing_behind`] kills.
-#[test]
-fn victim() {
-    let Ok(place) = std::env::var(VICTIM) else { return };
+/// Begins a process that is to be killed: that test, with the machine in that variable.
+fn begin(test: &str, variable: &str, machine: &Machine, oci_runtime: &str) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", &format!("crash::{test}"), "--nocapture"])
+        .env(variable, format!("{} {oci_runtime} {}", machine.number, machine.root.display()))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// The machine that such a process works with.
+fn of_parent(variable: &str) -> Option<ManuallyDrop<Machine>> {
+    let place = std::env::var(variable).ok()?;
     let [number, oci_runtime, root] = place.splitn(3, ' ').collect::<Vec<_>>()[..] else { panic!("{place}") };
     let mut machine = Machine::beside(PathBuf::from(root), number.parse().unwrap());
     machine.use_oci_runtime(oci_runtime);
+    Some(machine)
+}
+
+/// Not a test of its own: what the process does that [`a_killed_agent_leaves_nothing_behind`] kills.
+#[test]
+fn victim() {
+    let Some(machine) = of_parent(VICTIM) else { return };
     machine.run(async {
         let runtime = machine.open().await;
         // Those of other victims are removed meanwhile, or not yet.
@@ -71,10 +89,7 @@ fn victim() {
 /// Not a test of its own: a process that is killed while two commands run in a container, one of them with a terminal.
 #[test]
 fn victim_with_commands() {
-    let Ok(place) = std::env::var(COMMANDS) else { return };
-    let [number, oci_runtime, root] = place.splitn(3, ' ').collect::<Vec<_>>()[..] else { panic!("{place}") };
-    let mut machine = Machine::beside(PathBuf::from(root), number.parse().unwrap());
-    machine.use_oci_runtime(oci_runtime);
+    let Some(machine) = of_parent(COMMANDS) else { return };
     machine.run(async {
         let runtime = machine.open().await;
         let serve = runtime.serve_streams(&machine.executor).unwrap();
@@ -111,13 +126,7 @@ fn sleep_of(machine: &Machine) -> Vec<String> {
 fn commands_in_containers_end_with_the_agent_that_was_killed() {
     for oci_runtime in OCI_RUNTIMES {
         let machine = Machine::with_oci_runtime(oci_runtime);
-        let mut victim = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "crash::victim_with_commands", "--nocapture"])
-            .env(COMMANDS, format!("{} {oci_runtime} {}", machine.number, machine.root.display()))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut victim = begin("victim_with_commands", COMMANDS, &machine, oci_runtime);
         let sleep = sleep_of(&machine).join("\0");
         let commands = || {
             let lines = std::fs::read_dir("/proc").unwrap().flatten();
@@ -160,13 +169,7 @@ fn kill_agents(oci_runtime: &str) {
     let mut machine = Machine::new();
     machine.use_oci_runtime(oci_runtime);
     for round in 0..ROUNDS {
-        let mut victim = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "crash::victim", "--nocapture"])
-            .env(VICTIM, format!("{} {oci_runtime} {}", machine.number, machine.root.display()))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut victim = begin("victim", VICTIM, &machine, oci_runtime);
         // A pod's whole life takes some 600 ms: the instants are spread over it.
         std::thread::sleep(Duration::from_millis(40 + (round * 67) % 700));
         victim.kill().unwrap();

@@ -1,4 +1,5 @@
-//! Plans the import of an image archive: which blobs, and under which image names. PURE but for the reads it requests.
+//! Plans the import of an image archive: which blobs, and under which image names. PURE but for the reads it requests and
+//! [`Platform::here`].
 //!
 //! ```text
 //!     OCI layout     index.json ─► (index of platforms ─►) manifest ─► configuration, layers
@@ -38,8 +39,13 @@ pub struct Platform {
 }
 
 impl Platform {
-    /// The platform of this build, on a machine whose `uname -m` is `machine`.
-    pub fn here(machine: &str) -> Self {
+    /// The platform of this build on this machine.
+    pub fn here() -> Self {
+        Self::on(&rustix::system::uname().machine().to_string_lossy())
+    }
+
+    /// The same, on a machine whose `uname -m` is `machine`.
+    fn on(machine: &str) -> Self {
         let architecture = match std::env::consts::ARCH {
             "x86_64" => "amd64",
             "x86" => "386",
