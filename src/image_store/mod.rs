@@ -446,12 +446,13 @@ impl ImageStore {
 
     /// Waits until no other writer has this layer.
     async fn only(&self, diff_id: Digest) -> MutexGuardArc<()> {
-        let lock = {
-            let mut ingests = self.inner.ingests.borrow_mut();
-            ingests.retain(|_, lock| Arc::strong_count(lock) > 1);
-            ingests.entry(diff_id).or_default().clone()
-        };
-        lock.lock_arc().await
+        self.lock_of(diff_id).lock_arc().await
+    }
+
+    fn lock_of(&self, diff_id: Digest) -> Arc<AsyncMutex<()>> {
+        let mut ingests = self.inner.ingests.borrow_mut();
+        ingests.retain(|_, lock| Arc::strong_count(lock) > 1);
+        ingests.entry(diff_id).or_default().clone()
     }
 }
 

@@ -7,7 +7,6 @@
 //! ```
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smol::lock::{MutexGuardArc, SemaphoreGuardArc};
@@ -104,15 +103,16 @@ impl ImageStore {
         right
     }
 
-    /// Removes layers that nothing uses and no lease holds. What a dropped call leaves undone the next one does.
+    /// Removes layers that nothing uses and no lease holds. What a dropped call, or another one that removes the same layer, leaves undone the
+    /// next one does.
     pub(super) async fn collect(&self) {
         let removable: Vec<Digest> = {
             let state = self.inner.state.borrow();
             state.found.layers.keys().filter(|layer| state.is_removable(layer)).copied().collect()
         };
         for layer in removable {
-            // A pull that wants it waits until it is gone.
-            let only = self.only(layer).await;
+            // Another call removes it, or a pull has begun to write it anew. One that comes now waits until it is gone.
+            let Some(only) = self.try_only(layer) else { continue };
             let (disk, state) = (self.inner.disk.clone(), self.inner.state.clone());
             let removed = self.long_work(move || {
                 let _only = only;
@@ -187,8 +187,7 @@ impl ImageStore {
     }
 
     fn try_only(&self, diff_id: Digest) -> Option<MutexGuardArc<()>> {
-        let lock: Arc<_> = self.inner.ingests.borrow_mut().entry(diff_id).or_default().clone();
-        lock.try_lock_arc()
+        self.lock_of(diff_id).try_lock_arc()
     }
 }
 
@@ -238,5 +237,47 @@ fn remove_layer(disk: &Disk, state: &Shared<State>, layer: Digest) {
         if path.exists() {
             state.borrow_mut().found.layers.insert(layer, record);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use super::super::record::Layer;
+    use super::super::unpack::Counts;
+    use super::*;
+    use crate::blocking::Blocking;
+    use crate::image_store::Snapshotter;
+
+    /// Whoever removes an image waits for no download of another one.
+    #[test]
+    fn a_layer_that_is_being_written_holds_up_no_collection() {
+        let root = std::env::temp_dir().join(format!("smolet-collect-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&root);
+        let blocking = Rc::new(Blocking::on_this_thread());
+        let store = smol::block_on(ImageStore::open(&root, blocking)).unwrap();
+        let [written, unused] = [&b"written"[..], b"unused"].map(Digest::of);
+        for diff_id in [written, unused] {
+            std::fs::create_dir(store.inner.disk.layer(diff_id)).unwrap();
+            let layer =
+                Layer { diff_id, counts: Counts::default(), implicit: Vec::new(), form: Snapshotter::Native };
+            store.inner.state.borrow_mut().found.layers.insert(diff_id, layer);
+        }
+        let writer = store.try_only(written);
+        let collected = async {
+            store.collect().await;
+            true
+        };
+        let waits = async {
+            async_io::Timer::after(Duration::from_secs(10)).await;
+            false
+        };
+        assert!(smol::block_on(smol::future::or(collected, waits)));
+        assert_eq!([written, unused].map(|layer| store.has_layer(&layer)), [true, false]);
+        drop(writer);
+        smol::block_on(store.collect());
+        assert!(!store.has_layer(&written) && !store.inner.disk.layer(written).exists());
+        std::fs::remove_dir_all(&root).unwrap();
     }
 }

@@ -83,6 +83,8 @@ pub const ADOPT_RETRY_MIN: Duration = Duration::from_secs(1);
 pub const ADOPT_RETRY_MAX: Duration = Duration::from_mins(1);
 /// How often all containers are looked at while inotify fails.
 pub const WATCH_RETRY_PERIOD: Duration = Duration::from_secs(10);
+/// How long the kernel may take from the event that a lock's file was closed to the end of the lock.
+pub const LOCK_RELEASE_TIME: Duration = Duration::from_millis(200);
 /// How long what the OCI runtime has of an ended container stays, where the kernel has ended all its processes: a container that is started
 /// in its place comes first. Of an agent that is killed meanwhile the next start removes it.
 pub const CLEAN_UP_PAUSE: Duration = Duration::from_secs(1);

@@ -62,10 +62,8 @@ pub const SERVED_SIZE_BYTES_MAX: usize = 256;
 pub const EXEC_PID_TIME: Duration = Duration::from_secs(5);
 /// Time between two looks for it.
 pub const EXEC_PID_PERIOD: Duration = Duration::from_millis(5);
-/// Looks for a command's process ID when its terminal gets another size. Without one after them: it has the size of its start.
-pub const EXEC_SIZE_TRIES: u32 = 40;
-/// Time between two of them.
-pub const EXEC_SIZE_PERIOD: Duration = Duration::from_millis(50);
+/// Processes between the OCI runtime and a command of its: a runtime may be a script that starts another one.
+pub const EXEC_PROCESS_DEPTH_MAX: usize = 8;
 /// How long a port of a pod may take to accept a connection. Longer: it is refused.
 pub const PORT_CONNECT_TIME: Duration = Duration::from_secs(10);
 /// How long a client may take to close a connection that has ended. Longer: it is closed here.

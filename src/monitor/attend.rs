@@ -17,7 +17,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::clients::{Clients, Input};
 use super::control::{Answer, Request};
-use super::create::{Ready, Stdios};
+use super::create::{Ready, Stdios, other_side};
 use super::line::{Lines, Stamp, Stream};
 use super::log_file::LogFile;
 use super::record::{
@@ -55,6 +55,8 @@ pub(super) struct Monitor {
     typed: Vec<u8>,
     /// A pseudo-terminal, for its size.
     terminal: Option<OwnedFd>,
+    /// The container's side of it, while the first process lives.
+    held: Option<OwnedFd>,
     log: LogFile,
     clients: Clients,
     control: control::Listener,
@@ -133,6 +135,7 @@ impl Monitor {
             Ok(fd.map(|fd| Output { stream, fd, lines: Lines::default() }))
         };
         let outputs = [output(Stream::Stdout, stdout)?, output(Stream::Stderr, stderr)?];
+        let held = terminal.as_ref().filter(|_| init_fd.is_some()).and_then(other_side);
         let Opened { log, clients, control } = opened;
         let spaces = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
         let has_orphans = spaces("self") == spaces(&init.pid.to_string());
@@ -152,6 +155,7 @@ impl Monitor {
             stdin: stdin.map_err(failed(directory))?,
             typed: Vec::new(),
             terminal,
+            held,
             log,
             buffer: Vec::new(),
         })
@@ -449,7 +453,7 @@ impl Monitor {
         let code = code.unwrap_or(EXIT_CODE_UNKNOWN);
         let exit = Exit { code, finished_at: now().0, oom_killed: self.oom_killed };
         let at = Instant::now();
-        self.init_fd = None;
+        (self.init_fd, self.held) = (None, None);
         self.ended = Some(Ended { exit, at, last_output: at });
         self.kill_rest();
     }

@@ -5,7 +5,7 @@ use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::DirBuilderExt as _;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid, XattrFlags, chownat, lset
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::{PidfdFlags, pidfd_open};
+use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer};
 use serde::Deserialize;
 
 use super::record::{Arguments, Init, init_of, place};
@@ -320,20 +321,24 @@ fn waiting_text(fd: &OwnedFd) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
-/// The terminal that an OCI runtime has sent to its `--console-socket`: it has ended, so that its message waits. The descriptor
-/// does not block.
-///
-/// # Errors
-/// It sent none.
-pub fn receive_terminal(listener: &UnixListener) -> io::Result<OwnedFd> {
+/// The terminal that an OCI runtime has sent to its `--console-socket`: it has ended, so that its message waits.
+fn receive_terminal(listener: &UnixListener) -> io::Result<OwnedFd> {
     listener.set_nonblocking(true)?;
     let (socket, _) = listener.accept()?;
     socket.set_nonblocking(true)?;
+    sent_terminal(&socket)
+}
+
+/// The terminal that an OCI runtime sends over that connection to its `--console-socket`. The descriptor does not block.
+///
+/// # Errors
+/// It sent none; `WouldBlock`: not yet, where the socket does not block.
+pub fn sent_terminal(socket: &UnixStream) -> io::Result<OwnedFd> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut received = RecvAncillaryBuffer::new(&mut space);
     let mut name = [0; 256];
     let mut pieces = [IoSliceMut::new(&mut name)];
-    recvmsg(&socket, &mut pieces, &mut received, RecvFlags::CMSG_CLOEXEC)?;
+    recvmsg(socket, &mut pieces, &mut received, RecvFlags::CMSG_CLOEXEC)?;
     let fds = received.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
         _ => None,
@@ -342,6 +347,12 @@ pub fn receive_terminal(listener: &UnixListener) -> io::Result<OwnedFd> {
     let flags = rustix::fs::fcntl_getfl(&fd)?;
     rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
     Ok(fd)
+}
+
+/// The container's side of a terminal, to be held while its process lives: a moment in which nobody there has it open (getty, systemd)
+/// would read as its end. `None`: Linux before 4.13, where it does.
+pub fn other_side(terminal: &OwnedFd) -> Option<OwnedFd> {
+    ioctl_tiocgptpeer(terminal, OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).ok()
 }
 
 #[cfg(test)]

@@ -13,24 +13,26 @@
 use std::ffi::OsString;
 use std::fs::{DirEntry, File};
 use std::io::{self, Write as _};
-use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use rustix::fs::{FileType, Mode, OFlags};
 use rustix::process::{Pid, Signal, WaitOptions, getpgid, kill_process, kill_process_group, waitpid};
-use rustix::termios::Winsize;
 
 use crate::filesystem::{read_bounded, read_start};
-use crate::limits::{BUNDLE_SPEC_BYTES_MAX, EXEC_PID_PERIOD, EXEC_PID_TIME, RUNTIME_ENTRIES_READ_MAX};
+use crate::limits::{
+    BUNDLE_SPEC_BYTES_MAX, EXEC_PID_PERIOD, EXEC_PID_TIME, EXEC_PROCESS_DEPTH_MAX, KIB,
+    RUNTIME_ENTRIES_READ_MAX,
+};
+use crate::monitor::stat_field;
 use crate::oci;
 
 /// How the names of commands begin: of `ExecSync`, and of those with streams.
 pub(super) const EXEC: &str = "exec-";
 pub(super) const STREAM: &str = "stream-";
-/// Major numbers of pseudo-terminals' slaves (`Documentation/admin-guide/devices.txt`).
-const PSEUDO_TERMINALS: std::ops::RangeInclusive<u32> = 136..=143;
+
+/// Number of a process's parent in `/proc/PID/stat`.
+const STAT_PARENT: usize = 4;
 
 /// A command in a container.
 #[derive(Debug)]
@@ -58,10 +60,10 @@ impl ContainerCommand {
         self.words.first().map_or("", |word| word)
     }
 
-    /// Arguments of the OCI runtime, after its global ones.
-    pub(super) fn exec_arguments(&self, container: &str) -> [OsString; 6] {
+    /// Arguments of the OCI runtime, after its global ones and before the container's ID.
+    pub(super) fn exec_arguments(&self) -> [OsString; 5] {
         let (process, pid) = (self.process_file.clone(), self.pid_file.clone());
-        ["exec".into(), "--process".into(), process.into(), "--pid-file".into(), pid.into(), container.into()]
+        ["exec".into(), "--process".into(), process.into(), "--pid-file".into(), pid.into()]
     }
 
     /// Writes the process document, mode 0600: the environment may have secrets. Files of a former agent's command are removed.
@@ -85,26 +87,6 @@ impl ContainerCommand {
         std::fs::remove_file(&self.pid_file).is_ok()
     }
 
-    /// Sets the size of the command's own terminal; false: it has not started yet. What the command has opened in its place is not touched.
-    pub(super) fn set_size(&self, size: Winsize) -> bool {
-        let Some(pid) = pid_in(&self.pid_file) else { return false };
-        let input = format!("/proc/{}/fd/0", pid.as_raw_pid());
-        let looked = rustix::fs::open(input, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-        // It may have ended.
-        let Ok(looked) = looked else { return true };
-        let is_terminal = rustix::fs::fstat(&looked).is_ok_and(|stat| {
-            FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
-                && PSEUDO_TERMINALS.contains(&rustix::fs::major(stat.st_rdev))
-        });
-        if is_terminal {
-            let again = format!("/proc/self/fd/{}", looked.as_raw_fd());
-            let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            let opened = rustix::fs::open(again, flags, Mode::empty());
-            let _ = opened.and_then(|terminal| rustix::termios::tcsetwinsize(terminal, size));
-        }
-        true
-    }
-
     /// Kills the command, and returns when the OCI runtime has reaped it and exited; an OCI runtime that does not within
     /// `limits::EXEC_PID_TIME` is killed too. `runtime` is the caller's child, in a process group of its own, and not reaped yet. The
     /// files are removed; the one with the process ID may not be there yet, and the command run.
@@ -123,21 +105,37 @@ impl ContainerCommand {
             // It is not reaped, so its PID is still its own.
             let _ = kill_process_group(runtime, Signal::KILL);
             let _ = waitpid(Some(runtime), WaitOptions::empty());
-            if !is_killed {
-                kill(&self.pid_file, runtime);
+            if !is_killed && let Some(pid) = pid_in(&self.pid_file) {
+                kill_group(pid, runtime);
             }
         }
         self.remove();
     }
 }
 
-/// Kills the command whose process ID the OCI runtime has written, and what it has started in its group; false: it has not.
+/// Kills the command whose process ID the living OCI runtime has written, and what it has started in its group; false: it has not. The
+/// number may be another process's by now: with the node's process IDs crun stays for what the command has left, and has reaped that.
 fn kill(pid_file: &Path, runtime: Pid) -> bool {
     let Some(pid) = pid_in(pid_file) else { return false };
+    if descends(pid, runtime) {
+        kill_group(pid, runtime);
+    }
+    true
+}
+
+/// The process is the other one's child, or below it.
+fn descends(pid: Pid, from: Pid) -> bool {
+    let parent = |of: &Pid| {
+        let stat = read_start(Path::new(&format!("/proc/{}/stat", of.as_raw_pid())), 4 * KIB).ok()?;
+        Pid::from_raw(i32::try_from(stat_field(&stat, STAT_PARENT)?).ok()?)
+    };
+    std::iter::successors(parent(&pid), parent).take(EXEC_PROCESS_DEPTH_MAX).any(|parent| parent == from)
+}
+
+fn kill_group(pid: Pid, runtime: Pid) {
     // It leads a session of its own. With crun before 1.20 one does that has ended and left it its group.
     let group = getpgid(Some(pid)).ok().filter(|group| *group != runtime).unwrap_or(pid);
     let _ = kill_process_group(group, Signal::KILL).or_else(|_| kill_process(pid, Signal::KILL));
-    true
 }
 
 fn pid_in(file: &Path) -> Option<Pid> {
@@ -193,8 +191,7 @@ mod tests {
             r#"{"args":["ls"],"cwd":"/tmp","env":["SECRET=1","TERM=xterm"],"terminal":true}"#
         );
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        let arguments = command.exec_arguments("id");
-        assert_eq!((&arguments[2], &arguments[5]), (&path.clone().into_os_string(), &"id".into()));
+        assert_eq!(command.exec_arguments()[2], path.clone().into_os_string());
         assert!(are_left(&bundles));
         assert!(!command.remove() && !path.exists(), "it was not started");
         assert!(!are_left(&bundles), "what the container itself has is no command's");

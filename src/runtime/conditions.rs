@@ -1,11 +1,12 @@
 //! Whether the embedded runtime can run pods, with the reason why not and what mends it. I/O, blocking.
 
 use std::fmt::Display;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::thread::UnshareFlags;
 
 use super::cni::{self, Asked, Plugins};
+use super::oci_runtime::is_crun;
 use super::sandbox::Sandbox;
 use super::selinux;
 use super::settings::{Settings, is_hybrid};
@@ -97,7 +98,7 @@ fn runtime_ready(settings: &Settings, agent: Option<u32>) -> cri::RuntimeConditi
             let status = std::fs::read_to_string(status).unwrap_or_default();
             // Of another process only that is seen.
             let namespaces = if agent.is_some() { Ok(()) } else { may_make_namespaces() };
-            let message = denied(&status, namespaces)?;
+            let message = denied(&status, namespaces, &drop_ins(std::env::current_exe().ok().as_deref()))?;
             Some(("Denied", message))
         }),
     };
@@ -106,7 +107,7 @@ fn runtime_ready(settings: &Settings, agent: Option<u32>) -> cri::RuntimeConditi
 
 /// crun refuses every container on such a tree.
 fn refuses_hybrid(runtime: &Path, mounts: &Path) -> bool {
-    is_hybrid(mounts) && runtime.file_name().is_some_and(|name| name == "crun")
+    is_hybrid(mounts) && is_crun(runtime)
 }
 
 /// Tries to make a namespace: a service may be denied that, whatever its capabilities are.
@@ -119,8 +120,16 @@ fn may_make_namespaces() -> std::io::Result<()> {
     Ok(tried.join().map_err(|_| std::io::Error::other("the try failed"))??)
 }
 
-/// What this process is denied that an OCI runtime needs: it inherits that. `status` is its `/proc/PID/status`. PURE.
-fn denied(status: &str, namespaces: std::io::Result<()>) -> Option<String> {
+/// Where the installation of this program has the drop-ins of its unit: PREFIX/share, or that of the packages. PURE.
+fn drop_ins(program: Option<&Path>) -> PathBuf {
+    let directory = program.and_then(Path::parent).filter(|directory| directory.ends_with("bin"));
+    let prefix = directory.and_then(Path::parent).filter(|prefix| prefix.parent().is_some());
+    prefix.unwrap_or(Path::new("/usr")).join("share/smolet/systemd")
+}
+
+/// What this process is denied that an OCI runtime needs: it inherits that. `status` is its `/proc/PID/status`, `drop_ins` has what permits
+/// it. PURE.
+fn denied(status: &str, namespaces: std::io::Result<()>, drop_ins: &Path) -> Option<String> {
     const NEEDED: [(&str, u32); 5] =
         [("SETGID", 6), ("SETUID", 7), ("SETPCAP", 8), ("SYS_CHROOT", 18), ("SYS_ADMIN", 21)];
     let bound =
@@ -136,9 +145,9 @@ fn denied(status: &str, namespaces: std::io::Result<()>) -> Option<String> {
         Ok(()) => missing.join(", "),
     };
     Some(format!(
-        "smolet's service is denied {what}, and containers with it: install -D -m 644 \
-         /usr/share/doc/smolet/systemd/embedded.conf /etc/systemd/system/smolet.service.d/embedded.conf && systemctl \
-         daemon-reload && systemctl restart smolet"
+        "smolet's service is denied {what}, and containers with it: install -D -m 644 {}/embedded.conf \
+         /etc/systemd/system/smolet.service.d/embedded.conf && systemctl daemon-reload && systemctl restart smolet",
+        drop_ins.display()
     ))
 }
 
@@ -190,8 +199,9 @@ mod tests {
             format!("Name:\tsmolet\nCapPrm:\t0000000000000000\nCapBnd:\t{bound}\nNoNewPrivs:\t1\n")
         };
         let forbidden = || Err(std::io::Error::from_raw_os_error(1));
-        assert_eq!(denied(&status("000001ffffffffff"), Ok(())), None);
-        assert_eq!(denied("", Ok(())), None);
+        let drop_ins = Path::new("/opt/x/share/smolet/systemd");
+        assert_eq!(denied(&status("000001ffffffffff"), Ok(()), drop_ins), None);
+        assert_eq!(denied("", Ok(()), drop_ins), None);
         for (bound, namespaces, what) in [
             // As the packaged unit bounds it.
             (
@@ -205,8 +215,24 @@ mod tests {
                 "is denied to make namespaces (Operation not permitted (os error 1)), and",
             ),
         ] {
-            let message = denied(&status(bound), namespaces).unwrap();
-            assert!(message.contains(what) && message.contains("install -D -m 644"), "{message}");
+            let message = denied(&status(bound), namespaces, drop_ins).unwrap();
+            let mend = "install -D -m 644 /opt/x/share/smolet/systemd/embedded.conf /etc/systemd/system/smolet.service.d/";
+            assert!(message.contains(what) && message.contains(mend), "{message}");
+        }
+    }
+
+    #[test]
+    fn drop_ins_are_those_of_the_programs_own_installation() {
+        for (program, expected) in [
+            (Some("/usr/bin/smolet"), "/usr/share/smolet/systemd"),
+            (Some("/usr/local/bin/smolet"), "/usr/local/share/smolet/systemd"),
+            // Replaced by an upgrade, and running still.
+            (Some("/opt/x/bin/smolet (deleted)"), "/opt/x/share/smolet/systemd"),
+            (Some("/bin/smolet"), "/usr/share/smolet/systemd"),
+            (Some("/root/smolet"), "/usr/share/smolet/systemd"),
+            (None, "/usr/share/smolet/systemd"),
+        ] {
+            assert_eq!(drop_ins(program.map(Path::new)), Path::new(expected), "{program:?}");
         }
     }
 

@@ -18,7 +18,9 @@ use super::pause::PAUSE;
 use super::records::ContainerPhase;
 use super::sandboxes::Sandboxes;
 use super::watch::Change;
-use crate::limits::{ADOPT_RETRY_MAX, ADOPT_RETRY_MIN, CLEAN_UP_PAUSE, WATCH_RETRY_PERIOD};
+use crate::limits::{
+    ADOPT_RETRY_MAX, ADOPT_RETRY_MIN, CLEAN_UP_PAUSE, LOCK_RELEASE_TIME, WATCH_RETRY_PERIOD,
+};
 use crate::model::ContainerId;
 use crate::monitor::{self, EXIT_CODE_UNKNOWN, MonitorError};
 
@@ -85,6 +87,11 @@ fn look_soon(containers: &Rc<Containers>, container: &Rc<Container>) {
     let clock = context.clock.clone();
     let work = async move {
         look(&containers, &container).await;
+        if container.phase() == ContainerPhase::Running {
+            // The kernel tells that a killed monitor's lock is closed before it lets go of it.
+            clock.sleep(LOCK_RELEASE_TIME).await;
+            look(&containers, &container).await;
+        }
         if container.phase() == ContainerPhase::Exited && container.ends_by_itself() {
             clock.sleep(CLEAN_UP_PAUSE).await;
         }

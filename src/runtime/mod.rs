@@ -16,6 +16,7 @@ mod checkpoint;
 mod cni;
 mod command;
 mod conditions;
+mod console;
 mod container;
 mod container_calls;
 mod context;

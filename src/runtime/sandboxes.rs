@@ -31,8 +31,8 @@ use super::verbose;
 use crate::cri::{RuntimeError, RuntimeEventKind, RuntimeResult};
 use crate::filesystem::read_start;
 use crate::limits::{
-    REMOVAL_RETRY_MAX, REMOVAL_RETRY_MIN, RESOLV_CONF_BYTES_MAX, RUNTIME_ENTRIES_READ_MAX, SANDBOXES_MAX,
-    WATCH_RETRY_PERIOD,
+    LOCK_RELEASE_TIME, REMOVAL_RETRY_MAX, REMOVAL_RETRY_MIN, RESOLV_CONF_BYTES_MAX, RUNTIME_ENTRIES_READ_MAX,
+    SANDBOXES_MAX, WATCH_RETRY_PERIOD,
 };
 use crate::model::{SandboxId, SortedMap};
 use crate::oci::SelinuxLabels;
@@ -149,7 +149,14 @@ impl Sandboxes {
             return;
         }
         let sandboxes = self.clone();
-        let look = async move { sandboxes.look(&sandbox).await };
+        let look = async move {
+            sandboxes.look(&sandbox).await;
+            if sandbox.is_ready() {
+                // As of a container: the lock's end may follow its event.
+                sandboxes.context.clock.sleep(LOCK_RELEASE_TIME).await;
+                sandboxes.look(&sandbox).await;
+            }
+        };
         drop(self.context.to_the_end("first process of a sandbox", look));
     }
 

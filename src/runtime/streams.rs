@@ -2,13 +2,14 @@
 //! `port-forward` by a socket that is made in the pod's network namespace.
 //!
 //! ```text
-//!     exec          pipes ──► runc exec ──► command           with a terminal: our pty ──► runc exec ──► its pty ──► command
+//!     exec          pipes ──► OCI runtime ──► command       with a terminal: our pty ──► runc exec ──► its pty ──► command
+//!                                                           crun's is sent to the agent (console.rs)
 //!     attach        the monitor's socket
 //!     port-forward  a thread enters the namespace and makes a socket; the reactor connects it
 //! ```
 //!
-//! A terminal has two ptys, as with `runc exec` in a shell: the OCI runtime copies between them, so that it ends with the command
-//! and has its exit code. It is told of a new size by SIGWINCH, as it has no controlling terminal here.
+//! The OCI runtime runs as long as the command, and has its exit code. With runc a terminal has two ptys, as in a shell: runc copies between
+//! them, and is told of a new size by SIGWINCH, as it has no controlling terminal here.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -34,7 +35,7 @@ use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::Embedded;
 use super::command::{ContainerCommand, STREAM};
-use super::context::Context;
+use super::console::Console;
 use super::namespaces::in_network;
 use super::oci_runtime::message_of;
 use super::process::{adjust_oom_score, give_pipes};
@@ -42,10 +43,10 @@ use super::users::Owner;
 use crate::cri::{RuntimeError, RuntimeResult, StreamRequest};
 use crate::executor::Executor;
 use crate::limits::{
-    EXEC_COMMAND_BYTES_MAX, EXEC_SIZE_PERIOD, EXEC_SIZE_TRIES, PORT_CONNECT_TIME, PROGRAM_DRAIN_TIME,
-    PROGRAM_ERROR_BYTES_MAX, STREAM_CHUNK_BYTES, STREAM_OPEN_TIME,
+    EXEC_COMMAND_BYTES_MAX, PORT_CONNECT_TIME, PROGRAM_DRAIN_TIME, PROGRAM_ERROR_BYTES_MAX,
+    STREAM_CHUNK_BYTES, STREAM_OPEN_TIME,
 };
-use crate::monitor::attach;
+use crate::monitor::{attach, other_side};
 use crate::program;
 use crate::proto::runtime::v1::{AttachRequest, ExecRequest};
 use crate::stream::Socket;
@@ -139,22 +140,39 @@ impl Drop for Exec {
 /// A pipe, or a terminal's other side.
 type End = Rc<Async<File>>;
 
-/// The agent's ends of a command's standard streams.
+/// The agent's ends of a command's standard streams. No `stdout`: its terminal is sent, and is both.
 struct Stdio3 {
     stdin: Option<File>,
-    stdout: File,
+    stdout: Option<File>,
     stderr: Option<File>,
+}
+
+/// What a command reads from and writes to.
+#[derive(Clone, Copy)]
+enum Streaming {
+    Pipes,
+    /// A terminal of the agent's, whose bytes the OCI runtime copies.
+    OurTerminal,
+    /// The terminal that the OCI runtime sends. Its standard error is its own then.
+    ItsTerminal,
 }
 
 /// Starts the OCI runtime. Blocking.
 fn start(
     mut command: Command,
-    tty: bool,
+    streaming: Streaming,
     has_stdin: bool,
     (owner, oom_score_adj): (Option<Owner>, i64),
 ) -> io::Result<(Child, Stdio3)> {
     command.process_group(0);
-    if !tty {
+    if let Streaming::ItsTerminal = streaming {
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        adjust_oom_score(&child, oom_score_adj);
+        let stderr = child.stderr.take().map(|pipe| OwnedFd::from(pipe).into());
+        return Ok((child, Stdio3 { stdin: None, stdout: None, stderr }));
+    }
+    if let Streaming::Pipes = streaming {
         command.stdin(if has_stdin { Stdio::piped() } else { Stdio::null() });
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
@@ -170,7 +188,7 @@ fn start(
         let stdin = child.stdin.take().map(|pipe| OwnedFd::from(pipe).into());
         let stdout = OwnedFd::from(child.stdout.take().ok_or_else(no_pipe)?).into();
         let stderr = child.stderr.take().map(|pipe| OwnedFd::from(pipe).into());
-        return Ok((child, Stdio3 { stdin, stdout, stderr }));
+        return Ok((child, Stdio3 { stdin, stdout: Some(stdout), stderr }));
     }
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let ours = rustix::pty::openpt(flags)?;
@@ -181,10 +199,11 @@ fn start(
     mode.make_raw();
     termios::tcsetattr(&terminal, OptionalActions::Now, &mode)?;
     command.stdin(terminal.try_clone()?).stdout(terminal.try_clone()?).stderr(terminal);
+    // All that may fail comes before there is a process.
+    let stdin = if has_stdin { Some(ours.try_clone()?.into()) } else { None };
     let child = command.spawn()?;
     adjust_oom_score(&child, oom_score_adj);
-    let stdin = if has_stdin { Some(ours.try_clone()?.into()) } else { None };
-    Ok((child, Stdio3 { stdin, stdout: ours.into(), stderr: None }))
+    Ok((child, Stdio3 { stdin, stdout: Some(ours.into()), stderr: None }))
 }
 
 async fn exec(streams: &ContainerStreams, request: ExecRequest, ends: Ends) -> Result<i32, String> {
@@ -198,36 +217,54 @@ async fn exec(streams: &ContainerStreams, request: ExecRequest, ends: Ends) -> R
     let (path, global) = runtime.oci_runtime_of(id.as_str()).map_err(text)?;
     let number = streams.next.replace(streams.next.get().wrapping_add(1));
     let (bundle, name) = (runtime.containers.run_dir(id), format!("{STREAM}{number}"));
-    let command = Arc::new(ContainerCommand::in_bundle(bundle, &name, cmd, tty));
-    let mut program = program::command(path);
-    program.args(global).args(command.exec_arguments(id.as_str()));
+    let command = Arc::new(ContainerCommand::in_bundle(bundle.clone(), &name, cmd, tty));
+    let mut program = program::command(&path);
+    program.args(global).args(command.exec_arguments());
     let (has_stdin, of) = (ends.stdin.is_some(), (container.root(), container.oom_score_adj()));
-    let of_start = command.clone();
+    let (of_start, last) = (command.clone(), id.to_string());
     let start = move || {
+        let console = if tty { Console::for_runtime(&path, &bundle, number)? } else { None };
+        let streaming = match &console {
+            Some(_) => Streaming::ItsTerminal,
+            None if tty => Streaming::OurTerminal,
+            None => Streaming::Pipes,
+        };
+        program.args(console.iter().flat_map(Console::arguments)).arg(last);
         of_start.prepare()?;
-        let (child, stdio) = start(program, tty, has_stdin, of).inspect_err(|_| {
+        let (child, stdio) = start(program, streaming, has_stdin, of).inspect_err(|_| {
             of_start.remove();
         })?;
-        Ok::<_, io::Error>((Exec { child, command: of_start, has_exited: false }, stdio))
+        Ok::<_, io::Error>((Exec { child, command: of_start, has_exited: false }, stdio, console))
     };
     let started = runtime.context.blocking(start).await;
     let failed = |error: io::Error| format!("the OCI runtime cannot be run: {error}");
-    let (mut exec, Stdio3 { stdin, stdout, stderr }) = started.map_err(failed)?;
+    let (mut exec, mut stdio, console) = started.map_err(failed)?;
     let pid = Pid::from_child(&exec.child);
     let exit = pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from).and_then(Async::new_nonblocking);
     let exit = exit.map_err(failed)?;
-    let end = |file: File| Async::new(file).map(Rc::new).map_err(failed);
-    let (input, output, error) = (stdin.map(end).transpose()?, end(stdout)?, stderr.map(end).transpose()?);
+    let copier = if console.is_some() { None } else { Some(pid) };
+    let mut held = None;
+    if let Some(console) = console
+        && let Some(terminal) = console.terminal(&exit).await.map_err(failed)?
+    {
+        held = other_side(&terminal);
+        stdio.stdin = if has_stdin { Some(terminal.try_clone().map_err(failed)?.into()) } else { None };
+        stdio.stdout = Some(terminal.into());
+    }
+    let end = |file: Option<File>| file.map(|file| Async::new(file).map(Rc::new).map_err(failed)).transpose();
+    let (input, output, error) = (end(stdio.stdin)?, end(stdio.stdout)?, end(stdio.stderr)?);
     let feed = feed(ends.stdin, input);
-    let resize = resize(&runtime.context, ends.sizes, output.clone(), (pid, &command));
-    // The first bytes of standard error say why there is no command.
-    let (mut said, mut nothing) = (Vec::new(), Vec::new());
-    let kept = if tty { (&mut said, &mut nothing) } else { (&mut nothing, &mut said) };
-    let of_stdout = copy(Some(output), ends.stdout, &exit, kept.0);
-    let of_stderr = copy(error, ends.stderr, &exit, kept.1);
-    let ended = async {
-        zip(of_stdout, of_stderr).await;
+    let resize = resize(ends.sizes, output.clone(), copier);
+    // The first bytes of standard error, or of a terminal, say why there is no command.
+    let (mut of_terminal, mut said) = (Vec::new(), Vec::new());
+    let of_stdout = copy(output, ends.stdout, &exit, &mut of_terminal);
+    let of_stderr = copy(error, ends.stderr, &exit, &mut said);
+    let exited = async {
         let _ = exit.readable().await;
+        drop(held);
+    };
+    let ended = async {
+        zip(exited, zip(of_stdout, of_stderr)).await;
     };
     or(ended, or(feed, resize)).await;
     let status = exec.child.try_wait().ok().flatten();
@@ -237,6 +274,7 @@ async fn exec(streams: &ContainerStreams, request: ExecRequest, ends: Ends) -> R
     if was_started {
         return Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default()));
     }
+    let said = if tty && said.is_empty() { of_terminal } else { said };
     let said = String::from_utf8_lossy(&said);
     let line = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it does not say why");
     Err(format!("failed to exec in container {id}: {}", message_of(start_of(line.trim(), 1024))))
@@ -254,26 +292,15 @@ async fn feed(stdin: Option<Receiver<Vec<u8>>>, input: Option<End>) {
     pending::<()>().await;
 }
 
-/// Sets the terminal's size for as long as it is polled.
-async fn resize(
-    context: &Context,
-    sizes: Option<Receiver<Size>>,
-    terminal: End,
-    (runtime, command): (Pid, &Arc<ContainerCommand>),
-) {
-    if let Some(sizes) = sizes {
+/// Sets the terminal's size for as long as it is polled. `copier`: the OCI runtime that copies between it and the command's.
+async fn resize(sizes: Option<Receiver<Size>>, terminal: Option<End>, copier: Option<Pid>) {
+    if let (Some(sizes), Some(terminal)) = (sizes, terminal) {
         while let Ok(Size { width, height }) = sizes.recv().await {
             let size = Winsize { ws_row: height, ws_col: width, ws_xpixel: 0, ws_ypixel: 0 };
             // It has a terminal as long as it runs, and it is not reaped while this is polled.
             let _ = termios::tcsetwinsize(&*terminal, size);
-            let _ = kill_process(runtime, Signal::WINCH);
-            // crun before 1.9 passes the signal on and no size.
-            for _ in 0..EXEC_SIZE_TRIES {
-                let command = command.clone();
-                if context.blocking(move || command.set_size(size)).await {
-                    break;
-                }
-                context.clock.sleep(EXEC_SIZE_PERIOD).await;
+            if let Some(copier) = copier {
+                let _ = kill_process(copier, Signal::WINCH);
             }
         }
     }

@@ -637,6 +637,17 @@ fn a_terminal_hangs_up_with_its_monitor() {
     assert_eq!(container.exit().code, EXIT_CODE_UNKNOWN);
 }
 
+/// As getty and systemd close theirs.
+#[test]
+fn a_terminal_that_nobody_has_open_for_a_moment_is_read_on() {
+    let text = "echo one; exec </dev/null >/dev/null 2>&1; busybox sleep 1; echo two >/dev/tty; exit 4";
+    let container = Container::new(text, |arguments, _| arguments.tty = true);
+    container.run();
+    assert_eq!(container.exit().code, 4);
+    let texts: Vec<String> = container.entries().into_iter().map(|(_, _, text)| text).collect();
+    assert_eq!(texts.iter().map(|text| text.trim_end()).collect::<Vec<_>>(), ["one", "two"]);
+}
+
 #[test]
 fn input_that_stays_open_outlives_the_monitor() {
     let container =

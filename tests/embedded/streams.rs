@@ -211,6 +211,89 @@ fn run_in_terminal(oci_runtime: &str) {
 }
 
 #[test]
+fn a_terminal_shows_all_that_a_short_command_prints() {
+    OCI_RUNTIMES.into_iter().for_each(run_short_commands);
+}
+
+fn run_short_commands(oci_runtime: &str) {
+    let machine = Machine::with_oci_runtime(oci_runtime);
+    machine.run(async {
+        let runtime = open(&machine).await;
+        let sandbox = run_sandbox(&runtime, machine.pod("short")).await;
+        let id = run_container(&runtime, &sandbox, script("app", "sleep 1000")).await;
+        let size = Some(Size { width: 80, height: 24 });
+        let is_copied = oci_runtime == "runc";
+        for _ in 0..4 {
+            // At once, so that an OCI runtime is slower than its command.
+            let commands = (0..12).map(|number| {
+                let (runtime, id) = (runtime.clone(), id.clone());
+                machine.executor.spawn("command", async move {
+                    let echo = command(&id, &format!("echo {number}; exit 3"), false, true);
+                    let Ran { ending, stdout, .. } = run(of_url(&runtime, echo).await, None, size).await;
+                    // runc turns the first of the two terminals' `\n` → `\r\n` off only when the command may have printed.
+                    let shown = String::from_utf8_lossy(&stdout);
+                    let shown = if is_copied { shown.replace("\r\r", "\r") } else { shown.into_owned() };
+                    assert_eq!((ending, shown), (Ok(Ending::Exit(3)), format!("{number}\r\n")));
+                })
+            });
+            for command in commands.collect::<Vec<_>>() {
+                command.await;
+            }
+        }
+
+        let long = command(&id, "head -c 60000 /dev/zero | tr '\\0' x", false, true);
+        let Ran { ending, stdout, .. } = run(of_url(&runtime, long).await, None, size).await;
+        assert_eq!(
+            (ending, stdout.len(), stdout.iter().all(|byte| *byte == b'x')),
+            (Ok(Ending::Exit(0)), 60000, true)
+        );
+
+        let request = cri::ExecRequest {
+            container_id: id.clone(),
+            cmd: vec!["/bin/nothing".into()],
+            tty: true,
+            stdout: true,
+            ..Default::default()
+        };
+        let Ran { ending, .. } = run(of_url(&runtime, StreamRequest::Exec(request)).await, None, size).await;
+        let why = ending.unwrap_err();
+        assert!(
+            why.contains("failed to exec in container") && why.to_ascii_lowercase().contains("no such file"),
+            "{why:?}"
+        );
+        assert!(!why.contains('\u{1b}'), "{why:?}");
+        stop_sandbox(&runtime, &sandbox).await;
+        remove_sandbox(&runtime, &sandbox).await;
+    });
+    machine.assert_clean();
+}
+
+#[test]
+fn a_terminal_that_nobody_has_open_for_a_moment_goes_on() {
+    OCI_RUNTIMES.into_iter().for_each(close_terminal);
+}
+
+fn close_terminal(oci_runtime: &str) {
+    let machine = Machine::with_oci_runtime(oci_runtime);
+    machine.run(async {
+        let runtime = open(&machine).await;
+        let sandbox = run_sandbox(&runtime, machine.pod("closed")).await;
+        let id = run_container(&runtime, &sandbox, script("app", "sleep 1000")).await;
+        // As getty does before a login.
+        let text =
+            "echo first; exec </dev/null >/dev/null 2>&1; busybox usleep 300000; echo second > /dev/tty";
+        let size = Some(Size { width: 80, height: 24 });
+        let Ran { ending, stdout, .. } =
+            run(of_url(&runtime, command(&id, text, false, true)).await, None, size).await;
+        let shown = String::from_utf8_lossy(&stdout).replace("\r\r", "\r");
+        assert_eq!((ending, &*shown), (Ok(Ending::Exit(0)), "first\r\nsecond\r\n"));
+        stop_sandbox(&runtime, &sandbox).await;
+        remove_sandbox(&runtime, &sandbox).await;
+    });
+    machine.assert_clean();
+}
+
+#[test]
 fn a_commands_terminal_follows_the_clients_window() {
     OCI_RUNTIMES.into_iter().for_each(resize_terminal);
 }

@@ -167,7 +167,8 @@ impl StreamingServer {
             return Err(StreamingError::Invalid("one of stdin, stdout, or stderr must be set"));
         }
         let mut random = [0; 16];
-        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+        // Early in the boot the kernel may have no such numbers yet: the loop does not wait for them.
+        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::NONBLOCK)
             .map_err(|error| StreamingError::Random(error.into()))?;
         let token = format!("{:032x}", u128::from_be_bytes(random));
         let url = format!("http://{}/{}/{token}", self.address, asked.path());
