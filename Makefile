@@ -189,7 +189,7 @@ embedded: setup release  ## the release binary as the runtime of its own contain
 systemd: setup package  ## the release binary with the cgroup driver systemd and as a service, on a systemd and a containerd of its own
 	$(call step,tests on a real systemd)
 	@tests/env/setup.sh systemd openrc sign sbom
-	@trap 'for name in v1 v2 agent package openrc archive archive-openrc apk; do tests/env/systemd.sh down target/tmp/systemd-$$name; done' EXIT; \
+	@trap 'for name in v1 v2 agent package package-dpkg takeover openrc archive archive-openrc apk; do tests/env/systemd.sh down target/tmp/systemd-$$name; done' EXIT; \
 	SMOLET_BIN=$(CURDIR)/$(RELEASE) SMOLET_PACKAGE=$(CURDIR)/$(PACKAGE) \
 	$(TEST) --quiet --test systemd -- --nocapture --test-threads=4
 

@@ -119,6 +119,12 @@ common() {
     put 600 "$dist/config.yaml" /etc/smolet/config.yaml
     # Manifests may be Secrets.
     install -d -m 700 "$root/etc/smolet/manifests"
+    drop_ins /usr/share/smolet/systemd
+}
+# drop_ins DIRECTORY: what the owner of systemd's unit copies for a feature. No documents, which a machine may leave out.
+drop_ins() {
+    put 644 "$dist/systemd/embedded.conf" "$1/embedded.conf"
+    put 644 "$dist/systemd/k3s.conf" "$1/k3s.conf"
 }
 man_pages() {
     local page
@@ -131,7 +137,7 @@ completions() {
     put 644 "$pages/_smolet" "/usr/share/zsh/$1/_smolet"
     put 644 "$pages/smolet.fish" /usr/share/fish/vendor_completions.d/smolet.fish
 }
-# documents DIRECTORY: pages, examples, and what of systemd and OpenRC is the owner's to choose.
+# documents DIRECTORY: pages and examples.
 documents() {
     local page example
     pack "$repo/README.md" "$1/README.md.gz"
@@ -139,10 +145,6 @@ documents() {
     for page in "$repo"/docs/*.md; do
         pack "$page" "$1/docs/${page##*/}.gz"
     done
-    put 644 "$dist/systemd/embedded.conf" "$1/systemd/embedded.conf"
-    put 644 "$dist/systemd/k3s.conf" "$1/systemd/k3s.conf"
-    put 755 "$dist/openrc/smolet" "$1/openrc/smolet"
-    put 644 "$dist/openrc/logrotate" "$1/openrc/logrotate"
     for example in "$repo"/examples/gateway/*.yaml; do
         put 644 "$example" "$1/examples/${example##*/}"
     done
@@ -152,6 +154,9 @@ deb() {
     common
     put 644 "$dist/systemd/smolet.service" /usr/lib/systemd/system/smolet.service
     put 644 "$dist/default" /etc/default/smolet
+    # For who has OpenRC on Debian.
+    put 755 "$dist/openrc/smolet" /usr/share/smolet/openrc/smolet
+    put 644 "$dist/openrc/logrotate" /usr/share/smolet/openrc/logrotate
     install -d -m 750 "$root/var/lib/smolet"
     completions vendor-completions
     man_pages /usr/share/man/man8
@@ -197,6 +202,7 @@ archive() {
     put 644 "$dist/config.yaml" /config.yaml
     put 644 "$dist/default" /default
     put 644 "$dist/systemd/smolet.service" /systemd/smolet.service
+    drop_ins /systemd
     put 755 "$dist/openrc/smolet" /openrc/smolet
     put 644 "$dist/openrc/conf.d" /openrc/conf.d
     put 644 "$dist/openrc/logrotate" /openrc/logrotate

@@ -300,6 +300,13 @@ install_service() {
     esac
 }
 
+# No documents: some features need them.
+install_drop_ins() {
+    for path in "$from"/systemd/*.conf; do
+        [ ! -e "$path" ] || put 644 "systemd/${path##*/}" "$prefix/share/smolet/systemd/${path##*/}"
+    done
+}
+
 install_docs() {
     for page in "$from"/man/*; do
         put 644 "man/${page##*/}" "$prefix/share/man/man8/${page##*/}"
@@ -343,6 +350,7 @@ EOF
     own_directories
     put 644 LICENSE "$prefix/share/licenses/smolet/LICENSE"
     put 644 copyright "$prefix/share/licenses/smolet/copyright"
+    install_drop_ins
     install_service
     [ -z "$docs" ] || install_docs
     # An upgrade enables and starts nothing that its owner has disabled or stopped.
@@ -357,6 +365,10 @@ EOF
     if [ -z "$starts" ]; then :
     elif [ "$was" != $init ]; then service start || die "smolet is installed, and the service does not start; its log says why"
     elif [ -n "$changed" ]; then service restart || die "smolet is installed, and the service does not start again; its log says why"
+    fi
+    if [ -n "$starts" ] && [ -n "$changed" ] && [ -z "$root" ] && runs_k3s_agent "$prefix/bin/smolet"; then
+        systemctl try-restart k3s-agent.service ||
+            die "smolet is installed, and k3s-agent.service, which runs it, does not start again; its log says why"
     fi
     case $init in
     none) what="start it with: $prefix/bin/smolet run --config /etc/smolet/config.yaml" ;;
@@ -413,8 +425,9 @@ finish_record() {
         cp "$scratch/sorted" "$root$record.new-smolet"
         mv -f "$root$record.new-smolet" "$root$record"
     }
-    # A power cut from here on finds files whole that the system has not written by itself yet. Not every busybox syncs files alone.
-    [ -z "$changed" ] || sed -n "s|^file |$root|p" "$root$record" | xargs sync 2>/dev/null || sync
+    # A power cut from here on finds files whole that the system has not written by itself yet; an image is written by who makes it.
+    # Not every busybox syncs files alone.
+    [ -z "$changed" ] || [ -n "$root" ] || sed -n "s|^file ||p" "$record" | xargs sync 2>/dev/null || sync || true
 }
 
 # ---- what is removed
@@ -425,6 +438,9 @@ uninstall() {
     # Its paths are those of the file system that it was installed in.
     grep -qx "file $record" "$root$record" ||
         die "$root$record is that of another place, such as an image that is mounted here: name it with --root"
+    first=$(before_removal "$prefix/bin/smolet" "$root")
+    [ -z "$first" ] ||
+        die "k3s-agent.service runs $prefix/bin/smolet in the place of k3s, and nothing is removed; first: $first"
     init=$(recorded init) state=$root$(recorded state)
     cp "$root$record" "$scratch/old"
     service stop || die "the service does not stop; nothing is removed"

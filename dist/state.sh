@@ -49,3 +49,27 @@ archive_installer() {
         fi
     done
 }
+
+# Whether k3s-agent.service has been made to run the program $1, below the root directory $2, in the place of k3s (smolet k3s takeover).
+is_taken_over() {
+    grep -qsF "ExecStart=$1 agent" "${2:-}/etc/systemd/system/k3s-agent.service.d/smolet.conf"
+}
+
+# Whether that service runs the program $1 now: so, or by a link in the place of k3s.
+runs_k3s_agent() {
+    [ -d /run/systemd/system ] || return 1
+    ! is_taken_over "$1" || return 0
+    main=$(systemctl show --property=MainPID --value k3s-agent.service 2>/dev/null) || return 1
+    case $(readlink "/proc/${main:-0}/exe") in
+    "$1" | "$1 (deleted)") return 0 ;;
+    esac
+    return 1
+}
+
+# Prints what has to be done before the program $1 below the root directory $2 is removed, if anything: without its program
+# k3s-agent.service fails for good, and so does the way back.
+before_removal() {
+    if is_taken_over "$@"; then echo "$1 k3s takeover --back"
+    elif [ -z "${2:-}" ] && runs_k3s_agent "$1"; then echo "systemctl disable --now k3s-agent.service"
+    fi
+}

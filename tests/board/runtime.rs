@@ -37,7 +37,7 @@ pub fn permit(board: &Board) {
         "{said}"
     );
     board.run(
-        "install -D -m 644 /usr/share/doc/smolet/systemd/embedded.conf /etc/systemd/system/smolet.service.d/embedded.conf && \
+        "install -D -m 644 /usr/share/smolet/systemd/embedded.conf /etc/systemd/system/smolet.service.d/embedded.conf && \
          systemctl daemon-reload && systemctl restart smolet",
     );
 }

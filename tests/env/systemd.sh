@@ -3,7 +3,8 @@
 # it neither sees nor touches the machine's. It has no units but what it is asked for.
 #
 #   systemd.sh up DIR [v1|v2]   starts it, with the machine's cgroups of version 1 (the default) or 2 below one of its own; prints
-#                               its PID as the machine sees it
+#                               its PID as the machine sees it. A third word, `packages`: it has units where packages and their
+#                               scripts have them, DIR/units as /etc/systemd/system and DIR/vendor as /usr/lib/systemd/system
 #   systemd.sh in DIR ARG...    runs a program there
 #   systemd.sh down DIR         ends it and everything that runs there, and removes DIR; of a run that was killed too
 #
@@ -33,10 +34,10 @@ pid() {
 }
 
 up() {
-    local version=${1:-v1} root file first namespace
+    local version=${1:-v1} units=${2:-} root file first namespace
     # What a run that was killed has left; should some of it stay, it is below the same cgroup and ends with this one.
     down || true
-    mkdir -p "$DIR/units"
+    mkdir -p "$DIR/units" "$DIR/vendor"
     printf '[Unit]\nDescription=Nothing\nDefaultDependencies=no\n' >"$DIR/units/nothing.target"
     for root in $(hierarchies); do
         delegate "$root"
@@ -49,7 +50,7 @@ up() {
     (
         place "$BASHPID"
         exec setsid unshare --pid --fork --kill-child --mount --cgroup --net --uts --ipc --propagation private \
-            "$0" inside "$DIR" "$version" </dev/null >"$DIR/log" 2>&1
+            "$0" inside "$DIR" "$version" "$units" </dev/null >"$DIR/log" 2>&1
     ) &
     local outer=$! tries=1200
     until listens; do
@@ -105,7 +106,7 @@ place() {
 
 # The first process of the new namespaces.
 inside() {
-    local version=$1 root options tries=1200
+    local version=$1 units=$2 root options tries=1200
     until [ -e "$DIR/go" ]; do
         [ $((tries--)) -gt 0 ] || die "nobody says that it may go on"
         sleep 0.05
@@ -131,7 +132,14 @@ inside() {
         done <<<"$old"
     fi
     # Where it keeps what it is asked for, and nothing of the machine's.
-    local path=/run/systemd/system.control:/run/systemd/transient:$DIR/units
+    local path=/run/systemd/system.control:/run/systemd/transient
+    if [ "$units" = packages ]; then
+        mount --bind "$DIR/units" /etc/systemd/system
+        mount --bind "$DIR/vendor" /usr/lib/systemd/system
+        path+=:/etc/systemd/system:/lib/systemd/system:/usr/lib/systemd/system
+    else
+        path+=:$DIR/units
+    fi
     ip link set lo up
     hostname smolet-test
     exec env -i PATH="$PATH" container=smolet-test SYSTEMD_UNIT_PATH="$path" SYSTEMD_GENERATOR_PATH= \

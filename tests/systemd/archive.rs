@@ -105,6 +105,10 @@ fn with_any_shell_it_installs_upgrades_and_leaves_nothing() {
         {
             assert!(bare.0.path(path).exists(), "{path}");
         }
+        let drop_ins = bare.0.path("/usr/local/share/smolet/systemd");
+        assert!(drop_ins.join("embedded.conf").exists());
+        let drop_in = fs::read_to_string(drop_ins.join("k3s.conf")).unwrap();
+        assert!(drop_in.contains("\nExecStart=/usr/local/bin/smolet agent\n"), "{drop_in}");
 
         // Again: nothing is written.
         let times = || -> Vec<(String, SystemTime)> {
@@ -137,7 +141,18 @@ fn with_any_shell_it_installs_upgrades_and_leaves_nothing() {
         assert!(!config.exists());
         fs::write(&config, &mine).unwrap();
 
+        // A board that was taken over would have no agent any more, and no way back.
         let own = "/usr/local/lib/smolet/install.sh";
+        let taken_over = bare.0.path("/etc/systemd/system/k3s-agent.service.d/smolet.conf");
+        fs::create_dir_all(taken_over.parent().unwrap()).unwrap();
+        fs::write(&taken_over, "[Service]\nExecStart=\nExecStart=/usr/local/bin/smolet agent \n").unwrap();
+        let all = bare.all();
+        for words in [&["--uninstall"][..], &["--uninstall", "--purge"]] {
+            let said = refusal(&bare.run(&[&[shell, own], words].concat()));
+            assert!(said.ends_with("; first: /usr/local/bin/smolet k3s takeover --back\n"), "{said}");
+            assert_eq!(bare.all(), all);
+        }
+        fs::remove_dir_all(bare.0.path("/etc/systemd")).unwrap();
         text(&bare.run(&[shell, own, "--uninstall"]));
         let left = |bare: &Bare| bare.all().difference(&before).cloned().collect::<Vec<_>>();
         let state =
@@ -292,8 +307,22 @@ fn what_does_not_fit_is_refused_and_nothing_is_installed() {
     assert!(said.contains("damaged: sha256sum -c does not check"), "{said}");
     fs::remove_dir_all(bare.0.path("/sbin")).unwrap();
     assert_eq!(bare.all(), before);
-    text(&bare.run(&["sh", &installer, "--no-docs"]));
-    assert!(!bare.0.path("/usr/local/share/man").exists());
+    // An image is written out by who makes it; and where this machine's disks cannot be, it is installed all the same.
+    let synced = bare.0.path("/tmp/synced");
+    fs::create_dir(bare.0.path("/sbin")).unwrap();
+    for program in ["sync", "xargs"] {
+        program_file(&bare.0.path("/sbin").join(program), "#!/bin/sh\necho >>/tmp/synced\nexit 1\n");
+    }
+    let _ = fs::remove_dir_all(bare.0.path("/tmp/image"));
+    fs::create_dir(bare.0.path("/tmp/image")).unwrap();
+    text(&bare.run(&["dash", &installer, "--root", "/tmp/image"]));
+    assert!(!synced.exists() && bare.0.path("/tmp/image/usr/local/bin/smolet").exists());
+    text(&bare.run(&["dash", &installer, "--no-docs"]));
+    assert!(synced.exists());
+    fs::remove_dir_all(bare.0.path("/sbin")).unwrap();
+    assert!(!bare.0.path("/usr/local/share/man").exists() && !bare.0.path("/usr/local/share/doc").exists());
+    // No documents.
+    assert!(bare.0.path("/usr/local/share/smolet/systemd/embedded.conf").exists());
 }
 
 /// A key pair of minisign's, without a password: the public and the secret key.
@@ -437,14 +466,35 @@ fn it_is_a_service_of_systemd() {
     let expected = "/usr/local/bin/smolet run --config /etc/smolet/config.yaml --node-name gw";
     assert_eq!(arguments.trim_end_matches('\0').replace('\0', " "), expected);
 
+    // On a board that was taken over another unit runs the program too. What it does there is another test's subject, and two agents
+    // would have one socket.
+    let board = units.join("k3s-agent.service.d");
+    fs::create_dir(&board).unwrap();
+    fs::write(units.join("k3s-agent.service"), "[Service]\nExecStart=/usr/local/bin/k3s agent\n").unwrap();
+    let runs = "ExecStart=\nExecStart=/usr/local/bin/smolet agent '--node-name' 'gw'\nExecStart=\nExecStart=sleep 100000\n";
+    fs::write(board.join("smolet.conf"), format!("[Service]\n{runs}")).unwrap();
+    run("systemctl", &["daemon-reload"]);
+    run("systemctl", &["start", "k3s-agent.service"]);
+    let of_board = || world.show("k3s-agent.service", &["ActiveState", "MainPID"]);
+    let first_of_board = of_board();
+
     // Again: it runs on. A later version: another one in its place.
     install(&[]);
-    assert_eq!(show("MainPID"), first);
+    assert_eq!((show("MainPID"), of_board()), (first.clone(), first_of_board.clone()));
     make_newer(&archive);
     let said = install(&[]);
     assert!(said.contains("/etc/default/smolet is as you have changed it"), "{said}");
     assert_eq!(show("ActiveState"), "active");
     assert_ne!(show("MainPID"), first);
+    let upgraded = of_board();
+    assert!(upgraded[0] == "active" && upgraded[1] != first_of_board[1], "{upgraded:?}");
+    let uninstaller = ["/usr/local/lib/smolet/install.sh", "--uninstall"];
+    let said = refusal(&world.program("sh").args(uninstaller).output().unwrap());
+    assert!(said.ends_with("; first: /usr/local/bin/smolet k3s takeover --back\n"), "{said}");
+    assert_eq!((show("ActiveState").as_str(), of_board()), ("active", upgraded), "nothing has changed");
+    run("systemctl", &["stop", "k3s-agent.service"]);
+    fs::remove_dir_all(board).unwrap();
+    fs::remove_file(units.join("k3s-agent.service")).unwrap();
     assert!(run("cat", &["/etc/smolet/config.yaml"]).ends_with("# New.\n"), "nobody has changed it");
     // One that was stopped stays so.
     run("systemctl", &["stop", "smolet.service"]);
@@ -456,7 +506,7 @@ fn it_is_a_service_of_systemd() {
     assert_eq!(show("ActiveState"), "inactive");
     run("systemctl", &["start", "smolet.service"]);
 
-    run("sh", &["/usr/local/lib/smolet/install.sh", "--uninstall"]);
+    run("sh", &uninstaller);
     assert_eq!([show("ActiveState"), show("MainPID")], ["inactive", "0"]);
     let expected = ["/etc/default/smolet", "/etc/default/smolet.new", "/etc/smolet/config.yaml"];
     let state = ["/var/lib/smolet/identity.cbor", "/var/lib/smolet/lock"];

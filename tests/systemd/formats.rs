@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
+use std::os::unix::fs::symlink;
 
 use flate2::bufread::GzDecoder;
 
@@ -122,6 +123,7 @@ fn alpines_package_is_as_apk_reads_it() {
         ("etc/smolet/manifests", 0o700),
         ("var/lib/smolet", 0o750),
         ("usr/share/licenses/smolet/copyright", 0o644),
+        ("usr/share/smolet/systemd/embedded.conf", 0o644),
         ("usr/share/man/man8/smolet.8.gz", 0o644),
     ] {
         let found = data.iter().find(|entry| entry.name.trim_end_matches('/') == name);
@@ -169,13 +171,7 @@ fn alpines_package_runs_under_openrc() {
     let service = |word: &str| world.program("/etc/init.d/smolet").arg(word).output().unwrap();
     let main = || supervised(&world);
 
-    // Not beside the archive's.
-    there(&script("pre-install"), &[]);
-    there("mkdir", &["-p", "/usr/local/lib/smolet"]);
-    fs::write(world.path("/usr/local/lib/smolet/installed"), "").unwrap();
-    let refused = world.program(&script("pre-install")).output().unwrap();
-    assert!(!refused.status.success(), "{refused:?}");
-    fs::remove_dir_all(world.path("/usr/local/lib/smolet")).unwrap();
+    assert_eq!(there(&script("pre-install"), &[]), "");
     let said = there(&script("post-install"), &[]);
     assert!(said.contains("rc-update add smolet default"), "{said}");
     there("rc-update", &["add", "smolet", "default"]);
@@ -187,9 +183,58 @@ fn alpines_package_runs_under_openrc() {
     wait_for("it answers", || world.path("/run/smolet/smolet.sock").exists().then_some(()));
     there(&script("post-upgrade"), &[]);
     wait_for("another one in its place", || main().filter(|now| *now != first));
+    // The way back for a board that was taken over: apk removes the program whatever the script says.
+    let taken_over =
+        "mkdir -p /etc/systemd/system/k3s-agent.service.d && cd /etc/systemd/system/k3s-agent.service.d &&
+        printf '[Service]\\nExecStart=\\nExecStart=/usr/bin/smolet agent \\n' >smolet.conf";
+    there("sh", &["-c", taken_over]);
     there(&script("pre-deinstall"), &[]);
+    assert!(!world.path("/etc/systemd/system/k3s-agent.service.d").exists(), "k3s agent has its unit again");
+    let is_enabled = || world.path("/etc/runlevels/default/smolet").symlink_metadata().is_ok();
+    assert!(!service("status").status.success() && !is_enabled());
+
+    // The archive's installation gives way: apk installs whatever the script says. Before that nothing of the package is there.
+    let own = ["/usr/bin/smolet", "/etc/init.d/smolet", "/etc/logrotate.d/smolet"];
+    there("rm", &own);
+    let archive = unpacked(&world.dir.join("unpacked"));
+    there("sh", &[archive.join("install.sh").to_str().unwrap(), "--init", "openrc"]);
+    there("sh", &["-c", "echo '# Mine.' >>/etc/conf.d/smolet"]);
+    let runs = |program: &str| {
+        wait_for(&format!("{program} runs"), || {
+            let link = format!("/proc/{}/exe", main()?.trim());
+            let found = world.program("readlink").arg(link).output().unwrap();
+            (String::from_utf8_lossy(&found.stdout).trim() == program).then_some(())
+        });
+    };
+    runs("/usr/local/bin/smolet");
+    assert!(is_enabled());
+    there(&script("pre-install"), &[]);
     assert!(!service("status").status.success());
-    assert!(world.path("/etc/runlevels/default/smolet").symlink_metadata().is_err());
+    for gone in ["/usr/local/lib/smolet", "/usr/local/bin/smolet", "/etc/init.d/smolet"] {
+        assert!(!world.path(gone).exists(), "{gone}");
+    }
+    for path in own {
+        there("cp", &["-p", root.path(path).to_str().unwrap(), path]);
+    }
+    let said = there(&script("post-install"), &[]);
+    assert!(!said.contains("rc-update add"), "{said}");
+    runs("/usr/bin/smolet");
+    assert!(service("status").status.success() && is_enabled());
+    assert!(there("cat", &["/etc/conf.d/smolet"]).ends_with("# Mine.\n"), "settings stay");
+    assert!(!world.path("/run/smolet-was-started").exists());
+
+    // One that does not give way keeps its service when the package goes.
+    there("mkdir", &["-p", "/usr/local/lib/smolet"]);
+    fs::write(world.path("/usr/local/lib/smolet/installed"), "").unwrap();
+    let refused = world.program(&script("pre-install")).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let mend = "run /usr/local/lib/smolet/install.sh --uninstall, and apk fix smolet";
+    assert!(!refused.status.success() && said.contains(mend), "{said}");
+    there(&script("pre-deinstall"), &[]);
+    assert!(service("status").status.success() && is_enabled());
+    fs::remove_dir_all(world.path("/usr/local/lib/smolet")).unwrap();
+    there(&script("pre-deinstall"), &[]);
+    assert!(!service("status").status.success() && !is_enabled());
 }
 
 /// What /etc/rc.common of OpenWrt does with a service's script, as far as that script uses it: procd is told what the words say.
@@ -229,6 +274,8 @@ fn openwrts_package_is_as_opkg_reads_it() {
     for name in fs::read_to_string(root.path("/tmp/ipk/control/conffiles")).unwrap().lines() {
         assert!(data.iter().any(|entry| entry.name == format!(".{name}")), "{name}");
     }
+
+    assert!(data.iter().any(|entry| entry.name == "./usr/share/smolet/systemd/embedded.conf"));
 
     // In the order in which opkg does it, in a root of its own.
     let there = |words: &[&str]| bare.run(words);
@@ -294,6 +341,67 @@ fn openwrts_package_is_as_opkg_reads_it() {
     let told = text(&there(&["sh", "/tmp/ipk/control/prerm"]));
     assert!(told.contains("stop") && !root.path("/etc/rc.d/S95smolet").is_symlink(), "{told}");
 }
+
+/// What BitBake lets a task call of the build machine's programs (`HOSTTOOLS` of OpenEmbedded-Core's `bitbake.conf`).
+const HOSTTOOLS: &str = "[ ar as awk basename bash bunzip2 bzip2 cat chgrp chmod chown chrpath cmp comm cp cpio cpp cut date dd diff \
+    diffstat dirname du echo egrep env expand expr false fgrep file find flock g++ gawk gcc getconf getopt git grep gunzip gzip \
+    head hostname iconv id install ld ldd ln ls lz4 make md5sum mkdir mkfifo mknod mktemp mv nm objcopy objdump od patch perl pr \
+    printf pwd python3 pzstd ranlib readelf readlink realpath rm rmdir rpcgen sed seq sh sha1sum sha224sum sha256sum sha384sum \
+    sha512sum sleep sort split stat strings strip tail tar tee test touch tr true truncate uname uniq unzstd wc wget which xargs zstd";
+
+/// A directory with those of them that are here.
+fn host_tools(below: &Path) -> PathBuf {
+    let tools = below.join("hosttools");
+    fs::create_dir(&tools).unwrap();
+    let path = std::env::var_os("PATH").unwrap();
+    for name in HOSTTOOLS.split_whitespace() {
+        if let Some(found) = std::env::split_paths(&path).map(|dir| dir.join(name)).find(|path| path.exists())
+        {
+            symlink(found, tools.join(name)).unwrap();
+        }
+    }
+    tools
+}
+
+/// What BitBake makes of a recipe, as far as this one uses it: `python3 -c BITBAKE RECIPE VERSION ARCHIVES LAYERS` prints what is
+/// recommended, then runs what follows the fetch, for an archive that is a file.
+const BITBAKE: &str = r#"
+import hashlib, re, sys
+
+recipe = open(sys.argv[1]).read()
+values = dict(zip(("PV", "SMOLET_ARCHIVES", "BBFILE_COLLECTIONS"), sys.argv[2:]), SMOLET_ARCH="amd64")
+assigned = {}
+for name, more, value in re.findall(r'^(\S+) (\+?)= "(.*)"$', recipe, re.M):
+    assigned[name] = f"{assigned[name]} {value}" if more and name in assigned else value
+
+class d:
+    def getVar(name):
+        if name in values:
+            return values[name]
+        text = re.sub(r"\$\{@(.*?)\}", lambda found: eval(found[1]), assigned[name])
+        return re.sub(r"\$\{(\w+)\}", lambda found: d.getVar(found[1]), text)
+    def getVarFlag(name, flag):
+        return assigned.get(f"{name}[{flag}]")
+
+class bb:
+    class utils:
+        def contains(name, word, yes, no, d):
+            return yes if word in d.getVar(name).split() else no
+        def sha256_file(path):
+            return hashlib.sha256(open(path, "rb").read()).hexdigest()
+    class fetch2:
+        class Fetch:
+            def __init__(self, urls, d):
+                self.urls = urls
+            def localpaths(self):
+                return [url.split(";")[0].removeprefix("file://") for url in self.urls]
+    fatal = sys.exit
+
+print(d.getVar("RRECOMMENDS:${PN}"))
+for name in assigned["do_fetch[postfuncs]"].split():
+    exec("def run():\n" + re.search(r"^python %s\(\) \{\n(.*?)^\}" % name, recipe, re.M | re.S)[1])
+    run()
+"#;
 
 /// Of a shell function of a recipe the lines between its braces.
 fn body(recipe: &str, function: &str) -> String {
@@ -409,12 +517,36 @@ fn a_release_is_whole_and_the_same_again() {
     let license = sum("md5sum", &repository().join("LICENSE"));
     assert!(recipe.contains(&format!("file://LICENSE;md5={license}\"")), "{recipe}");
     assert!(!recipe.contains("\n@") && !recipe.contains("=@"), "what was to be filled in: {recipe}");
+    // The archive of another release, or one that is damaged, is not built from.
+    let bitbake = |archives: &Path, layers: &str| {
+        let mut python = Command::new("python3");
+        python.args(["-c", BITBAKE]).arg(recipes.join(format!("smolet-bin_{version}.bb"))).arg(version);
+        python.arg(format!("file://{}", archives.display())).arg(layers).output().unwrap()
+    };
+    let recommended = text(&bitbake(&out, "core smolet"));
+    assert!(
+        !recommended.contains("cni") && recommended.contains("iptables"),
+        "no layer has it: {recommended}"
+    );
+    assert!(text(&bitbake(&out, "core virtualization-layer smolet")).trim().ends_with(" cni"));
+    let damaged = own.0.join("damaged");
+    fs::create_dir(&damaged).unwrap();
+    let archive = name("_linux_amd64.tar.gz");
+    let mut other = fs::read(&archive).unwrap();
+    other.push(0);
+    fs::write(damaged.join(archive.file_name().unwrap()), other).unwrap();
+    let refused = bitbake(&damaged, "core smolet");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("not the archive of this release"), "{said}");
     let source = unpacked(&own.0.join("source"));
+    let tools = host_tools(&own.0);
     let install_to = |name: &str, units: &str| {
         let destination = own.0.join(name);
         fs::create_dir(&destination).unwrap();
         let (s, d, body) = (source.display(), destination.display(), body(&recipe, "do_install"));
-        run(&["sh", "-c", &format!("set -eu\nS={s} D={d} systemd_system_unitdir={units}\n{body}")]);
+        let mut sh = Command::new(tools.join("sh"));
+        sh.args(["-c", &format!("set -eu\nS={s} D={d} systemd_system_unitdir={units}\n{body}")]);
+        text(&sh.env("PATH", &tools).output().unwrap());
         destination
     };
     // Where /lib is no link to /usr/lib, systemd's class looks for units there.
@@ -431,6 +563,7 @@ fn a_release_is_whole_and_the_same_again() {
         "/usr/bin/smolet",
         "/usr/lib/systemd/system/smolet.service",
         "/usr/lib/tmpfiles.d/smolet.conf",
+        "/usr/share/smolet/systemd/embedded.conf",
         "/etc/smolet/config.yaml",
     ] {
         assert!(staged.lines().any(|found| found == path), "{path}: {staged}");
@@ -481,4 +614,15 @@ fn what_cannot_be_built_or_signed_is_refused() {
     run(&["openssl", "genrsa", "-out", key.to_str().unwrap(), "2048"]);
     refused(&mut sign("cosign", "COSIGN_KEY", &key), "is no EC P-256 key in PEM");
     assert!(!own.0.join("file.sig").exists());
+}
+
+#[test]
+fn the_workflow_that_publishes_runs_in_bash_and_breaks_no_json() {
+    let workflow = fs::read_to_string(repository().join(".github/workflows/release.yml")).unwrap();
+    // In a container the default is its sh, which is dash.
+    assert!(workflow.contains("\ndefaults:\n  run:\n    shell: bash\n"), "{workflow}");
+    assert_eq!(workflow.matches("shell:").count(), 1, "one for all steps");
+    // A shell's echo may make a line's end of \n, where a text of JSON ends.
+    let pipes: Vec<&str> = workflow.lines().filter(|line| line.contains("| jq")).collect();
+    assert!(!pipes.is_empty() && pipes.iter().all(|line| !line.contains("echo ")), "{pipes:?}");
 }

@@ -111,9 +111,10 @@ fn a_package_holds_what_it_should_and_no_more() {
         ("/usr/share/doc/smolet/copyright", file),
         ("/usr/share/doc/smolet/README.md.gz", file),
         ("/usr/share/doc/smolet/changelog.gz", file),
-        ("/usr/share/doc/smolet/openrc/smolet", program),
-        ("/usr/share/doc/smolet/openrc/logrotate", file),
-        ("/usr/share/doc/smolet/systemd/k3s.conf", file),
+        ("/usr/share/smolet/openrc/smolet", program),
+        ("/usr/share/smolet/openrc/logrotate", file),
+        ("/usr/share/smolet/systemd/embedded.conf", file),
+        ("/usr/share/smolet/systemd/k3s.conf", file),
     ] {
         assert_eq!(contents.get(path).map(String::as_str), Some(expected), "{path}");
     }
@@ -122,6 +123,12 @@ fn a_package_holds_what_it_should_and_no_more() {
         let path = format!("/usr/share/doc/smolet/docs/{name}.gz");
         assert_eq!(contents.get(&path).map(String::as_str), Some(file), "{path}");
     }
+    // What a machine may leave out (dpkg's path-exclude) holds nothing that a feature needs.
+    let documents = contents.keys().filter_map(|path| path.strip_prefix("/usr/share/doc/smolet/"));
+    let is_document = |path: &str| {
+        ["docs/", "examples/"].iter().any(|start| path.starts_with(start)) || !path.contains('/')
+    };
+    assert_eq!(documents.filter(|path| !is_document(path)).collect::<Vec<_>>(), [""; 0]);
     for (path, what) in &contents {
         let plain =
             ["drwxr-xr-x root/root", file, program, secret, "drwx------ root/root", "drwxr-x--- root/root"];
@@ -228,6 +235,24 @@ fn it_is_installed_upgraded_removed_and_purged() {
         fs::metadata(root.path("/etc/smolet/manifests")).unwrap().permissions().mode() & 0o7777,
         0o700
     );
+    // A board that was taken over would have no agent any more, and no way back.
+    let taken_over = root.path("/etc/systemd/system/k3s-agent.service.d/smolet.conf");
+    fs::create_dir_all(taken_over.parent().unwrap()).unwrap();
+    let command = "[Service]\nExecStart=\nExecStart=/usr/bin/smolet agent '--node-name' 'gw'\n";
+    fs::write(&taken_over, command).unwrap();
+    for word in ["--remove", "--purge"] {
+        let refused = root.dpkg_output(&[word, "smolet"]);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        let first = "; first: /usr/bin/smolet k3s takeover --back\n";
+        assert!(!refused.status.success() && said.contains(first), "{said}");
+        for kept in ["/usr/bin/smolet", "/usr/lib/systemd/system/smolet.service"] {
+            assert!(root.path(kept).exists(), "{kept}");
+        }
+        assert_eq!(fs::read_to_string(&config).unwrap(), mine);
+    }
+    root.install();
+    // Another program, of the archive's in its time.
+    fs::write(&taken_over, "[Service]\nExecStart=\nExecStart=/usr/local/bin/smolet agent \n").unwrap();
     root.dpkg(&["--remove", "smolet"]);
     assert!(!root.path("/usr/bin/smolet").exists());
     assert!(!root.path("/usr/lib/systemd/system/smolet.service").exists());
@@ -279,6 +304,18 @@ fn a_package_that_was_removed_takes_nothing_from_an_archives_program() {
         fs::write(root.path(path), text).unwrap();
     }
     root.dpkg(&["--remove", "smolet"]);
+    // As deb-systemd-helper remembers the package's service; another one's stays.
+    let remembered = |file: &str| root.path("/var/lib/systemd").join(format!("deb-systemd-helper-{file}"));
+    let of_package = [
+        "enabled/smolet.service.dsh-also",
+        "enabled/multi-user.target.wants/smolet.service",
+        "masked/smolet.service",
+    ];
+    let of_another = "enabled/multi-user.target.wants/other.service";
+    for file in of_package.into_iter().chain([of_another]) {
+        fs::create_dir_all(remembered(file).parent().unwrap()).unwrap();
+        fs::write(remembered(file), "").unwrap();
+    }
     let unpacked = super::archive::unpacked(&root.path("/tmp"));
     let mut installer = Command::new("sh");
     let installer = installer.arg(unpacked.join("install.sh")).arg("--root").arg(&root.0);
@@ -294,8 +331,116 @@ fn a_package_that_was_removed_takes_nothing_from_an_archives_program() {
     is_whole();
     let status = fs::read_to_string(root.path("/var/lib/dpkg/status")).unwrap();
     assert!(!status.contains("Package: smolet"), "{status}");
+    for file in of_package {
+        assert!(!remembered(file).exists(), "{file}: a later package would take its service for disabled");
+    }
+    assert!(remembered(of_another).exists());
     root.dpkg(&["--purge", "smolet"]);
     is_whole();
+}
+
+/// A systemd that has its units where packages have them, and a dpkg without packages: both with the machine's own programs.
+fn world_with_dpkg(name: &str) -> World {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let up = script("up", &dir).args([version(), "packages"]).stderr(Stdio::inherit()).output().unwrap();
+    let world = World { pid: text(&up).trim().parse().unwrap(), dir };
+    super::archive::lay_writable(&world, &[]);
+    let (units, vendor) = (world.dir.join("units"), world.dir.join("vendor"));
+    // A container's policy-rc.d would keep every service from starting.
+    let words = format!(
+        "mount --bind {} /etc/systemd/system && mount --bind {} /usr/lib/systemd/system && rm -f /usr/sbin/policy-rc.d && \
+         mkdir -p /var/lib/dpkg/info /var/lib/dpkg/updates && : >/var/lib/dpkg/status",
+        units.display(),
+        vendor.display()
+    );
+    text(&world.program("sh").args(["-c", &words]).output().unwrap());
+    target_stubs(&units);
+    let log = world.dir.join("service.log");
+    let mut more = format!("[Service]\nStandardOutput=append:{0}\nStandardError=append:{0}\n", log.display());
+    if !lowers_oom_scores(&world) {
+        more.push_str("OOMScoreAdjust=0\n");
+    }
+    for unit in ["smolet", "k3s-agent"] {
+        let own = units.join(format!("{unit}.service.d"));
+        fs::create_dir(&own).unwrap();
+        fs::write(own.join("test.conf"), &more).unwrap();
+    }
+    text(&world.program("systemctl").arg("daemon-reload").output().unwrap());
+    world
+}
+
+/// As dpkg and deb-systemd-helper do it on a machine that runs.
+#[test]
+fn its_service_follows_the_package_and_so_does_that_of_a_board_that_was_taken_over() {
+    let world = world_with_dpkg("systemd-package-dpkg");
+    let run = |program: &str, words: &[&str]| text(&world.program(program).args(words).output().unwrap());
+    let archive = super::archive::unpacked(&world.dir.join("unpacked"));
+    let installer = archive.join("install.sh").display().to_string();
+    let of_package = package().display().to_string();
+    let install = || run("dpkg", &["--install", &of_package]);
+    // What its first process runs, and whether it starts at boot.
+    let state = |unit: &str| {
+        let pid = world.show(unit, &["MainPID"]).remove(0);
+        let said = |program: &str, words: &[&str]| {
+            let output = world.program(program).args(words).output().unwrap();
+            String::from_utf8_lossy(&output.stdout).trim().to_owned()
+        };
+        (said("readlink", &[&format!("/proc/{pid}/exe")]), said("systemctl", &["is-enabled", unit]))
+    };
+    let is = |program: &str, enabled: &str| (program.to_owned(), enabled.to_owned());
+
+    // The package, then the archive, then the package.
+    install();
+    assert_eq!(state("smolet.service"), is("/usr/bin/smolet", "enabled"));
+    run("dpkg", &["--remove", "smolet"]);
+    assert_eq!(state("smolet.service"), is("", "masked"));
+    run("sh", &[&installer]);
+    assert_eq!(state("smolet.service"), is("/usr/local/bin/smolet", "enabled"));
+    run("sh", &["/usr/local/lib/smolet/install.sh", "--uninstall"]);
+    install();
+    assert_eq!(state("smolet.service"), is("/usr/bin/smolet", "enabled"));
+    // One that its owner has disabled stays so.
+    run("systemctl", &["disable", "--now", "smolet.service"]);
+    install();
+    assert_eq!(state("smolet.service"), is("", "disabled"));
+
+    let units = world.dir.join("units");
+    fs::write(
+        units.join("k3s-agent.service"),
+        "[Install]\nWantedBy=multi-user.target\n[Service]\nType=exec\nKillMode=process\nRestart=always\nRestartSec=5s\nTimeoutStartSec=0\n\
+         ExecStart=/usr/local/bin/k3s agent --server https://127.0.0.1:6443 --token x\n",
+    )
+    .unwrap();
+    let drop_in = units.join("k3s-agent.service.d/smolet.conf");
+    fs::write(
+        &drop_in,
+        "[Service]\nType=notify\nExecStart=\nExecStart=/usr/bin/smolet agent '--server' 'https://127.0.0.1:6443' '--token' 'x'\n",
+    )
+    .unwrap();
+    let main = || world.show("k3s-agent.service", &["ActiveState", "MainPID"]);
+    for first in ["/usr/bin/smolet k3s takeover --back", "systemctl disable --now k3s-agent.service"] {
+        if first.starts_with("systemctl") {
+            // By a link in the place of k3s.
+            fs::remove_file(&drop_in).unwrap();
+            run("ln", &["-s", "/usr/bin/smolet", "/usr/local/bin/k3s"]);
+        }
+        run("systemctl", &["daemon-reload"]);
+        run("systemctl", &["restart", "k3s-agent.service"]);
+        let before = main();
+        install();
+        let after = main();
+        assert!(after[0] == "active" && after[1] != before[1], "another one: {before:?} {after:?}");
+        assert_eq!(state("k3s-agent.service").0, "/usr/bin/smolet");
+        let refused = world.program("dpkg").args(["--remove", "smolet"]).output().unwrap();
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && said.contains(&format!("; first: {first}\n")), "{said}");
+        assert_eq!(main(), after, "nothing has changed");
+        assert_eq!(state("k3s-agent.service").0, "/usr/bin/smolet");
+        assert_eq!(state("smolet.service"), is("", "disabled"));
+    }
+    run("systemctl", &["disable", "--now", "k3s-agent.service"]);
+    run("dpkg", &["--remove", "smolet"]);
+    assert!(!world.path("/usr/bin/smolet").exists());
 }
 
 /// Has a Secret, memory and a group: what the agent mounts and whose modes it sets, seen from inside.
@@ -520,9 +665,8 @@ fn it_runs_under_openrc() {
         fs::create_dir_all(root.path(directory)).unwrap();
     }
     // As its first lines say; with little patience.
-    fs::copy(root.path("/usr/share/doc/smolet/openrc/smolet"), root.path("/etc/init.d/smolet")).unwrap();
-    fs::copy(root.path("/usr/share/doc/smolet/openrc/logrotate"), root.path("/etc/logrotate.d/smolet"))
-        .unwrap();
+    fs::copy(root.path("/usr/share/smolet/openrc/smolet"), root.path("/etc/init.d/smolet")).unwrap();
+    fs::copy(root.path("/usr/share/smolet/openrc/logrotate"), root.path("/etc/logrotate.d/smolet")).unwrap();
     let settings = "SMOLET_EXTRA_ARGS='--node-name gw --log-level debug'\n\
                     respawn_delay=1\nhealthcheck_delay=1\nhealthcheck_timer=1\nretry=SIGTERM/5/SIGKILL/5\n";
     fs::write(root.path("/etc/conf.d/smolet"), settings).unwrap();
