@@ -179,8 +179,8 @@ for name in Resume RaiseException DeleteException; do ZIG_LINK="$ZIG_LINK --defs
 said=$("$zig" cc $z "$@" -v 2>&1) || { echo "$said" >&2; exit 1; }
 exec "$zig" $(echo "$said" | sed -n '/^ld\.lld /h; ${x;p}') $ZIG_LINK
 E
-    # What panics names file and line of smolet, and of others' crates the file; for x86-64, whose code is the longest, the file of
-    # smolet alone. `{:?}` of others' types says which variant it is, without its fields: nothing that smolet says has those, and
+    # What panics names file and line of smolet, and of others' crates the file; for x86-64, whose code is the longest, neither: the
+    # message alone. `{:?}` of others' types says which variant it is, without its fields: nothing that smolet says has those, and
     # they were a hundredth of the binary.
     # For that alone a stable compiler is told to take unstable flags, and only for the targets' crates, so that no build
     # script takes it for a nightly one.
@@ -189,7 +189,7 @@ E
 case " $* " in *" -C metadata="*) ;; *) exec "$@" ;; esac
 case " $* " in *" --target "*) ;; *) exec "$@" ;; esac
 case " $* " in
-*" --crate-name smolet "*" x86_64-"*) places=file ;;
+*" --crate-name smolet "*" x86_64-"*) places=none ;;
 *" --crate-name smolet "*) places=file,line ;;
 *" x86_64-"*) places=none debug=-Zfmt-debug=shallow ;;
 *) places=file debug=-Zfmt-debug=shallow ;;

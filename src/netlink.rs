@@ -161,7 +161,7 @@ impl Netlink {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
         rustix::net::bind(&socket, &SocketAddrNetlink::new(0, 0))?;
-        // Errors do not repeat the message, whose sequence number names it; a kernel before 4.2 repeats it.
+        // An error repeats the whole message, and may not fit: what would spare it (`NETLINK_CAP_ACK`) is set by unsafe code alone.
         let _ = sockopt::set_socket_recv_buffer_size(&socket, 2 * NETLINK_ANSWER_BYTES);
         Ok(Self { socket, sequence: 0, answer: vec![0; NETLINK_ANSWER_BYTES] })
     }
@@ -171,8 +171,8 @@ impl Netlink {
     /// # Errors
     /// The kernel's.
     pub fn request(&mut self, message: &Message) -> io::Result<()> {
-        self.send(acknowledged(message))?;
-        self.receive(&mut |_, _| {}).map(drop)
+        // Until the acknowledgement: what an earlier request left unread comes first.
+        self.dump(&acknowledged(message), &mut |_, _| {})
     }
 
     /// Sends a request that has one answer, and gives its content, without `struct nlmsghdr`.
@@ -237,28 +237,42 @@ impl Netlink {
     /// # Errors
     /// The kernel's first one, with the message's number in the batch; a batch of more than `limits::NETLINK_SEND_BYTES_MAX`.
     pub fn batch(&mut self, batch: Message) -> Result<(), BatchError> {
-        self.send(batch).map_err(BatchError::whole)?;
-        let first = self.sequence;
-        let mut failed = None;
+        let last = self.send(batch).map_err(BatchError::whole)?;
+        // The numbers of the next request begin behind these.
+        let first = std::mem::replace(&mut self.sequence, last);
+        let (mut refused, mut unread) = (None, None);
         loop {
-            match rustix::net::recv(&self.socket, &mut self.answer[..], RecvFlags::empty()) {
-                Ok((read, _)) => {
-                    let mut rest = &self.answer[..read];
-                    while let Some((kind, _, sequence, content)) = next(&mut rest) {
-                        if let (ERROR, Some(error), None) = (kind, code(content), &failed) {
-                            failed = Some(BatchError { message: sequence.checked_sub(first), error });
+            let bytes = match rustix::net::recv(&self.socket, &mut self.answer[..], RecvFlags::TRUNC) {
+                Ok((_, bytes)) => bytes,
+                Err(rustix::io::Errno::AGAIN) => break,
+                Err(rustix::io::Errno::INTR) => continue,
+                // Answers are lost, and further ones would be until those that are there have been read.
+                Err(rustix::io::Errno::NOBUFS) => {
+                    unread = Some(rustix::io::Errno::NOBUFS.into());
+                    continue;
+                }
+                Err(error) => {
+                    unread = Some(error.into());
+                    break;
+                }
+            };
+            for message in Messages::of(&self.answer, bytes) {
+                match message {
+                    Ok((ERROR, _, sequence, content)) if (first..=last).contains(&sequence) => {
+                        if let (None, Some(error)) = (&refused, code(content)) {
+                            refused = Some(BatchError { message: Some(sequence - first), error });
                         }
                     }
+                    Ok(_) => {}
+                    Err(error) => unread = Some(error),
                 }
-                Err(rustix::io::Errno::AGAIN) => return failed.map_or(Ok(()), Err),
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(failed.unwrap_or(BatchError::whole(error.into()))),
             }
         }
+        refused.or(unread.map(BatchError::whole)).map_or(Ok(()), Err)
     }
 
-    /// Numbers the messages in a row, and sends them.
-    fn send(&mut self, mut message: Message) -> io::Result<()> {
+    /// Numbers the messages in a row, and sends them. The number of the last one.
+    fn send(&mut self, mut message: Message) -> io::Result<u32> {
         if message.len() > NETLINK_SEND_BYTES_MAX {
             return Err(io::Error::other(format!("more than {NETLINK_SEND_BYTES_MAX} bytes for the kernel")));
         }
@@ -275,7 +289,7 @@ impl Netlink {
             sockopt::set_socket_send_buffer_size(&self.socket, wanted)?;
         }
         rustix::net::send(&self.socket, &message.0, SendFlags::empty())?;
-        Ok(())
+        Ok(number.max(self.sequence + 1) - 1)
     }
 
     /// One datagram of an answer to the last request. An acknowledgement is its end.
@@ -287,11 +301,9 @@ impl Netlink {
                 Err(error) => return Err(error.into()),
             }
         };
-        let mut rest = self.answer.get(..read).ok_or_else(|| {
-            io::Error::other(format!("a message of the kernel's with {read} bytes, more than fit"))
-        })?;
         let (mut is_done, mut is_interrupted) = (false, false);
-        while let Some((kind, flags, sequence, content)) = next(&mut rest) {
+        for message in Messages::of(&self.answer, read) {
+            let (kind, flags, sequence, content) = message?;
             if sequence != self.sequence {
                 continue;
             }
@@ -339,16 +351,46 @@ impl BatchError {
     }
 }
 
-/// The next message: type, flags, sequence number, content.
-fn next<'a>(rest: &mut &'a [u8]) -> Option<(u16, u16, u32, &'a [u8])> {
-    let bytes = *rest;
-    let length = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
-    let kind = u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?);
-    let flags = u16::from_ne_bytes(bytes.get(6..8)?.try_into().ok()?);
-    let sequence = u32::from_ne_bytes(bytes.get(8..12)?.try_into().ok()?);
-    let content = bytes.get(HEADER..length)?;
-    *rest = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
-    Some((kind, flags, sequence, content))
+/// The messages of a datagram: type, flags, sequence number, content. One that is cut short is an error, and the last.
+struct Messages<'a> {
+    rest: &'a [u8],
+    /// There was more in the datagram than is in `rest`.
+    is_cut: bool,
+}
+
+impl<'a> Messages<'a> {
+    /// Those of a datagram of so many bytes, of which `answer` has what fits.
+    fn of(answer: &'a [u8], bytes: usize) -> Self {
+        Self { rest: answer.get(..bytes).unwrap_or(answer), is_cut: bytes > answer.len() }
+    }
+}
+
+impl<'a> Iterator for Messages<'a> {
+    type Item = io::Result<(u16, u16, u32, &'a [u8])>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.rest.is_empty() && !self.is_cut {
+            return None;
+        }
+        let cut = || io::Error::new(io::ErrorKind::InvalidData, "an answer of the kernel's is cut short");
+        let bytes = std::mem::take(&mut self.rest);
+        let Some((header, behind)) = bytes.split_first_chunk::<HEADER>() else {
+            self.is_cut = false;
+            return Some(Err(cut()));
+        };
+        let word =
+            |at: usize| u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        let half = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
+        let (length, kind, flags, sequence) = (word(0) as usize, half(4), half(6), word(8));
+        if let Some(content) = bytes.get(HEADER..length) {
+            self.rest = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+            return Some(Ok((kind, flags, sequence, content)));
+        }
+        self.is_cut = false;
+        // Its code comes first; what is missing is the message that it repeats.
+        let has_code = kind == ERROR && behind.len() >= size_of::<i32>();
+        Some(if has_code { Ok((kind, flags, sequence, behind)) } else { Err(cut()) })
+    }
 }
 
 /// The error of an `NLMSG_ERROR` or `NLMSG_DONE`.
@@ -392,15 +434,35 @@ mod tests {
         bytes
     }
 
-    /// What is found where these are the kernel's answers, a datagram each.
-    fn collected(answers: &[Vec<u8>]) -> io::Result<Vec<Vec<u8>>> {
+    /// A refusal (`NLMSG_ERROR`), which repeats so many bytes of the message; 0 is an acknowledgement.
+    fn refusal(sequence: u32, code: i32, repeated: usize) -> Vec<u8> {
+        let content = [&(-code).to_ne_bytes()[..], &vec![0; repeated]].concat();
+        let mut bytes = answer(0, sequence, &content);
+        bytes[4..6].copy_from_slice(&ERROR.to_ne_bytes());
+        bytes
+    }
+
+    /// A socket, and the kernel's end of it.
+    fn pair() -> (Netlink, UnixDatagram) {
         let (ours, kernels) = UnixDatagram::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
+        let socket = ours.into();
+        (Netlink { socket, sequence: 0, answer: vec![0; NETLINK_ANSWER_BYTES] }, kernels)
+    }
+
+    /// Two messages.
+    fn two() -> Message {
+        let mut batch = Message::new(16, 0, &[0; 4]);
+        batch.append(&Message::new(17, 0, &[0; 4]));
+        batch
+    }
+
+    /// What is found where these are the kernel's answers, a datagram each.
+    fn collected(answers: &[Vec<u8>]) -> io::Result<Vec<Vec<u8>>> {
+        let (mut netlink, kernels) = pair();
         for answer in answers {
             kernels.send(answer).unwrap();
         }
-        let socket = ours.into();
-        let mut netlink = Netlink { socket, sequence: 0, answer: vec![0; NETLINK_ANSWER_BYTES] };
         let question = Message::new(16, DUMP, &[0; 4]);
         netlink.collect(&question, &mut |found: &mut Vec<Vec<u8>>, _, content| found.push(content.to_vec()))
     }
@@ -424,15 +486,63 @@ mod tests {
     }
 
     #[test]
+    fn a_refusal_is_heard_however_much_of_the_message_it_repeats() {
+        let fits = NETLINK_ANSWER_BYTES - HEADER - 4;
+        for repeated in [HEADER, fits, fits + 1, NETLINK_ANSWER_BYTES, 2 * NETLINK_ANSWER_BYTES] {
+            let (mut netlink, kernels) = pair();
+            kernels.send(&refusal(2, 17, repeated)).unwrap();
+            let refused = netlink.batch(two()).unwrap_err();
+            assert_eq!((refused.message, refused.error.raw_os_error()), (Some(1), Some(17)), "{repeated}");
+            kernels.send(&refusal(3, 22, repeated)).unwrap();
+            let refused = netlink.request(&Message::new(16, 0, &[0; 4])).unwrap_err();
+            assert_eq!(refused.raw_os_error(), Some(22), "{repeated}");
+        }
+    }
+
+    #[test]
+    fn an_answer_that_cannot_be_read_is_no_success() {
+        let (whole, refused) = (answer(0, 1, &[7; 100]), refusal(1, 17, HEADER));
+        let long = answer(0, 1, &vec![7; NETLINK_ANSWER_BYTES]);
+        // The datagram has more behind the last message that fits.
+        let first = answer(0, 1, &vec![7; NETLINK_ANSWER_BYTES - HEADER]);
+        let behind = [first, refusal(2, 17, HEADER)].concat();
+        for datagram in [&whole[..3], &whole[..HEADER + 50], &refused[..HEADER + 3], &long, &behind] {
+            let (mut netlink, kernels) = pair();
+            kernels.send(datagram).unwrap();
+            let failed = netlink.batch(two()).unwrap_err();
+            assert_eq!((failed.message, failed.error.kind()), (None, io::ErrorKind::InvalidData));
+            kernels.send(datagram).unwrap();
+            let failed = netlink.request(&Message::new(16, 0, &[0; 4])).unwrap_err();
+            assert_eq!(failed.kind(), io::ErrorKind::InvalidData);
+        }
+    }
+
+    #[test]
+    fn an_answer_to_an_earlier_request_is_not_the_next_ones() {
+        let (mut netlink, kernels) = pair();
+        netlink.batch(two()).unwrap();
+        kernels.send(&refusal(2, 17, HEADER)).unwrap();
+        netlink.batch(two()).unwrap();
+        kernels.send(&refusal(4, 17, NETLINK_ANSWER_BYTES)).unwrap();
+        kernels.send(&refusal(5, 0, HEADER)).unwrap();
+        let question = Message::new(16, 0, &[0; 4]);
+        netlink.request(&question).unwrap();
+        kernels.send(&refusal(5, 0, HEADER)).unwrap();
+        kernels.send(&refusal(6, 22, HEADER)).unwrap();
+        assert_eq!(netlink.request(&question).unwrap_err().raw_os_error(), Some(22));
+    }
+
+    #[test]
     fn attributes_are_padded_and_nested_and_read_again() {
         let mut message = Message::new(16, CREATE, &[7; 5]);
         message.attribute(1, b"lo\0").nest(2, |inner| {
             inner.attribute(3, &[9; 4]);
         });
         message.end(0);
-        let mut rest = &message.0[..];
-        let (kind, flags, sequence, content) = next(&mut rest).unwrap();
-        assert_eq!((kind, flags, sequence, rest.len()), (16, CREATE | REQUEST, 0, 0));
+        let mut messages = Messages::of(&message.0, message.0.len());
+        let (kind, flags, sequence, content) = messages.next().unwrap().unwrap();
+        assert_eq!((kind, flags, sequence), (16, CREATE | REQUEST, 0));
+        assert!(messages.next().is_none());
         assert_eq!(content.len(), 8 + 8 + 12);
         let found: Vec<(u16, Vec<u8>)> =
             attributes(&content[8..]).map(|(kind, value)| (kind, value.to_vec())).collect();

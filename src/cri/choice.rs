@@ -135,6 +135,8 @@ pub fn choose_beside(
     } else {
         RuntimeKind::recorded(root_dir)?
     };
+    // A node that ran k3s' containerd before it joined k3s by itself has recorded that one, which is gone with `k3s agent`.
+    let recorded = recorded.filter(|kind| *kind != RuntimeKind::Cri || !joins_k3s || is_installed(true));
     choose(named, recorded, (|| is_installed(joins_k3s), own_socket)).map_err(|error| error.to_string())
 }
 

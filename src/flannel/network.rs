@@ -85,8 +85,16 @@ pub(crate) fn bring_up(wanted: &Wanted) -> Result<BroughtUp, String> {
     let mut kernel = Kernel::open()?;
     let (links, addresses) = (kernel.links()?, kernel.addresses()?);
     let mut external = plan::external(&links, &addresses, wanted.interface.as_deref(), &wanted.addresses)?;
-    for (address, used) in external.addresses.iter_mut().zip(used) {
+    for (of, (address, used)) in external.addresses.iter_mut().zip(used).enumerate() {
         *address = address.filter(|_| used.is_some());
+        // k3s' `LookupExtInterface`: at a boot one family may come later, and pods of the time between would never have it.
+        if used.is_some() && address.is_none() {
+            let family = ["IPv4", "IPv6"][of];
+            return Err(format!(
+                "interface {} has no {family} address, and the pods of this node have {family}; give --flannel-iface if it is another one",
+                external.name
+            ));
+        }
     }
     let mut up = BroughtUp {
         interface: external.name.clone(),
@@ -95,12 +103,6 @@ pub(crate) fn bring_up(wanted: &Wanted) -> Result<BroughtUp, String> {
         hosts: external.addresses,
         ..BroughtUp::default()
     };
-    if up.hosts == [None; 2] {
-        return Err(format!(
-            "interface {} has no address of the pods' families; give --flannel-iface",
-            external.name
-        ));
-    }
     let key = (wanted.backend == Backend::Wireguard).then(|| wireguard::private_key(&wanted.key_file));
     let key = key.transpose()?;
     let specs = [0, 1].map(|of| {

@@ -7,8 +7,11 @@ use std::time::Duration;
 
 use crate::cluster::csr::{self, Due};
 use crate::limits::{CSR_RETRY_MIN, K3S_LIST_PERIOD};
-use crate::model::{Mono, Now};
+use crate::model::{Mono, Now, Wall};
 use crate::x509::Validity;
+
+/// Life of a certificate of k3s.
+const LIFE_NANOS: i64 = 365 * 24 * 3600 * 1_000_000_000;
 
 /// A part of `k3s agent` that asks the API server for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +69,13 @@ pub(super) struct ComponentsDue {
     logged: String,
 }
 
+/// When a certificate of k3s is renewed. It is valid for a year; servers before 2026 date its start back to that of their CA
+/// (dynamiclistener `NewSignedCert`), so that in an old cluster each one is late in such a life.
+pub(super) fn due(validity: Validity, now: Wall, seed: u64) -> Due {
+    let from = validity.from.0.max(validity.until.0.saturating_sub(LIFE_NANOS));
+    csr::due(Validity { from: Wall(from), ..validity }, now, seed)
+}
+
 impl ComponentsDue {
     pub(super) fn new(now: Mono) -> Self {
         Self { is_wanted: false, at: now, wait: CSR_RETRY_MIN, logged: String::new() }
@@ -73,7 +83,7 @@ impl ComponentsDue {
 
     /// The time until they are fetched, by what is on the disk: `None` for what cannot be used.
     pub(super) fn inspect(&mut self, found: [Option<Validity>; 2], seed: u64, now: Now) -> Duration {
-        let until = |validity| match csr::due(validity, now.wall, seed) {
+        let until = |validity| match due(validity, now.wall, seed) {
             Due::Later(pause) => pause,
             Due::Now | Due::Ended => Duration::ZERO,
         };
@@ -104,5 +114,23 @@ impl ComponentsDue {
         let is_news = self.logged != why;
         why.clone_into(&mut self.logged);
         is_news
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_that_is_dated_back_to_its_authoritys_start_is_no_old_one() {
+        for years in [0, 5, 10] {
+            let validity = Validity { from: Wall(1), until: Wall(1 + (years + 1) * LIFE_NANOS) };
+            let made = 1 + years * LIFE_NANOS;
+            for seed in 0..100 {
+                let at = |share: i64| due(validity, Wall(made + LIFE_NANOS / 100 * share), seed);
+                assert!(matches!((at(0), at(69)), (Due::Later(_), Due::Later(_))), "{years}");
+                assert_eq!((at(91), at(101)), (Due::Now, Due::Ended), "{years}");
+            }
+        }
     }
 }

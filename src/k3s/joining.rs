@@ -22,7 +22,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::component::ComponentsDue;
+use super::component::{self, ComponentsDue};
 use super::token::TOKEN_FILE;
 use super::{List, Refused, Settings, Token, pinned};
 use crate::certificates::{is_for, usable};
@@ -409,7 +409,7 @@ impl Joining {
     /// | yes               | both                     | yes          | not due                  | wait until they are due |
     /// | otherwise         |                          |              |                          | greet the server        |
     fn inspected(&mut self, found: Inspection, now: Now) -> Next {
-        let due = found.certificate.map(|validity| csr::due(validity, now.wall, seed(&self.node)));
+        let due = found.certificate.map(|validity| component::due(validity, now.wall, seed(&self.node)));
         let held_for = match due {
             Some(Due::Later(pause)) => Some(pause),
             Some(Due::Now | Due::Ended) if self.renewed_after > now.mono => Some(CERTIFICATE_CHECK_PERIOD),

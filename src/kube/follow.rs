@@ -238,6 +238,13 @@ async fn once(
             from.again();
             Err(KubeError::Unreachable("a watch ended as soon as it began".to_owned()))
         }
+        Ok(0) => {
+            // A server sends bookmarks about once a minute: one that is silent may have been restored from a backup, and not have come to
+            // this version yet.
+            from.again();
+            wait.succeeded();
+            Ok(AfterList::Now)
+        }
         Ok(_) => {
             wait.succeeded();
             Ok(AfterList::Now)

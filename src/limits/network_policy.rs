@@ -37,6 +37,8 @@ pub const NETWORK_POLICY_CREDENTIALS_TRIES: u32 = 15;
 pub const NETWORK_POLICY_STARTS_MAX: usize = 64;
 /// New pods of this node that the API server has not shown with their address yet. Full: the oldest one is forgotten.
 pub const NETWORK_POLICY_NEW_PODS_MAX: usize = 2 * super::PODS_MAX;
+/// Bytes of their names, labels and ports, which are kept while nobody follows pods. More: the oldest are forgotten.
+pub const NETWORK_POLICY_NEW_PODS_BYTES_MAX: usize = 512 * KIB;
 /// How often the kernel is asked whether the table is there: whoever flushes all rules takes it away.
 pub const NETWORK_POLICY_CHECK_PERIOD: Duration = Duration::from_secs(30);
 /// Bytes of a transaction's elements, with those of both families of a pod.

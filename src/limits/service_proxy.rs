@@ -29,8 +29,8 @@ pub const AFFINITIES_MAX: u32 = 65_535;
 /// Clients whose backend is gone that are forgotten in one transaction. One whose time ends meanwhile makes the kernel refuse all of it:
 /// then each half is tried.
 pub const AFFINITIES_DELETED_MAX: usize = 4096;
-/// Backends that are gone, and whose clients are still to be forgotten. Full: the clients' of further ones are forgotten when their time
-/// ends.
+/// Backends of one family that are gone, and whose clients are still to be forgotten. Full: the clients' of further ones are forgotten
+/// when their time ends.
 pub const AFFINITY_BACKENDS_GONE_MAX: usize = 16_384;
 /// Endpoints of a service whose clients stay with theirs (`sessionAffinity: ClientIP`), each of which is a rule. More: the further ones serve
 /// nobody on this node.
@@ -42,9 +42,9 @@ pub const SOURCE_RANGES_MAX: usize = 2048;
 pub const CLUSTER_CIDRS_MAX: usize = 2;
 /// Wait before Services or network policies are asked for again, while a k3s server has given no credentials for it.
 pub const COMPONENT_CREDENTIALS_WAIT: Duration = Duration::from_secs(2);
-/// Time after which it is looked whether the kernel still has the rules.
+/// Time after which it is looked whether the kernel still has the rules, and those that it refused are written again at the latest.
 pub const SERVICES_CHECK_PERIOD: Duration = Duration::from_mins(1);
-/// Time after which all rules are written again, if somebody else changed any (kube-proxy's full sync).
+/// Time after which all rules are written again, whatever is there (kube-proxy's full sync).
 pub const SERVICES_WHOLE_PERIOD: Duration = Duration::from_hours(1);
 /// Connections to the ports of `healthCheckNodePort` at once, of all Services. Full: further ones wait in the kernel's queue.
 pub const SERVICE_HEALTH_CONNECTIONS_MAX: usize = 32;

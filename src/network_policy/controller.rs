@@ -246,8 +246,10 @@ impl Controller {
             }
             return;
         }
+        // Whoever else has the address by the server's word may have had it before an outage: rules of both hold then.
         if read.is_local {
-            self.forget_new(read.addresses);
+            let digest = NewPod::digest(read.namespace, read.name);
+            self.forget_new(|uid, addresses| uid == digest && addresses.share(read.addresses));
         }
         self.pods.apply(&read, generation, &mut self.namespaces, &mut self.words);
     }
@@ -258,10 +260,9 @@ impl Controller {
         let Some(read) = Read::of(&object, &self.node).filter(|read| !read.addresses.is_empty()) else {
             return;
         };
-        self.forget_new(read.addresses);
+        self.forget_new(|uid, addresses| uid == read.uid || addresses.share(read.addresses));
         let generation = self.listings[Resource::Pods as usize].generation;
         self.pods.apply(&read, generation, &mut self.namespaces, &mut self.words);
-        self.new_pods.retain(|(uid, _)| *uid != read.uid);
         if self.new_pods.len() == NETWORK_POLICY_NEW_PODS_MAX {
             let (oldest, _) = self.new_pods.remove(0);
             self.pods.delete(oldest);
@@ -269,15 +270,27 @@ impl Controller {
         self.new_pods.push((read.uid, read.addresses));
     }
 
-    /// The new pod with one of these addresses, if there is one, is known from the server, or is gone.
-    fn forget_new(&mut self, addresses: Addresses) {
+    /// The server has not shown that pod, which was announced, with its address yet.
+    pub fn has_new(&self, pod: &NewPod) -> bool {
+        let digest = NewPod::digest(&pod.namespace, &pod.name);
+        self.new_pods.iter().any(|(uid, _)| *uid == digest)
+    }
+
+    /// The pod of that name, which was announced, has no network any more.
+    pub fn ended(&mut self, namespace: &str, name: &str) {
+        let digest = NewPod::digest(namespace, name);
+        self.forget_new(|uid, _| uid == digest);
+    }
+
+    /// The new pods for which it is true are known from the server, or are gone.
+    fn forget_new(&mut self, is_over: impl Fn(UidDigest, Addresses) -> bool) {
         let Self { new_pods, pods, .. } = self;
-        new_pods.retain(|(uid, of)| {
-            let is_it = of.share(addresses);
-            if is_it {
+        new_pods.retain(|(uid, addresses)| {
+            let is_over = is_over(*uid, *addresses);
+            if is_over {
                 pods.delete(*uid);
             }
-            !is_it
+            !is_over
         });
     }
 

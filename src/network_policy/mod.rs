@@ -25,6 +25,7 @@
 mod controller;
 mod draft;
 mod encode;
+mod new_pods;
 mod policy;
 mod records;
 mod rules;
@@ -36,6 +37,7 @@ mod words;
 
 pub use controller::{Controller, Resource};
 pub use encode::TABLE;
+pub use new_pods::NewPods;
 pub use records::NewPod;
 
 use crate::nftables::Batch;

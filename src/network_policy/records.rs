@@ -227,6 +227,23 @@ pub struct NewPod {
 }
 
 impl NewPod {
+    /// In the place of the server's UID: that of a static pod's mirror is another one.
+    fn uid(namespace: &str, name: &str) -> String {
+        format!("{namespace}/{name}")
+    }
+
+    pub(super) fn digest(namespace: &str, name: &str) -> UidDigest {
+        UidDigest::of(&Self::uid(namespace, name))
+    }
+
+    /// Bytes of its texts.
+    pub(super) fn bytes(&self) -> usize {
+        let labels = self.labels.iter().map(|(key, value)| key.len() + value.len());
+        let ports = self.ports.iter().map(|(name, protocol, _)| name.len() + protocol.len());
+        let ips = self.ips.iter().map(|ip| ip.len());
+        self.namespace.len() + self.name.len() + labels.chain(ports).chain(ips).sum::<usize>()
+    }
+
     /// As the server would show it.
     pub(super) fn object(&self, node: &str) -> Node {
         let text = |text: &str| Node::Text(text.into());
@@ -246,8 +263,7 @@ impl NewPod {
                 map(vec![
                     ("namespace", text(&self.namespace)),
                     ("name", text(&self.name)),
-                    // No UID: that of a static pod's mirror is another one.
-                    ("uid", Node::Text(format!("{}/{}", self.namespace, self.name).into())),
+                    ("uid", Node::Text(Self::uid(&self.namespace, &self.name).into())),
                     ("labels", Node::Map(labels.collect())),
                 ]),
             ),

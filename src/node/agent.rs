@@ -232,7 +232,7 @@ impl<R: Runtime + 'static> Agent<R> {
         self.relisting.turn(&self.pods, now.mono, &self.out);
         self.identity_file.turn(&mut self.pods, now.mono, &self.out);
         self.measuring.turn(&self.pods, now.mono, &self.out);
-        self.eviction.turn(&self.pods, now.mono, &self.out);
+        self.eviction.turn(&self.pods, now.mono, &mut self.out);
         self.images.turn(&self.pods, now.mono, &self.out);
         self.garbage.turn(&self.pods, now, &mut self.out);
         self.apply_effects();

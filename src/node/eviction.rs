@@ -48,6 +48,8 @@ pub(super) struct EvictionManager {
     next: Mono,
     /// A task runs, or images are being removed.
     in_flight: bool,
+    /// Eviction is off, and the pods that were evicted before it was have been told once.
+    has_released: bool,
     images_at: Option<Box<str>>,
     /// The last reported conditions.
     reported: Vec<NodeCondition>,
@@ -77,6 +79,7 @@ impl EvictionManager {
             // After the first relist has found the running pods.
             next: now + EVICTION_PERIOD_NEAR,
             in_flight: false,
+            has_released: false,
             images_at: None,
             reported: Vec::new(),
             reclaimed_at: None,
@@ -85,13 +88,18 @@ impl EvictionManager {
     }
 
     pub(super) fn due(&self) -> Option<Mono> {
-        (self.pressure.is_on() && !self.in_flight).then_some(self.next)
+        let is_due = if self.pressure.is_on() { !self.in_flight } else { !self.has_released };
+        is_due.then_some(self.next)
     }
 
     /// Starts an observation that is due, unless the last evicted pod is still terminating.
-    pub(super) fn turn<R: Runtime + 'static>(&mut self, pods: &Pods<R>, now: Mono, out: &Effects) {
+    pub(super) fn turn<R: Runtime + 'static>(&mut self, pods: &Pods<R>, now: Mono, out: &mut Effects) {
         if self.due().is_none_or(|at| at > now) {
             return;
+        }
+        if !self.pressure.is_on() {
+            self.has_released = true;
+            return out.push(Effect::Conditions(Vec::new()));
         }
         let still_ends = |uid: &PodUid| {
             let observed = pods.get(uid).and_then(|record| record.worker().observed());

@@ -1,6 +1,7 @@
 //! Waits for the container runtime; meanwhile the local socket says why there are no pods yet.
 
 use std::cell::RefCell;
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ use crate::facts;
 use crate::image_store::ImageStore;
 use crate::limits::{RELIST_RETRY_MAX, RUNTIME_SEARCH_PERIOD, RUNTIME_SEARCH_SHARE, RUNTIME_START_PATIENCE};
 use crate::metrics::Metrics;
+use crate::paths::K3S_CONTAINERD;
 use crate::process;
 use crate::registry::{Environment, Hosts, Platform, Registries};
 use crate::render::CgroupDriver;
@@ -163,11 +165,19 @@ async fn try_runtime(wait: &Wait<'_>, is_drained: &mut bool) -> Result<FoundRunt
         }
         RuntimeChoice::Embedded => embedded(wait).await?,
     };
+    // k3s' containerd ends with `k3s agent`: the node is not bound to it, unless it is named, and then it need not be recorded.
+    if is_of_k3s(&found.runtime) {
+        return Ok(found);
+    }
     let root_dir = config.root_dir.clone();
     if let Err(error) = wait.blocking.run(move || kind.record(&root_dir)).await {
         log::warn!("{error}; the kind of runtime is chosen anew at the next start");
     }
     Ok(found)
+}
+
+fn is_of_k3s(runtime: &NodeRuntime) -> bool {
+    matches!(runtime, NodeRuntime::Cri(cri) if cri.socket() == Path::new(K3S_CONTAINERD))
 }
 
 /// A CRI runtime.

@@ -105,10 +105,9 @@ async fn write_images_out<R: Runtime>(
         None => None,
     };
     let path = PathBuf::from(&*disk.mountpoint);
-    let theirs = path.clone();
-    // One that takes longer goes on all the same.
-    let written = blocking.run_outside(&path, move || write_out(&theirs)).await;
-    let written = written.map_err(|stuck| stuck.to_string()).and_then(|written| written);
+    // However long it takes on a slow card: layers that are not recorded are removed after a power cut. There is one at a time.
+    let written = blocking.run_alone(move || write_out(&path)).await;
+    let written = written.map_err(|error| error.to_string()).and_then(|written| written);
     written.map_err(|error| format!("{}: {error}", disk.mountpoint))?;
     let Some(layers) = layers else { return Ok(()) };
     let layers = layers.map_err(|error| format!("layers: {error}"))?;

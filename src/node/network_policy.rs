@@ -24,12 +24,12 @@ use crate::decode::Node;
 use crate::kube::{Client, Collection, Follower, KubeError, RetryWait, follow};
 use crate::limits::{
     COMPONENT_CREDENTIALS_WAIT, KUBE_OBJECT_BYTES_MAX, NETWORK_POLICY_CHECK_PERIOD,
-    NETWORK_POLICY_CREDENTIALS_TRIES, NETWORK_POLICY_SETTLE, NETWORK_POLICY_START_WAIT,
-    NETWORK_POLICY_STARTS_MAX,
+    NETWORK_POLICY_CREDENTIALS_TRIES, NETWORK_POLICY_LABELS_MAX, NETWORK_POLICY_POD_PORTS_MAX,
+    NETWORK_POLICY_SETTLE, NETWORK_POLICY_START_WAIT, NETWORK_POLICY_STARTS_MAX,
 };
-use crate::model::DesiredPod;
+use crate::model::{DesiredPod, PodKey};
 use crate::netlink::{Netlink, Protocol};
-use crate::network_policy::{Controller, NewPod, Resource, TABLE, Transaction};
+use crate::network_policy::{Controller, NewPod, NewPods, Resource, TABLE, Transaction};
 use crate::nftables::{self, Family};
 use crate::sync::act::{NetworkFuture, PodNetwork};
 
@@ -136,15 +136,23 @@ impl Follower for PolicyFollower {
     }
 }
 
-/// A new pod, and what is dropped when its rules are there.
-type Start = (NewPod, Sender<Infallible>);
+/// What is dropped when a new pod's rules are there.
+type Wait = Sender<Infallible>;
+
+/// What the pods of this node tell.
+enum Told {
+    /// One has got its addresses; it waits, unless the agent before this one started it.
+    Started(NewPod, Option<Wait>),
+    /// The one of this namespace and name has no network any more.
+    Ended(Box<str>, Box<str>),
+}
 
 /// What the rest of the agent has of the task.
 pub(crate) struct PolicySwitch {
     switch: Sender<bool>,
     /// What was said last: the same again would begin everything anew.
     is_on: Cell<Option<bool>>,
-    starts: Sender<Start>,
+    told: Sender<Told>,
 }
 
 impl PolicySwitch {
@@ -158,46 +166,46 @@ impl PolicySwitch {
 
     /// What new pods of the node wait for.
     pub(super) fn gate(&self, clock: SharedClock) -> PolicyGate {
-        PolicyGate { starts: self.starts.clone(), clock }
+        PolicyGate { told: self.told.clone(), clock }
     }
 }
 
 /// Holds up new pods until their rules are there.
 pub(super) struct PolicyGate {
-    starts: Sender<Start>,
+    told: Sender<Told>,
     clock: SharedClock,
+}
+
+/// What policies need of the pod, with as many labels and ports as they count; `None`: it has no network of its own.
+fn new_pod(pod: &DesiredPod, ips: &[Box<str>]) -> Option<NewPod> {
+    let object = pod.pod.open();
+    let spec = object.spec.as_ref().filter(|spec| spec.host_network != Some(true))?;
+    let is_sidecar = |init: &&Container| init.restart_policy.as_deref() == Some("Always");
+    let sidecars = spec.init_containers.iter().flatten().filter(is_sidecar);
+    let ports = spec.containers.iter().chain(sidecars).flat_map(|container| container.ports.iter().flatten());
+    let port = |port: &ContainerPort| {
+        let name = port.name.as_deref()?.into();
+        let protocol = port.protocol.as_deref().unwrap_or("TCP").into();
+        Some((name, protocol, u16::try_from(port.container_port).ok()?))
+    };
+    // One more than counts says that there are too many.
+    let labels = object.metadata.labels.iter().flatten().take(NETWORK_POLICY_LABELS_MAX + 1);
+    Some(NewPod {
+        namespace: pod.key.namespace.as_ref().into(),
+        name: pod.key.name.as_ref().into(),
+        labels: labels.map(|(key, value)| (key.as_str().into(), value.as_str().into())).collect(),
+        ports: ports.filter_map(port).take(NETWORK_POLICY_POD_PORTS_MAX).collect(),
+        ips: ips.to_vec(),
+    })
 }
 
 impl PodNetwork for PolicyGate {
     fn ready<'a>(&'a self, pod: &'a DesiredPod, ips: &'a [Box<str>]) -> NetworkFuture<'a> {
         Box::pin(async move {
-            let object = pod.pod.open();
-            let Some(spec) = object.spec.as_ref().filter(|spec| spec.host_network != Some(true)) else {
-                return;
-            };
-            let is_sidecar = |init: &&Container| init.restart_policy.as_deref() == Some("Always");
-            let sidecars = spec.init_containers.iter().flatten().filter(is_sidecar);
-            let ports =
-                spec.containers.iter().chain(sidecars).flat_map(|container| container.ports.iter().flatten());
-            let port = |port: &ContainerPort| {
-                let name = port.name.as_deref()?.into();
-                Some((
-                    name,
-                    port.protocol.as_deref().unwrap_or("TCP").into(),
-                    u16::try_from(port.container_port).ok()?,
-                ))
-            };
-            let labels = object.metadata.labels.iter().flatten();
-            let new = NewPod {
-                namespace: pod.key.namespace.as_ref().into(),
-                name: pod.key.name.as_ref().into(),
-                labels: labels.map(|(key, value)| (key.as_str().into(), value.as_str().into())).collect(),
-                ports: ports.filter_map(port).collect(),
-                ips: ips.to_vec(),
-            };
-            let (held, done) = smol::channel::bounded(1);
+            let Some(new) = new_pod(pod, ips) else { return };
+            let (wait, done) = smol::channel::bounded(1);
             // Full, or there is no task: the rules follow when the server shows the address.
-            if self.starts.try_send((new, held)).is_err() {
+            if self.told.try_send(Told::Started(new, Some(wait))).is_err() {
                 return;
             }
             let is_over = async {
@@ -213,12 +221,24 @@ impl PodNetwork for PolicyGate {
             }
         })
     }
+
+    fn found(&self, pod: &DesiredPod, ips: &[Box<str>]) {
+        if let Some(found) = new_pod(pod, ips) {
+            // Full, or there is no task: as the server shows it.
+            let _ = self.told.try_send(Told::Started(found, None));
+        }
+    }
+
+    fn gone(&self, pod: &PodKey) {
+        // Full, or there is no task: it stays until another has its name or address.
+        let _ = self.told.try_send(Told::Ended(pod.namespace.as_ref().into(), pod.name.as_ref().into()));
+    }
 }
 
 /// What a wait ended with.
 enum News {
     Changed,
-    Start(Start),
+    Pod(Told),
     /// It is time to look at the table.
     Due,
 }
@@ -226,18 +246,20 @@ enum News {
 /// What the task hears.
 struct Inbox {
     changes: Receiver<()>,
-    starts: Receiver<Start>,
-    /// New pods whose rules are not there yet. At most [`NETWORK_POLICY_STARTS_MAX`], and none that waits no longer.
-    held: RefCell<Vec<Start>>,
+    told: Receiver<Told>,
+    /// Of new pods whose rules are not there yet. At most [`NETWORK_POLICY_STARTS_MAX`], and none that waits no longer.
+    held: RefCell<Vec<Wait>>,
+    /// New pods that the server may not show yet. None while there are no policies at all.
+    new: Option<RefCell<NewPods>>,
 }
 
 impl Inbox {
     /// One more waits; a further one does not.
-    fn hold(&self, start: Start) {
+    fn hold(&self, wait: Option<Wait>) {
         let mut held = self.held.borrow_mut();
-        held.retain(|(_, waits)| !waits.is_closed());
+        held.retain(|wait| !wait.is_closed());
         if held.len() < NETWORK_POLICY_STARTS_MAX {
-            held.push(start);
+            held.extend(wait);
         }
     }
 
@@ -254,12 +276,48 @@ impl Inbox {
             }
         };
         or(changed, async {
-            match self.starts.recv().await {
-                Ok(start) => News::Start(start),
+            match self.told.recv().await {
+                Ok(told) => News::Pod(self.hear(told)),
                 Err(_) => std::future::pending().await,
             }
         })
         .await
+    }
+
+    /// Whoever follows pods next knows of it.
+    fn hear(&self, told: Told) -> Told {
+        if let Some(new) = &self.new {
+            match &told {
+                Told::Started(pod, _) => new.borrow_mut().add(pod.clone()),
+                Told::Ended(namespace, name) => new.borrow_mut().ended(namespace, name),
+            }
+        }
+        told
+    }
+
+    /// The controller knows of it too, and a new pod waits.
+    fn tell(&self, told: Told, shared: &Shared) {
+        let mut controller = shared.controller.borrow_mut();
+        match told {
+            Told::Started(pod, wait) => {
+                controller.announce(&pod);
+                self.hold(wait);
+            }
+            Told::Ended(namespace, name) => controller.ended(&namespace, &name),
+        }
+    }
+
+    /// Whoever begins to follow pods knows of those that the server does not.
+    fn announce(&self, controller: &mut Controller) {
+        self.new.iter().for_each(|new| new.borrow().announce(controller));
+    }
+
+    /// The server has shown some to the controller. Those that are left, and their bytes.
+    fn forget_shown(&self, controller: &Controller) -> (usize, usize) {
+        let Some(new) = &self.new else { return (0, 0) };
+        let mut new = new.borrow_mut();
+        new.forget_shown(controller);
+        new.held()
     }
 }
 
@@ -267,14 +325,16 @@ impl NetworkPolicies {
     /// The task, and what switches it. `is_on` is the state at the start, `None` if it is not known yet.
     pub(super) fn switched(self, is_on: Option<bool>) -> (PolicySwitch, impl Future<Output = ()>) {
         let (switch, switched) = smol::channel::bounded(1);
-        let (starts, started) = smol::channel::bounded(NETWORK_POLICY_STARTS_MAX);
-        (PolicySwitch { switch, is_on: Cell::new(is_on), starts }, self.run(is_on, switched, started))
+        let (told, hears) = smol::channel::bounded(NETWORK_POLICY_STARTS_MAX);
+        (PolicySwitch { switch, is_on: Cell::new(is_on), told }, self.run(is_on, switched, hears))
     }
 
-    async fn run(self, mut is_on: Option<bool>, switched: Receiver<bool>, starts: Receiver<Start>) {
+    async fn run(self, mut is_on: Option<bool>, switched: Receiver<bool>, told: Receiver<Told>) {
+        let mut new = None;
         loop {
             let (changed, changes) = smol::channel::bounded(1);
-            let inbox = Inbox { changes, starts: starts.clone(), held: RefCell::default() };
+            let kept = if is_on == Some(false) { None } else { Some(new.take().unwrap_or_default()) };
+            let mut inbox = Inbox { changes, told: told.clone(), held: RefCell::default(), new: kept };
             if is_on == Some(false) {
                 self.end_table().await;
             }
@@ -288,7 +348,10 @@ impl NetworkPolicies {
                 }
             };
             match or(async { switched.recv().await.ok() }, enforce).await {
-                Some(next) => is_on = Some(next),
+                Some(next) => {
+                    is_on = Some(next);
+                    new = inbox.new.take();
+                }
                 // The agent ends, and rules stay; or it is to have none, and has none.
                 None => return,
             }
@@ -315,6 +378,7 @@ impl NetworkPolicies {
                 (controller.knows_policies(), controller.needs_pods())
             };
             if is_known && is_needed {
+                inbox.announce(&mut shared.controller.borrow_mut());
                 let (namespaces, pods) =
                     (self.follow(Resource::Namespaces, shared), self.follow(Resource::Pods, shared));
                 or(or(namespaces, pods), self.keep_table(shared, inbox)).await;
@@ -332,8 +396,8 @@ impl NetworkPolicies {
                     match inbox.next().await {
                         News::Changed => break,
                         // They are announced when there is somebody to announce them to.
-                        News::Start(start) if may_come => inbox.hold(start),
-                        News::Start(_) | News::Due => {}
+                        News::Pod(Told::Started(_, wait)) if may_come => inbox.hold(wait),
+                        News::Pod(_) | News::Due => {}
                     }
                 }
             }
@@ -346,9 +410,6 @@ impl NetworkPolicies {
         let mut wait = RetryWait::new(self.seed);
         let mut said = None;
         let mut check_at = self.clock.now().mono + NETWORK_POLICY_CHECK_PERIOD;
-        for (pod, _) in inbox.held.borrow().iter() {
-            shared.controller.borrow_mut().announce(pod);
-        }
         loop {
             // News put the check off for nobody.
             let is_due = async {
@@ -357,10 +418,7 @@ impl NetworkPolicies {
             };
             match or(is_due, inbox.next()).await {
                 News::Changed => self.clock.sleep(NETWORK_POLICY_SETTLE).await,
-                News::Start(start) => {
-                    shared.controller.borrow_mut().announce(&start.0);
-                    inbox.hold(start);
-                }
+                News::Pod(told) => inbox.tell(told, shared),
                 News::Due => {
                     check_at = self.clock.now().mono + NETWORK_POLICY_CHECK_PERIOD;
                     let is_whole = shared.controller.borrow().is_whole();
@@ -371,9 +429,8 @@ impl NetworkPolicies {
                     shared.controller.borrow_mut().clear();
                 }
             }
-            while let Ok(start) = inbox.starts.try_recv() {
-                shared.controller.borrow_mut().announce(&start.0);
-                inbox.hold(start);
+            while let Ok(told) = inbox.told.try_recv() {
+                inbox.tell(inbox.hear(told), shared);
             }
             let transaction = {
                 let mut controller = shared.controller.borrow_mut();
@@ -386,8 +443,10 @@ impl NetworkPolicies {
                     }
                     continue;
                 }
+                let (new, new_bytes) = inbox.forget_shown(&controller);
                 let transaction = controller.transaction();
-                self.held.set(controller.held());
+                let (pods, bytes) = controller.held();
+                self.held.set((pods + new, bytes + new_bytes));
                 for problem in controller.take_problems() {
                     log::warn!("{problem}");
                 }
@@ -472,8 +531,8 @@ mod tests {
     #[test]
     fn what_is_said_again_switches_nothing() {
         let (switch, switched) = smol::channel::bounded(1);
-        let (starts, _started) = smol::channel::bounded(1);
-        let policies = PolicySwitch { switch, is_on: Cell::new(Some(true)), starts };
+        let (told, _hears) = smol::channel::bounded(1);
+        let policies = PolicySwitch { switch, is_on: Cell::new(Some(true)), told };
         policies.set(true);
         assert!(switched.is_empty());
         policies.set(false);

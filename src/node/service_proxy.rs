@@ -3,7 +3,7 @@
 //! ```text
 //!     Services ───────┐
 //!                     ├─► Cluster ─► changed services ─► Kernel (on a thread) ─► nf_tables
-//!     EndpointSlices ─┘     ▲                              └─ refused: everything anew, after a wait
+//!     EndpointSlices ─┘     ▲                              └─ refused: everything of that family anew, after a wait
 //!     the node's addresses ─┘
 //! ```
 //!
@@ -30,7 +30,9 @@ use crate::limits::{
     COMPONENT_CREDENTIALS_WAIT, KUBE_OBJECT_BYTES_MAX, SERVICES_CHECK_PERIOD, SERVICES_WHOLE_PERIOD,
 };
 use crate::model::{Mono, Network, SortedMap};
-use crate::service_proxy::{Cluster, HealthCheck, HealthChecks, Kernel, ServiceName, ServicePort, Settings};
+use crate::service_proxy::{
+    Cluster, FamilySync, HealthCheck, HealthChecks, Kernel, ServiceName, ServicePort, Settings,
+};
 
 /// Number of service ports and endpoints, and the bytes of all that is kept for them.
 pub(super) type Held = Rc<Cell<(usize, usize)>>;
@@ -315,19 +317,18 @@ impl ServiceProxy {
         Box::pin(follow(&self.client, &collection, &mut follower)).await
     }
 
-    async fn keep_rules(
+    /// The kernel's tables, as soon as it has such; or what is wanted instead of them.
+    async fn open_kernel(
         &self,
-        shared: &Shared,
-        mut wanted: Wanted,
-        news: [&Receiver<()>; 2],
+        wanted: &mut Wanted,
         changes: &Receiver<Wanted>,
-    ) -> Option<Wanted> {
+    ) -> Result<Kernel, Option<Wanted>> {
         let mut wait = RetryWait::new(self.seed);
         let mut said = None;
-        let mut kernel = loop {
-            let settings = self.settings(&wanted);
+        loop {
+            let settings = self.settings(wanted);
             match self.blocking.run(move || Kernel::open(settings)).await {
-                Ok(kernel) => break kernel,
+                Ok(kernel) => return Ok(kernel),
                 Err(error) => {
                     let why = error.to_string();
                     if said.as_ref() != Some(&why) {
@@ -345,20 +346,31 @@ impl ServiceProxy {
                 None
             };
             match or(changed, waited).await {
-                Some(Some(next)) if next.is_on == Some(true) => wanted = next,
-                Some(next) => return next,
+                Some(Some(next)) if next.is_on == Some(true) => *wanted = next,
+                Some(next) => return Err(next),
                 None => {}
             }
+        }
+    }
+
+    async fn keep_rules(
+        &self,
+        shared: &Shared,
+        mut wanted: Wanted,
+        news: [&Receiver<()>; 2],
+        changes: &Receiver<Wanted>,
+    ) -> Option<Wanted> {
+        let mut kernel = match self.open_kernel(&mut wanted, changes).await {
+            Ok(kernel) => kernel,
+            Err(next) => return next,
         };
-        wait.succeeded();
         let mut logged: Vec<ServiceName> = Vec::new();
-        let is_healthy = Rc::new(Cell::new(false));
+        let is_healthy = Rc::new(Cell::new([false; 2]));
         let checks = HealthChecks::new(is_healthy.clone(), Rc::downgrade(&self.executor), self.clock.clone());
         let mut health = Health { checks, executor: self.executor.clone(), of: SortedMap::new() };
-        let mut whole_at = self.clock.now().mono + SERVICES_WHOLE_PERIOD;
-        let mut check_at = self.clock.now().mono + SERVICES_CHECK_PERIOD;
+        let mut looks = Looks::new(self.seed, self.clock.now().mono);
         loop {
-            let next = self.next(news, changes, check_at).await;
+            let next = self.next(news, changes, looks.check_at).await;
             // How the tables are looked at before the change. No look goes without one: before the first services are written it would
             // take the rules of an earlier agent away.
             let mut is_thorough = None;
@@ -366,11 +378,7 @@ impl ServiceProxy {
                 News::Changed => {}
                 News::Wanted(next) if next.is_on == Some(true) => wanted = next,
                 News::Wanted(next) => return Some(next),
-                News::Due => {
-                    let now = self.clock.now().mono;
-                    check_at = now + SERVICES_CHECK_PERIOD;
-                    is_thorough = Some(whole_at <= now);
-                }
+                News::Due => is_thorough = Some(looks.begin(self.clock.now().mono)),
             }
             let settings = self.settings(&wanted);
             let changed = {
@@ -399,40 +407,24 @@ impl ServiceProxy {
             let is_first = kernel.is_empty();
             let count = changed.len();
             let looked;
-            let written;
-            (kernel, looked, written) = self
+            let synced;
+            (kernel, looked, synced) = self
                 .blocking
                 .run(move || {
                     kernel.set_settings(settings);
-                    let looked = is_thorough.map_or(Ok(()), |is_thorough| kernel.check(is_thorough));
-                    let written = kernel.change(changed);
-                    (kernel, looked, written)
+                    let looked = is_thorough.map(|is_thorough| kernel.check(is_thorough));
+                    let synced = kernel.change(changed);
+                    (kernel, looked, synced)
                 })
                 .await;
-            if is_thorough == Some(true) && looked.is_ok() {
-                whole_at = self.clock.now().mono + SERVICES_WHOLE_PERIOD;
+            for (level, line) in looks.take(self.clock.now().mono, looked, synced) {
+                log::log!(level, "services: {line}");
             }
-            let result = looked.and(written);
-            is_healthy.set(result.is_ok());
+            is_healthy.set(looks.are_current());
             let (ports, endpoints) = shared.cluster.borrow().counts();
             self.held.set((ports + endpoints, shared.cluster.borrow().bytes() + kernel.bytes()));
-            if result.is_ok() && is_first && count > 0 {
+            if is_first && count > 0 && looks.are_current() == [true; 2] {
                 log::info!("services: {} services with {endpoints} endpoints are served", kernel.len());
-            }
-            let is_refused = result.is_err();
-            if let Some(why) = result.unwrap_or_else(Some) {
-                if said.as_ref() != Some(&why) {
-                    log::warn!("services: {why}; retrying");
-                    said = Some(why);
-                }
-                check_at = self.clock.now().mono + wait.failed();
-                if is_refused {
-                    // News would only have all rules written once more, and refused.
-                    self.clock.sleep_until(check_at).await;
-                }
-            } else {
-                said = None;
-                wait.succeeded();
             }
             let contested = kernel.contested();
             for name in contested.iter().filter(|name| !logged.contains(name)) {
@@ -476,6 +468,103 @@ impl ServiceProxy {
     }
 }
 
+/// When the tables are looked at, and what the kernel refuses at present.
+#[derive(Debug)]
+struct Looks {
+    check_at: Mono,
+    /// The next look from then on is a thorough one.
+    whole_at: Mono,
+    wait: RetryWait,
+    /// Why the last look failed.
+    failed: Option<String>,
+    /// IPv4's, IPv6's.
+    families: [Failing; 2],
+}
+
+/// What the kernel refuses of a family.
+#[derive(Debug, PartialEq, Eq)]
+enum Failing {
+    Nothing,
+    /// To forget the connections or clients of endpoints that are gone.
+    Forgetting(String),
+    /// The rules.
+    Rules,
+}
+
+impl Looks {
+    fn new(seed: u64, now: Mono) -> Self {
+        Self {
+            check_at: now + SERVICES_CHECK_PERIOD,
+            whole_at: now + SERVICES_WHOLE_PERIOD,
+            wait: RetryWait::new(seed),
+            failed: None,
+            families: [Failing::Nothing, Failing::Nothing],
+        }
+    }
+
+    /// It is time to look. Whether thoroughly.
+    fn begin(&mut self, now: Mono) -> bool {
+        self.check_at = now + SERVICES_CHECK_PERIOD;
+        let is_thorough = self.whole_at <= now;
+        if is_thorough {
+            self.whole_at = now + SERVICES_WHOLE_PERIOD;
+        }
+        is_thorough
+    }
+
+    /// What came of a look, unless there was none, and of a change. What is to be logged of it: each failure once, when it begins.
+    fn take(
+        &mut self,
+        now: Mono,
+        looked: Option<Result<(), String>>,
+        synced: [FamilySync; 2],
+    ) -> Vec<(log::Level, String)> {
+        let is_failed = matches!(looked, Some(Err(_))) || synced.iter().any(FamilySync::is_failed);
+        let mut lines = Vec::new();
+        if let Some(looked) = looked {
+            let failed = looked.err();
+            if failed != self.failed {
+                lines.extend(failed.iter().map(|why| (log::Level::Warn, format!("{why}; retrying"))));
+                self.failed = failed;
+            }
+        }
+        for ((failing, synced), family) in self.families.iter_mut().zip(synced).zip(["IPv4", "IPv6"]) {
+            let (next, line) = match synced {
+                FamilySync::Waiting => continue,
+                FamilySync::Current if *failing == Failing::Rules => {
+                    (Failing::Nothing, Some((log::Level::Info, format!("{family}: all rules are written"))))
+                }
+                FamilySync::Current => (Failing::Nothing, None),
+                FamilySync::Left(why) => {
+                    let line = format!("{family}: {why}; retrying");
+                    (Failing::Forgetting(why), Some((log::Level::Warn, line)))
+                }
+                // The reason has numbers that differ from one attempt to the next.
+                FamilySync::Refused(why) => {
+                    let line = format!("{family}: {why}; the rules stay as they are, retrying");
+                    (Failing::Rules, Some((log::Level::Warn, line)))
+                }
+            };
+            if next != *failing {
+                lines.extend(line);
+                *failing = next;
+            }
+        }
+        if is_failed {
+            // News put it off for nobody.
+            self.check_at = self.check_at.min(now + self.wait.failed());
+        } else if self.failed.is_none() && self.families.iter().all(|failing| *failing == Failing::Nothing) {
+            self.wait.succeeded();
+        }
+        lines
+    }
+
+    /// The rules are up to date, IPv4's and IPv6's.
+    fn are_current(&self) -> [bool; 2] {
+        [0, 1].map(|index| self.failed.is_none() && self.families[index] != Failing::Rules)
+    }
+}
+
 /// Servers of `healthCheckNodePort`.
 struct Health {
     checks: HealthChecks,
@@ -499,7 +588,105 @@ impl Health {
             }
             if let Some((_, check, _)) = self.of.get(name) {
                 check.set_local_endpoints(cluster.local_ready(name));
+                let has = |is_ipv6| ports.iter().any(|port| port.cluster_ip.is_ipv6() == is_ipv6);
+                check.set_families([has(false), has(true)]);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CURRENT: FamilySync = FamilySync::Current;
+    const WAITING: FamilySync = FamilySync::Waiting;
+
+    fn refused(number: u32) -> FamilySync {
+        FamilySync::Refused(format!("nf_tables refused message {number} of a change: unsupported"))
+    }
+
+    fn lines(found: &[(log::Level, String)]) -> Vec<&str> {
+        found.iter().map(|(_, line)| line.as_str()).collect()
+    }
+
+    #[test]
+    fn a_family_that_is_refused_is_tried_again_at_the_look_alone() {
+        let second = Duration::from_secs(1);
+        let mut now = Mono(0);
+        let mut looks = Looks::new(7, now);
+        let found = looks.take(now, None, [CURRENT, refused(3)]);
+        let said = "IPv6: nf_tables refused message 3 of a change: unsupported; the rules stay as they are, retrying";
+        assert_eq!(lines(&found), [said]);
+        assert_eq!(looks.are_current(), [true, false]);
+        let due = looks.check_at;
+        assert!(due < now + SERVICES_CHECK_PERIOD);
+        // News of the other family are taken, and do not put it off.
+        for _ in 0..30 {
+            now = now + second;
+            assert!(looks.take(now, None, [CURRENT, WAITING]).is_empty());
+            assert_eq!((looks.check_at, looks.are_current()), (due, [true, false]));
+        }
+        // Refused again, with other numbers and for days: nothing new, and it is tried within seconds.
+        for number in 0..10_000 {
+            now = looks.check_at;
+            looks.begin(now);
+            assert!(looks.take(now, Some(Ok(())), [CURRENT, refused(number)]).is_empty());
+            assert!(looks.check_at > now && looks.check_at <= now + 20_u32 * second);
+        }
+        now = looks.check_at;
+        looks.begin(now);
+        let found = looks.take(now, Some(Ok(())), [CURRENT, CURRENT]);
+        assert_eq!(lines(&found), ["IPv6: all rules are written"]);
+        assert_eq!((looks.check_at, looks.are_current()), (now + SERVICES_CHECK_PERIOD, [true, true]));
+        // The next time it begins with a short wait again.
+        assert_eq!(looks.take(now, None, [CURRENT, refused(3)]).len(), 1);
+        assert!(looks.check_at <= now + 2_u32 * second);
+    }
+
+    #[test]
+    fn what_fails_in_each_change_puts_no_look_off() {
+        let mut now = Mono(0);
+        let mut looks = Looks::new(7, now);
+        let left =
+            || FamilySync::Left("forgetting connections of UDP: there are too many at a time".to_owned());
+        assert_eq!(looks.take(now, None, [left(), refused(1)]).len(), 2);
+        let due = looks.check_at;
+        for _ in 0..100 {
+            now = now + Duration::from_secs(1);
+            assert!(looks.take(now, None, [left(), WAITING]).is_empty());
+            assert!(looks.check_at <= due);
+        }
+        assert_eq!(looks.are_current(), [true, false]);
+    }
+
+    #[test]
+    fn a_look_that_fails_is_logged_once_until_one_succeeds() {
+        let now = Mono(0);
+        let mut looks = Looks::new(7, now);
+        let failed = || Some(Err("reading the generation of nf_tables: no".to_owned()));
+        let found = looks.take(now, failed(), [CURRENT, CURRENT]);
+        assert_eq!(lines(&found), ["reading the generation of nf_tables: no; retrying"]);
+        // News are no look.
+        assert!(looks.take(now, None, [CURRENT, CURRENT]).is_empty());
+        assert!(looks.take(now, failed(), [CURRENT, CURRENT]).is_empty());
+        assert_eq!(looks.are_current(), [false, false]);
+        assert!(looks.take(now, Some(Ok(())), [CURRENT, CURRENT]).is_empty());
+        assert_eq!(looks.are_current(), [true, true]);
+        assert_eq!(looks.take(now, failed(), [CURRENT, CURRENT]).len(), 1);
+    }
+
+    #[test]
+    fn a_thorough_look_is_due_each_hour_whatever_happens() {
+        let mut looks = Looks::new(7, Mono(0));
+        let mut thorough = Vec::new();
+        while looks.check_at <= Mono(0) + 3_u32 * SERVICES_WHOLE_PERIOD {
+            let now = looks.check_at;
+            if looks.begin(now) {
+                thorough.push(now);
+            }
+            looks.take(now, Some(Ok(())), [CURRENT, CURRENT]);
+        }
+        assert_eq!(thorough, [1_u32, 2, 3].map(|hours| Mono(0) + hours * SERVICES_WHOLE_PERIOD));
     }
 }

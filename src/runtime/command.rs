@@ -31,6 +31,8 @@ use crate::oci;
 pub(super) const EXEC: &str = "exec-";
 pub(super) const STREAM: &str = "stream-";
 
+/// How the names of the sockets begin to which terminals are sent.
+pub(super) const TERMINAL: &str = "tty-";
 /// Number of a process's parent in `/proc/PID/stat`.
 const STAT_PARENT: usize = 4;
 
@@ -143,24 +145,29 @@ fn pid_in(file: &Path) -> Option<Pid> {
     Pid::from_raw(std::str::from_utf8(&text).ok()?.trim().parse().ok()?)
 }
 
-/// Whether a container below `dir` has files of a command: one that ends removes them.
-pub(super) fn are_left(dir: &Path) -> bool {
+/// The files of commands in the containers below `dir`: a command that ends removes its own, and those of an agent that was killed stay.
+pub(super) fn left(dir: &Path) -> Vec<PathBuf> {
     let entries =
         |dir: &Path| std::fs::read_dir(dir).into_iter().flatten().flatten().take(RUNTIME_ENTRIES_READ_MAX);
     let is_of_command = |file: &DirEntry| {
         let name = file.file_name();
-        [EXEC, STREAM].iter().any(|kind| name.as_encoded_bytes().starts_with(kind.as_bytes()))
+        [EXEC, STREAM, TERMINAL].iter().any(|kind| name.as_encoded_bytes().starts_with(kind.as_bytes()))
     };
-    entries(dir).any(|bundle| entries(&bundle.path()).any(|file| is_of_command(&file)))
+    let files = entries(dir).flat_map(|bundle| entries(&bundle.path()));
+    files.filter(is_of_command).map(|file| file.path()).collect()
 }
 
 /// Ends a command of a former agent, which has nobody who reads it: by the arguments of its OCI runtime, a process that is not this one's
-/// child. The files are removed.
-pub(super) fn end_former((process_file, pid_file): (&Path, &Path), runtime: Pid) {
+/// child.
+pub(super) fn end_former(pid_file: &Path, runtime: Pid) {
     kill(pid_file, runtime);
     // It leads a group of its own.
     let _ = kill_process_group(runtime, Signal::KILL).or_else(|_| kill_process(runtime, Signal::KILL));
-    for file in [process_file, pid_file] {
+}
+
+/// Removes files that are left.
+pub(super) fn remove(files: impl IntoIterator<Item = PathBuf>) {
+    for file in files {
         let _ = std::fs::remove_file(file);
     }
 }
@@ -192,9 +199,15 @@ mod tests {
         );
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(command.exec_arguments()[2], path.clone().into_os_string());
-        assert!(are_left(&bundles));
+        assert_eq!(left(&bundles), std::slice::from_ref(&path));
         assert!(!command.remove() && !path.exists(), "it was not started");
-        assert!(!are_left(&bundles), "what the container itself has is no command's");
+        assert_eq!(left(&bundles), [PathBuf::new(); 0], "what the container itself has is no command's");
+        for name in ["exec-7.pid", "stream-0.json", "tty-0"] {
+            std::fs::write(dir.join(name), "").unwrap();
+        }
+        assert_eq!(left(&bundles).len(), 3);
+        remove(left(&bundles));
+        assert_eq!(left(&bundles).len(), 0);
         command.prepare().unwrap();
         std::fs::write(dir.join("exec-0.pid"), "1").unwrap();
         assert!(command.remove());

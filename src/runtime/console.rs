@@ -20,6 +20,7 @@ use async_io::Async;
 use rustix::fs::{Mode, OFlags};
 use smol::future::or;
 
+use super::command::TERMINAL;
 use super::oci_runtime::is_crun;
 use crate::monitor::sent_terminal;
 
@@ -39,7 +40,7 @@ impl Console {
             return Ok(None);
         }
         // Short: crun before 1.5 takes 107 bytes for the whole path.
-        let name = format!("tty-{number}");
+        let name = format!("{TERMINAL}{number}");
         let path = bundle.join(&name);
         // A former agent's.
         let _ = std::fs::remove_file(&path);

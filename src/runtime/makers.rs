@@ -62,17 +62,21 @@ pub(super) async fn end_plugins(context: &Rc<Context>, id: &str) {
 pub(super) async fn end_commands(context: &Rc<Context>) {
     let (names, dir) = (names(&context.settings), context.settings.containers_run());
     let ended = context.blocking(move || {
-        if !command::are_left(&dir) {
+        let left = command::left(&dir);
+        if left.is_empty() {
             return 0;
         }
         let known = names.clone();
         let mut ended = 0_usize;
         for_each_process(("cmdline", 4 * KIB), &|name| may_be_maker(name, &known), &mut |pid, line| {
-            if let Some((process, pid_file)) = command_of(line, &names, &dir) {
-                command::end_former((&process, &pid_file), pid);
+            if let Some(files) = command_of(line, &names, &dir) {
+                command::end_former(&files[1], pid);
+                command::remove(files);
                 ended += 1;
             }
         });
+        // Of those that have ended by themselves.
+        command::remove(left);
         ended
     });
     let ended = ended.await;
@@ -193,13 +197,13 @@ fn is_maker(line: &[u8], names: &[OsString], id: &str) -> bool {
 
 /// The process document and the file with the process ID of a command in a container whose bundle is below `dir`, by the command line of
 /// its OCI runtime ([`command::ContainerCommand::exec_arguments`]). PURE.
-fn command_of(line: &[u8], names: &[OsString], dir: &Path) -> Option<(PathBuf, PathBuf)> {
+fn command_of(line: &[u8], names: &[OsString], dir: &Path) -> Option<[PathBuf; 2]> {
     let words = words_of(line);
     let after =
         |flag: &str| words.iter().skip_while(|word| *word != flag).nth(1).map(|word| PathBuf::from(&**word));
-    let files = (after("--process")?, after("--pid-file")?);
+    let files = [after("--process")?, after("--pid-file")?];
     let is_exec = is_program(&words, names) && words.iter().any(|word| word == "exec");
-    (is_exec && files.0.starts_with(dir) && files.1.starts_with(dir)).then_some(files)
+    (is_exec && files.iter().all(|file| file.starts_with(dir))).then_some(files)
 }
 
 fn words_of(line: &[u8]) -> Vec<Cow<'_, str>> {
@@ -258,7 +262,7 @@ mod tests {
         settings.handlers.insert("youki".into(), "/opt/bin/youki".into());
         let names = names(&settings);
         let exec = "runc\0--root\0/run/oci\0exec\0--process\0/run/c/abc/exec-1.json\0--pid-file\0/run/c/abc/exec-1.pid\0abc\0";
-        let files = ("/run/c/abc/exec-1.json".into(), "/run/c/abc/exec-1.pid".into());
+        let files = ["/run/c/abc/exec-1.json", "/run/c/abc/exec-1.pid"].map(PathBuf::from);
         let of = |line: &str, dir: &str| command_of(line.as_bytes(), &names, Path::new(dir));
         assert_eq!(of(exec, "/run/c"), Some(files));
         assert!(of(&format!("/bin/sh\0{exec}"), "/run/c").is_some(), "a script that is a runtime");

@@ -2,6 +2,9 @@
 //!
 //! Whatever the request, the answer is 200 while this node has a ready endpoint and the proxy's rules are up to date, else 503; with a
 //! body as kube-proxy's, and the number of endpoints as a weight. One request for each connection.
+//!
+//! The rules are those of the address family that is asked over, as each of kube-proxy's two proxiers has a listener of its own family; a
+//! Service of one family answers for that.
 
 use std::cell::Cell;
 use std::io;
@@ -28,8 +31,8 @@ const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-we
 /// What the checks of all Services share.
 #[derive(Clone)]
 pub(crate) struct HealthChecks {
-    /// The rules are up to date.
-    is_proxy_healthy: Rc<Cell<bool>>,
+    /// The rules are up to date, IPv4's and IPv6's.
+    is_proxy_healthy: Rc<Cell<[bool; 2]>>,
     /// `SERVICE_HEALTH_CONNECTIONS_MAX` of them.
     places: Arc<Semaphore>,
     executor: Weak<Executor>,
@@ -39,7 +42,7 @@ pub(crate) struct HealthChecks {
 impl HealthChecks {
     /// `executor` has a task for each connection.
     pub(crate) fn new(
-        is_proxy_healthy: Rc<Cell<bool>>,
+        is_proxy_healthy: Rc<Cell<[bool; 2]>>,
         executor: Weak<Executor>,
         clock: SharedClock,
     ) -> Self {
@@ -53,17 +56,24 @@ pub(crate) struct HealthCheck {
     service: ServiceName,
     /// Ready endpoints on this node.
     local_endpoints: Cell<usize>,
+    /// The Service has addresses of IPv4, of IPv6.
+    has_families: Cell<[bool; 2]>,
     shared: HealthChecks,
 }
 
 impl HealthCheck {
     pub(crate) fn new(service: ServiceName, shared: HealthChecks) -> Rc<Self> {
-        Rc::new(Self { service, local_endpoints: Cell::new(0), shared })
+        Rc::new(Self { service, local_endpoints: Cell::new(0), has_families: Cell::default(), shared })
     }
 
     /// Sets the number of ready endpoints on this node.
     pub(crate) fn set_local_endpoints(&self, count: usize) {
         self.local_endpoints.set(count);
+    }
+
+    /// Sets whether the Service has addresses of IPv4, and of IPv6.
+    pub(crate) fn set_families(&self, has_families: [bool; 2]) {
+        self.has_families.set(has_families);
     }
 
     /// Serves the port on all addresses until dropped. One that somebody else has is tried again each minute.
@@ -91,32 +101,43 @@ impl HealthCheck {
     /// Until the listener fails.
     async fn accept(self: &Rc<Self>, listener: &Async<TcpListener>) -> io::Error {
         loop {
-            let socket = match listener.accept().await {
-                Ok((socket, _)) => Socket::from(socket),
+            let (socket, client) = match listener.accept().await {
+                Ok((socket, client)) => (Socket::from(socket), client),
                 Err(error) => return error,
             };
+            let is_ipv6 = client.ip().to_canonical().is_ipv6();
             // Full: the next ones wait in the kernel's queue.
             let place = self.shared.places.acquire_arc().await;
             let Some(executor) = self.shared.executor.upgrade() else { return std::future::pending().await };
             let (check, time_is_up) = (self.clone(), self.shared.clock.sleep(SERVICE_HEALTH_TIME));
             let answer = async move {
                 let _place = place;
-                smol::future::or(check.answer(socket), time_is_up).await;
+                smol::future::or(check.answer(socket, is_ipv6), time_is_up).await;
             };
             executor.spawn("service health check", answer).detach();
         }
     }
 
-    async fn answer(self: Rc<Self>, socket: Socket<TcpStream>) {
+    async fn answer(self: Rc<Self>, socket: Socket<TcpStream>, is_ipv6: bool) {
         // A silent connection has no buffer.
         if socket.readable().await.is_ok() {
-            let handler: Handler = Box::new(move |_| Box::pin(std::future::ready(self.response())));
+            let handler: Handler = Box::new(move |_| Box::pin(std::future::ready(self.response(is_ipv6))));
             serve(stream(socket).into_inner(), HEALTHZ_HEAD_BYTES_MAX, handler).await;
         }
     }
 
-    fn response(&self) -> Response<Body> {
-        let (count, is_healthy) = (self.local_endpoints.get(), self.shared.is_proxy_healthy.get());
+    /// Whether the rules are up to date, for somebody who asks over IPv6 or IPv4.
+    fn is_proxy_healthy(&self, is_ipv6: bool) -> bool {
+        let of = match self.has_families.get() {
+            [true, true] | [false, false] => is_ipv6,
+            [false, true] => true,
+            [true, false] => false,
+        };
+        self.shared.is_proxy_healthy.get()[usize::from(of)]
+    }
+
+    fn response(&self, is_ipv6: bool) -> Response<Body> {
+        let (count, is_healthy) = (self.local_endpoints.get(), self.is_proxy_healthy(is_ipv6));
         let status = if count > 0 && is_healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         let ServiceName { namespace, name } = &self.service;
         let mut response = text(
@@ -146,7 +167,7 @@ mod tests {
     struct World {
         executor: Rc<Executor>,
         clock: VirtualClock,
-        is_healthy: Rc<Cell<bool>>,
+        is_healthy: Rc<Cell<[bool; 2]>>,
         check: Rc<HealthCheck>,
         address: SocketAddr,
     }
@@ -154,7 +175,7 @@ mod tests {
     impl World {
         fn new() -> Self {
             let (executor, clock) = (Rc::new(Executor::new()), VirtualClock::new(Wall(0)));
-            let is_healthy = Rc::new(Cell::new(true));
+            let is_healthy = Rc::new(Cell::new([true; 2]));
             let shared =
                 HealthChecks::new(is_healthy.clone(), Rc::downgrade(&executor), Rc::new(clock.clone()));
             let name = ServiceName { namespace: "default".into(), name: "web".into() };
@@ -209,7 +230,7 @@ mod tests {
             (0, false, "HTTP/1.1 503 Service Unavailable"),
         ] {
             world.check.set_local_endpoints(count);
-            world.is_healthy.set(is_healthy);
+            world.is_healthy.set([is_healthy; 2]);
             for request in ["GET / HTTP/1.1\r\nHost: x\r\n\r\n", "GET /healthz?x HTTP/1.0\r\n\r\n"] {
                 let answer = world.ask(request).unwrap();
                 let (head, body) = answer.split_once("\r\n\r\n").unwrap();
@@ -230,6 +251,29 @@ mod tests {
                     )
                 );
             }
+        }
+    }
+
+    #[test]
+    fn a_family_without_rules_is_unhealthy_for_those_who_come_over_it() {
+        let world = World::new();
+        world.check.set_local_endpoints(1);
+        for (families, healthy, over_ipv4, over_ipv6) in [
+            ([true, true], [true, false], 200, 503),
+            ([true, true], [false, true], 503, 200),
+            ([true, true], [true, true], 200, 200),
+            ([true, false], [true, false], 200, 200),
+            ([true, false], [false, true], 503, 503),
+            ([false, true], [true, false], 503, 503),
+            ([false, true], [false, true], 200, 200),
+        ] {
+            world.check.set_families(families);
+            world.is_healthy.set(healthy);
+            let status = |is_ipv6| world.check.response(is_ipv6).status().as_u16();
+            let row = format!("families {families:?}, healthy {healthy:?}");
+            assert_eq!((status(false), status(true)), (over_ipv4, over_ipv6), "{row}");
+            let answer = world.ask("GET / HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+            assert!(answer.starts_with(&format!("HTTP/1.1 {over_ipv4}")), "{row}: {answer}");
         }
     }
 

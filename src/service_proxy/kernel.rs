@@ -5,6 +5,8 @@
 //!                           ▲                                       │ refused, or somebody else deleted the table
 //!                           └── all rules, in one transaction ◄─────┘
 //! ```
+//!
+//! The families know nothing of each other: one that the kernel refuses waits for the next look at the tables, and the other goes on.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -23,14 +25,14 @@ use crate::nftables::{self, Batch, Element, ElementData, Family};
 pub struct Kernel {
     rules: Rules,
     netlink: Netlink,
-    /// The ports of UDP whose connections are still to be looked at, of services that have changed.
-    stale: SortedMap<ServiceName, Vec<Front>>,
+    /// The ports of UDP whose connections are still to be looked at, of services that have changed, IPv4's and IPv6's.
+    stale: [SortedMap<ServiceName, Vec<Front>>; 2],
     /// IPv4's, IPv6's.
     states: [State; 2],
-    /// The kernel's number of its rules up to which all changes were ours.
-    own: u32,
-    /// The same up to which they were ours or looked at.
+    /// The kernel's number of its rules up to which all changes were ours or looked at.
     seen: u32,
+    /// Transactions that the kernel has made for us. Each adds one to its number.
+    transactions: u32,
 }
 
 /// Of the table of one family.
@@ -42,6 +44,32 @@ enum State {
     Absent,
     /// As in [`Rules`].
     Current,
+    /// The kernel refused all rules, which are written again after the next [`Kernel::check`].
+    Refused,
+}
+
+/// What a change came to in one family (`syncProxyRules` of its proxier).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FamilySync {
+    /// The rules are as they should be.
+    Current,
+    /// They are, but the connections or clients of endpoints that are gone could not be forgotten, as a sentence; the next change tries it
+    /// again.
+    Left(String),
+    /// The kernel refused the rules, as a sentence.
+    Refused(String),
+    /// It refused them before. They are written after the next [`Kernel::check`].
+    Waiting,
+}
+
+impl FamilySync {
+    /// Something was tried in vain.
+    pub fn is_failed(&self) -> bool {
+        match self {
+            Self::Left(_) | Self::Refused(_) => true,
+            Self::Current | Self::Waiting => false,
+        }
+    }
 }
 
 impl Kernel {
@@ -51,8 +79,8 @@ impl Kernel {
     /// A kernel without netfilter's netlink.
     pub fn open(settings: Settings) -> io::Result<Self> {
         let netlink = Netlink::open(Protocol::Netfilter)?;
-        let (rules, stale, states) = (Rules::new(settings), SortedMap::new(), [State::Unknown; 2]);
-        Ok(Self { rules, netlink, stale, states, own: 0, seen: 0 })
+        let (rules, stale) = (Rules::new(settings), [SortedMap::new(), SortedMap::new()]);
+        Ok(Self { rules, netlink, stale, states: [State::Unknown; 2], seen: 0, transactions: 0 })
     }
 
     /// Services with rules.
@@ -68,7 +96,8 @@ impl Kernel {
     /// Bytes held on the heap, nearly.
     pub fn bytes(&self) -> usize {
         let front_bytes = |front: &Front| 160 + size_of::<SocketAddr>() * front.serves.len();
-        self.rules.bytes() + self.stale.values().flatten().map(front_bytes).sum::<usize>()
+        let fronts = self.stale.iter().flat_map(SortedMap::values).flatten();
+        self.rules.bytes() + fronts.map(front_bytes).sum::<usize>()
     }
 
     /// Services that do without an address and port that another one has.
@@ -85,111 +114,130 @@ impl Kernel {
     }
 
     /// The services have these ports now; one without ports is gone. Then connections of UDP to endpoints that are gone are forgotten
-    /// (`conntrack.CleanStaleEntries`), and which clients stayed with them. `Some`: why they could not be, with rules that are as they
-    /// should be; the next call tries it again.
-    ///
-    /// # Errors
-    /// What the kernel refused, as a sentence; the next call writes everything again.
-    pub fn change(
-        &mut self,
-        changed: Vec<(ServiceName, Vec<ServicePort>)>,
-    ) -> Result<Option<String>, String> {
+    /// (`conntrack.CleanStaleEntries`), and which clients stayed with them. What came of it, IPv4's and IPv6's: a family that the kernel
+    /// refuses keeps the other one from nothing.
+    pub fn change(&mut self, changed: Vec<(ServiceName, Vec<ServicePort>)>) -> [FamilySync; 2] {
         for (name, ports) in &changed {
-            let fronts: Vec<Front> = ports.iter().filter_map(Front::of).collect();
-            if fronts.is_empty() {
-                self.stale.remove(name);
-            } else {
-                self.stale.insert(name.clone(), fronts);
+            for (stale, is_ipv6) in self.stale.iter_mut().zip([false, true]) {
+                let of_family = ports.iter().filter(|port| port.cluster_ip.is_ipv6() == is_ipv6);
+                let fronts: Vec<Front> = of_family.filter_map(Front::of).collect();
+                if fronts.is_empty() {
+                    stale.remove(name);
+                } else {
+                    stale.insert(name.clone(), fronts);
+                }
             }
         }
         let batches = self.rules.change(changed);
-        let changes = [(false, batches.ipv4), (true, batches.ipv6)];
         let is_whole = !self.states.contains(&State::Current);
-        // Else these batches would be lost.
-        let before = self.read_generation().inspect_err(|_| self.states = [State::Unknown; 2])?;
-        // A family that fails keeps the other one from nothing: these batches are all that is said of the change.
-        let applied = changes.map(|(is_ipv6, batch)| self.apply(is_ipv6, batch));
+        let (before, transactions) = (self.read_generation(), self.transactions);
+        let synced = [(false, batches.ipv4), (true, batches.ipv6)]
+            .map(|(is_ipv6, batch)| self.change_family(is_ipv6, batch));
+        // What cannot be read is said by the next look, for which everything is unseen.
+        if let (Ok(before), Ok(after)) = (before, self.read_generation()) {
+            let made = self.transactions.wrapping_sub(transactions);
+            self.seen = seen_after(self.seen, is_whole, before, made, after);
+        }
+        synced
+    }
+
+    fn change_family(&mut self, is_ipv6: bool, batch: Batch) -> FamilySync {
+        if self.states[usize::from(is_ipv6)] == State::Refused {
+            return FamilySync::Waiting;
+        }
+        if let Err(why) = self.apply(is_ipv6, batch) {
+            return FamilySync::Refused(why);
+        }
         // Behind the rules: what comes before them makes the same again.
-        let left = self.forget();
-        let failures: Vec<String> = applied.into_iter().filter_map(Result::err).collect();
-        if !failures.is_empty() {
-            return Err(failures.join("; "));
+        match self.forget(is_ipv6) {
+            Ok(()) => FamilySync::Current,
+            Err(why) => FamilySync::Left(why),
         }
-        let after = self.read_generation()?;
-        // What somebody else has changed before, a flush of the other family's rules say, is still to be looked at.
-        for known in [&mut self.own, &mut self.seen] {
-            if is_whole || *known == before {
-                *known = after;
-            }
-        }
-        Ok(left.err())
     }
 
     /// Deletes the tables.
     ///
     /// # Errors
-    /// As [`Kernel::change`].
+    /// What the kernel refused, as a sentence: the first of the two, both of which are tried.
     pub fn end(&mut self) -> Result<(), String> {
-        for is_ipv6 in [false, true] {
-            self.delete_table(is_ipv6)?;
-        }
-        Ok(())
+        let [ipv4, ipv6] = [false, true].map(|is_ipv6| self.delete_table(is_ipv6));
+        ipv4.and(ipv6)
     }
 
     fn delete_table(&mut self, is_ipv6: bool) -> Result<(), String> {
-        let family = family_of(is_ipv6);
-        let is_there = nftables::table_exists(&mut self.netlink, family, TABLE);
-        if is_there.map_err(|error| format!("reading the table {TABLE}: {error}"))? {
-            let mut batch = Batch::new(family, TABLE);
+        if self.table_exists(is_ipv6)? {
+            let mut batch = Batch::new(family_of(is_ipv6), TABLE);
             batch.delete_table();
-            nftables::run(&mut self.netlink, batch).map_err(|error| refused(&error))?;
+            self.run(batch).map_err(|error| refused(&error))?;
         }
         self.states[usize::from(is_ipv6)] = State::Absent;
         Ok(())
     }
 
-    /// Looks whether the tables are as they should be, as far as can be seen cheaply: somebody may have flushed all rules. The next change
-    /// writes again what is not; with `is_thorough` all rules, whenever somebody else changed any table.
+    fn table_exists(&mut self, is_ipv6: bool) -> Result<bool, String> {
+        let is_there = nftables::table_exists(&mut self.netlink, family_of(is_ipv6), TABLE);
+        is_there.map_err(|error| format!("reading the table {TABLE}: {error}"))
+    }
+
+    /// Makes a transaction.
+    fn run(&mut self, batch: Batch) -> Result<(), BatchError> {
+        nftables::run(&mut self.netlink, batch)?;
+        self.transactions = self.transactions.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Looks whether the tables are there: somebody may have flushed all rules. The next change writes again what is not, and what the
+    /// kernel refused before; with `is_thorough` all rules, whatever is there.
     ///
     /// # Errors
     /// The kernel's, as a sentence.
     pub fn check(&mut self, is_thorough: bool) -> Result<(), String> {
-        let generation = self.read_generation()?;
-        if generation != if is_thorough { self.own } else { self.seen } {
-            for is_ipv6 in [false, true] {
-                let state = &mut self.states[usize::from(is_ipv6)];
-                let family = family_of(is_ipv6);
-                let is_there = nftables::table_exists(&mut self.netlink, family, TABLE);
-                let is_there = is_there.map_err(|error| format!("reading the table {TABLE}: {error}"))?;
-                if *state == State::Current && (is_thorough || !is_there) {
-                    *state = State::Unknown;
-                    if !is_there {
-                        log::warn!("services: somebody deleted the table {TABLE}; writing all rules again");
-                    }
-                }
+        let looked = self.look();
+        for state in &mut self.states {
+            let is_to_write = match state {
+                State::Refused => true,
+                State::Current => is_thorough,
+                State::Unknown | State::Absent => false,
+            };
+            if is_to_write {
+                *state = State::Unknown;
             }
-            self.seen = generation;
         }
+        looked
+    }
+
+    fn look(&mut self) -> Result<(), String> {
+        let generation = self.read_generation()?;
+        if generation == self.seen {
+            return Ok(());
+        }
+        for is_ipv6 in [false, true] {
+            let index = usize::from(is_ipv6);
+            if self.states[index] == State::Current && !self.table_exists(is_ipv6)? {
+                self.states[index] = State::Unknown;
+                log::warn!("services: somebody deleted the table {TABLE}; writing all rules again");
+            }
+        }
+        self.seen = generation;
         Ok(())
     }
 
     fn apply(&mut self, is_ipv6: bool, batch: Batch) -> Result<(), String> {
         let index = usize::from(is_ipv6);
-        if self.states[index] == State::Current {
-            if batch.is_empty() {
-                return Ok(());
-            }
-            match nftables::run(&mut self.netlink, batch) {
+        let mut failed = None;
+        match self.states[index] {
+            State::Absent | State::Current if batch.is_empty() => return Ok(()),
+            State::Current => match self.run(batch) {
                 Ok(()) => return Ok(()),
-                Err(error) => {
-                    log::warn!("services: {}; writing all rules again", refused(&error));
-                }
-            }
-        } else if self.states[index] == State::Absent && batch.is_empty() {
-            return Ok(());
+                Err(error) => failed = Some(error),
+            },
+            State::Absent | State::Unknown | State::Refused => {}
         }
-        self.states[index] = State::Unknown;
+        self.states[index] = State::Refused;
         self.states[index] = self.apply_all(is_ipv6)?;
+        if let Some(error) = failed {
+            log::warn!("services: {}; all rules were written again", refused(&error));
+        }
         Ok(())
     }
 
@@ -203,46 +251,37 @@ impl Kernel {
         }
         let chains = nftables::chains(&mut self.netlink, family, TABLE).map_err(reading)?;
         let batch = self.rules.all(is_ipv6, &chains, false);
-        if let Err(error) = nftables::run(&mut self.netlink, batch) {
+        if let Err(error) = self.run(batch) {
             if chains.is_empty() {
                 return Err(refused(&error));
             }
-            log::warn!("services: {}; replacing the table {TABLE}", refused(&error));
             let batch = self.rules.all(is_ipv6, &chains, true);
-            nftables::run(&mut self.netlink, batch).map_err(|error| refused(&error))?;
+            self.run(batch).map_err(|error| refused(&error))?;
+            log::warn!("services: {}; the table {TABLE} was replaced", refused(&error));
         }
         Ok(State::Current)
     }
 
-    /// Forgets what leads clients to endpoints that are gone, in families whose rules lead to others. What is left is kept for the next
+    /// Forgets what leads clients to endpoints that are gone, of a family whose rules lead to others. What is left is kept for the next
     /// change.
-    fn forget(&mut self) -> Result<(), String> {
-        let (mut is_whole, mut result) = (true, Ok(()));
-        for is_ipv6 in [false, true] {
-            match self.states[usize::from(is_ipv6)] {
-                State::Unknown => is_whole = false,
-                State::Absent => {}
-                State::Current => {
-                    let affinities = self
-                        .forget_affinities(is_ipv6)
-                        .map_err(|error| format!("forgetting the endpoints of clients: {error}"));
-                    let stale = self
-                        .forget_stale(is_ipv6)
-                        .map_err(|error| format!("forgetting connections of UDP: {error}"));
-                    result = result.and(affinities).and(stale);
-                }
-            }
+    fn forget(&mut self, is_ipv6: bool) -> Result<(), String> {
+        let index = usize::from(is_ipv6);
+        let has_table = self.states[index] == State::Current;
+        let affinities = if has_table { self.forget_affinities(is_ipv6) } else { Ok(()) };
+        if affinities.is_ok() {
+            self.rules.forget_gone(is_ipv6);
         }
-        if is_whole && result.is_ok() {
-            self.rules.forget_gone();
-            self.stale.clear();
+        let stale = if has_table { self.forget_stale(is_ipv6) } else { Ok(()) };
+        if stale.is_ok() {
+            self.stale[index].clear();
         }
-        result
+        affinities.map_err(|error| format!("forgetting the endpoints of clients: {error}"))?;
+        stale.map_err(|error| format!("forgetting connections of UDP: {error}"))
     }
 
     /// Clients that stayed with an endpoint that is gone do not come back to it when it does.
     fn forget_affinities(&mut self, is_ipv6: bool) -> io::Result<()> {
-        let gone = self.rules.gone();
+        let gone = self.rules.gone(is_ipv6);
         if gone.is_empty() {
             return Ok(());
         }
@@ -269,7 +308,7 @@ impl Kernel {
         let mut batch = Batch::new(family, TABLE);
         let elements = keys.chunks(key_bytes).map(|key| Element { key, data: ElementData::None });
         batch.delete_elements(AFFINITY, elements);
-        match nftables::run(&mut self.netlink, batch) {
+        match self.run(batch) {
             Err(error) if error.error.kind() == io::ErrorKind::NotFound => {
                 if keys.len() > key_bytes {
                     let (one, other) = keys.split_at(keys.len() / key_bytes / 2 * key_bytes);
@@ -290,8 +329,7 @@ impl Kernel {
     /// Connections of UDP to an address of these ports that go to nobody who serves it: a client that goes on sending would never
     /// reach another endpoint.
     fn forget_stale(&mut self, is_ipv6: bool) -> io::Result<()> {
-        let fronts = self.stale.values().flatten().filter(|front| front.is_ipv6 == is_ipv6);
-        let fronts: Vec<&Front> = fronts.collect();
+        let fronts: Vec<&Front> = self.stale[usize::from(is_ipv6)].values().flatten().collect();
         if fronts.is_empty() {
             return Ok(());
         }
@@ -311,7 +349,6 @@ impl Kernel {
 /// The addresses of a UDP port, and who serves it.
 #[derive(Debug)]
 struct Front {
-    is_ipv6: bool,
     addresses: Vec<IpAddr>,
     port: u16,
     node_port: u16,
@@ -327,7 +364,6 @@ impl Front {
         let addresses = [port.cluster_ip].into_iter();
         let addresses = addresses.chain(port.external_ips.iter().chain(&port.load_balancer_ips).copied());
         Some(Self {
-            is_ipv6: port.cluster_ip.is_ipv6(),
             addresses: addresses.collect(),
             port: port.port,
             node_port: port.node_port,
@@ -345,5 +381,35 @@ fn refused(error: &BatchError) -> String {
     match error.message {
         Some(number) => format!("nf_tables refused message {number} of a change: {}", error.error),
         None => format!("nf_tables refused a change: {}", error.error),
+    }
+}
+
+/// `seen` of a [`Kernel`] behind a change, with the kernel's number of its rules before and after it, and how many transactions it made for us
+/// between. Whatever it made for somebody else too is unseen: a flush of all rules right behind ours. `is_whole`: no rules were kept from
+/// before.
+fn seen_after(seen: u32, is_whole: bool, before: u32, transactions: u32, after: u32) -> u32 {
+    let is_ours = after == before.wrapping_add(transactions);
+    if is_ours && (is_whole || seen == before) { after } else { seen }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_of_others_are_unseen_whenever_they_are_made() {
+        for (row, seen, is_whole, [before, transactions, after], wanted) in [
+            ("ours alone", 7, false, [7, 2, 9], 9),
+            ("nothing was made", 7, false, [7, 0, 7], 7),
+            ("a flush between ours and the read", 7, false, [7, 1, 9], 7),
+            ("a flush, and nothing of ours", 7, false, [7, 0, 8], 7),
+            ("a flush before, which nobody has seen", 7, false, [8, 1, 9], 7),
+            ("both", 7, false, [8, 1, 10], 7),
+            ("what was before does not count where all is written", 0, true, [8, 1, 9], 9),
+            ("all is written, and flushed", 0, true, [8, 1, 10], 0),
+            ("the number begins again", u32::MAX - 1, false, [u32::MAX - 1, 1, u32::MAX], u32::MAX),
+        ] {
+            assert_eq!(seen_after(seen, is_whole, before, transactions, after), wanted, "{row}");
+        }
     }
 }

@@ -29,7 +29,7 @@ mod topology;
 
 pub(crate) use cluster::Cluster;
 pub(crate) use health::{HealthCheck, HealthChecks};
-pub use kernel::Kernel;
+pub use kernel::{FamilySync, Kernel};
 pub use model::{Backend, ServiceName, ServicePort};
 pub use rules::Settings;
 pub use skeleton::TABLE;

@@ -118,8 +118,9 @@ pub(super) struct Rules {
     owners: Owners,
     /// Services that want an address and port that another one has.
     contested: SortedSet<ServiceName>,
-    /// Marks of endpoints that are gone, and whose clients are still to be forgotten; at most `limits::AFFINITY_BACKENDS_GONE_MAX`.
-    gone: SortedSet<u32>,
+    /// Marks of endpoints that are gone, and whose clients are still to be forgotten, IPv4's and IPv6's; at most
+    /// `limits::AFFINITY_BACKENDS_GONE_MAX` of each.
+    gone: [SortedSet<u32>; 2],
 }
 
 impl Rules {
@@ -150,7 +151,8 @@ impl Rules {
         let of = |(name, held): (&ServiceName, &Held)| {
             200 + name.name.len() + name.namespace.len() + held.entries.bytes() + held.ports.len() * 48
         };
-        self.services.iter().map(of).sum::<usize>() + self.owners.0.len() * 24
+        let gone = self.gone.iter().map(|marks| marks.len() * 4).sum::<usize>();
+        self.services.iter().map(of).sum::<usize>() + self.owners.0.len() * 24 + gone
     }
 
     /// Services that had to do without an address and port, because another one has it.
@@ -158,14 +160,14 @@ impl Rules {
         self.contested.iter()
     }
 
-    /// Marks of endpoints that clients stayed with, and that are gone since [`Rules::forget_gone`].
-    pub(super) fn gone(&self) -> &SortedSet<u32> {
-        &self.gone
+    /// Marks of the family's endpoints that clients stayed with, and that are gone since [`Rules::forget_gone`].
+    pub(super) fn gone(&self, is_ipv6: bool) -> &SortedSet<u32> {
+        &self.gone[usize::from(is_ipv6)]
     }
 
     /// Nobody stays with those any more.
-    pub(super) fn forget_gone(&mut self) {
-        self.gone.clear();
+    pub(super) fn forget_gone(&mut self, is_ipv6: bool) {
+        self.gone[usize::from(is_ipv6)].clear();
     }
 
     /// The services have these ports now; without ports a service is gone. What the kernel has to do: nothing, if nothing changed.
@@ -190,6 +192,10 @@ impl Rules {
             });
             next.push((name, held, wanted, ports.is_empty()));
         }
+        let deleted = [false, true].map(|is_ipv6| marks_of(steps.deleted(), is_ipv6));
+        let has_gone = deleted.iter().chain(&self.gone).any(|marks| !marks.is_empty());
+        // An unchanged chain has its endpoints' clients too: the port's other policy leads to the same ones.
+        let mut kept = <[SortedSet<u32>; 2]>::default();
         for (name, mut held, wanted, is_gone) in next {
             let allowed: Vec<_> =
                 wanted.iter().filter(|entry| self.owners.allows(entry, held.number)).collect();
@@ -208,6 +214,11 @@ impl Rules {
                 }
             });
             held.entries = allowed;
+            if has_gone {
+                for (marks, is_ipv6) in kept.iter_mut().zip([false, true]) {
+                    marks.extend(marks_of(held.entries.iter(), is_ipv6));
+                }
+            }
             if is_gone {
                 self.contested.remove(&name);
                 self.services_numbers.free.push(held.number);
@@ -215,6 +226,12 @@ impl Rules {
             } else {
                 self.services.insert(name, held);
             }
+        }
+        for ((gone, deleted), kept) in self.gone.iter_mut().zip(deleted).zip(&kept) {
+            // One that is there again has its clients.
+            gone.retain(|mark| !kept.contains(mark));
+            let room = AFFINITY_BACKENDS_GONE_MAX - gone.len();
+            gone.extend(deleted.into_iter().filter(|mark| !kept.contains(mark)).take(room));
         }
         self.write(&steps)
     }
@@ -241,15 +258,7 @@ impl Rules {
         encoder
     }
 
-    fn write(&mut self, steps: &Steps) -> Batches {
-        let deleted = marks_of(&steps.deleted);
-        if !(deleted.is_empty() && self.gone.is_empty()) {
-            let kept = marks_of(&steps.added);
-            // One that is there again has its clients.
-            self.gone.retain(|mark| !kept.contains(mark));
-            let room = AFFINITY_BACKENDS_GONE_MAX - self.gone.len();
-            self.gone.extend(deleted.into_iter().filter(|mark| !kept.contains(mark)).take(room));
-        }
+    fn write(&self, steps: &Steps) -> Batches {
         let write = |kind: Kind| {
             let mut batch = Batch::new(kind.family, TABLE);
             steps.write(kind, &mut batch, &self.settings.cluster_cidrs);
@@ -307,6 +316,15 @@ impl Steps {
         self.added.push((entry.is_ipv6, entry.place, entry.key.into(), entry.value.into()));
     }
 
+    fn deleted(&self) -> impl Iterator<Item = Entry<'_>> {
+        self.deleted.iter().map(|(is_ipv6, place, key, value)| Entry {
+            is_ipv6: *is_ipv6,
+            place: *place,
+            key,
+            value,
+        })
+    }
+
     /// Elements that go, chains, elements that come.
     fn write(&self, kind: Kind, batch: &mut Batch, cluster_cidrs: &[Network]) {
         let of = |entries: &'_ [Own], place: Place| -> Vec<Pair> {
@@ -339,10 +357,10 @@ impl Steps {
     }
 }
 
-/// Marks of the endpoints in chains that clients stay with.
-fn marks_of(entries: &[Own]) -> SortedSet<u32> {
-    let chains = entries.iter().filter(|entry| entry.1 == Place::Chain);
-    let programs = chains.filter_map(|(is_ipv6, _, _, value)| Program::read(value, *is_ipv6));
+/// Marks of the endpoints in the family's chains that clients stay with.
+fn marks_of<'a>(entries: impl Iterator<Item = Entry<'a>>, is_ipv6: bool) -> SortedSet<u32> {
+    let chains = entries.filter(|entry| entry.place == Place::Chain && entry.is_ipv6 == is_ipv6);
+    let programs = chains.filter_map(|entry| Program::read(entry.value, entry.is_ipv6));
     let endpoints = programs.flat_map(|(program, _)| match program {
         Program::Stay { endpoints, .. } => endpoints,
         Program::Pick { .. } | Program::External { .. } | Program::Sources(_) => Vec::new(),
@@ -407,10 +425,14 @@ mod tests {
         vec![(service, vec![port])]
     }
 
+    fn gone(rules: &Rules) -> [usize; 2] {
+        [false, true].map(|is_ipv6| rules.gone(is_ipv6).len())
+    }
+
     #[test]
     fn endpoints_that_are_gone_are_known_until_their_clients_are_forgotten() {
         let mut rules = Rules::new(Settings::default());
-        for (ends, gone) in [
+        for (ends, count) in [
             (&[1, 2, 3][..], 0),
             (&[1], 2),
             (&[1], 2),
@@ -419,23 +441,79 @@ mod tests {
             (&[3], 2),
         ] {
             rules.change(sticky(ends));
-            assert_eq!(rules.gone().len(), gone, "{ends:?}");
+            assert_eq!(gone(&rules), [count, 0], "{ends:?}");
         }
         // The kernel refused it; the next attempt has nothing new to say.
         rules.change(Vec::new());
-        assert_eq!(rules.gone().len(), 2);
-        rules.forget_gone();
+        assert_eq!(gone(&rules), [2, 0]);
+        rules.forget_gone(true);
+        assert_eq!(gone(&rules), [2, 0], "the other family's");
+        rules.forget_gone(false);
         rules.change(sticky(&[3, 4]));
-        assert!(rules.gone().is_empty());
+        assert_eq!(gone(&rules), [0, 0]);
+    }
+
+    /// A node port by both policies: an endpoint is in the chain of either.
+    #[test]
+    fn endpoints_of_a_chain_that_does_not_change_have_their_clients() {
+        let of = |cluster: &[u8], local: &[u8]| {
+            let mut service = sticky(cluster);
+            let port = &mut service[0].1[0];
+            (port.node_port, port.is_external_local) = (30080, !local.is_empty());
+            port.local = sticky(local).remove(0).1.remove(0).cluster;
+            service
+        };
+        for (row, before, after, count) in [
+            ("Local becomes Cluster", of(&[1, 2, 3], &[1, 2]), of(&[1, 2, 3], &[]), 0),
+            ("Cluster becomes Local", of(&[1, 2, 3], &[]), of(&[1, 2, 3], &[1, 2]), 0),
+            ("local ones that terminate serve alone", of(&[1, 2], &[1]), of(&[2], &[1]), 0),
+            ("one goes from both", of(&[1, 2], &[1, 2]), of(&[1], &[1]), 1),
+            ("all go", of(&[1, 2], &[2]), of(&[], &[]), 2),
+        ] {
+            let mut rules = Rules::new(Settings::default());
+            rules.change(before);
+            rules.change(after.clone());
+            assert_eq!(gone(&rules), [count, 0], "{row}");
+            // What is said again changes nothing.
+            rules.change(after);
+            assert_eq!(gone(&rules), [count, 0], "{row}");
+        }
+    }
+
+    #[test]
+    fn each_family_has_its_own_endpoints_that_are_gone() {
+        let six = |ends: &[u8]| {
+            let mut service = sticky(ends);
+            let port = &mut service[0].1[0];
+            port.cluster_ip = IpAddr::from([0xfd43, 0, 0, 0, 0, 0, 0, 0x10_u16]);
+            for backend in &mut port.cluster {
+                let IpAddr::V4(address) = backend.address else { panic!("{backend:?}") };
+                backend.address = IpAddr::V6(address.to_ipv6_mapped());
+            }
+            service.remove(0).1.remove(0)
+        };
+        let both = |ends: &[u8]| {
+            let mut service = sticky(ends);
+            service[0].1.push(six(ends));
+            service
+        };
+        let mut rules = Rules::new(Settings::default());
+        rules.change(both(&[1, 2, 3]));
+        rules.change(both(&[1]));
+        assert_eq!(gone(&rules), [2, 2]);
+        rules.forget_gone(false);
+        assert_eq!(gone(&rules), [0, 2]);
+        rules.change(sticky(&[1]));
+        assert_eq!(gone(&rules), [0, 3]);
     }
 
     #[test]
     fn endpoints_that_are_gone_are_bounded() {
         let mut rules = Rules::new(Settings::default());
-        rules.gone = (0..).take(AFFINITY_BACKENDS_GONE_MAX).collect();
+        rules.gone[0] = (0..).take(AFFINITY_BACKENDS_GONE_MAX).collect();
         rules.change(sticky(&[1, 2]));
         rules.change(sticky(&[]));
-        assert_eq!(rules.gone().len(), AFFINITY_BACKENDS_GONE_MAX);
+        assert_eq!(gone(&rules), [AFFINITY_BACKENDS_GONE_MAX, 0]);
     }
 
     #[test]

@@ -57,6 +57,12 @@ pub type NetworkFuture<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 pub trait PodNetwork {
     /// Ends when they are there, or when the pod has to start without them.
     fn ready<'a>(&'a self, pod: &'a DesiredPod, ips: &'a [Box<str>]) -> NetworkFuture<'a>;
+
+    /// A pod that the agent before this one started has these addresses.
+    fn found(&self, pod: &DesiredPod, ips: &[Box<str>]);
+
+    /// The pod has no network any more.
+    fn gone(&self, pod: &PodKey);
 }
 
 /// For nodes without network policies, and for tests.
@@ -67,6 +73,10 @@ impl PodNetwork for NoPodNetwork {
     fn ready<'a>(&'a self, _: &'a DesiredPod, _: &'a [Box<str>]) -> NetworkFuture<'a> {
         Box::pin(std::future::ready(()))
     }
+
+    fn found(&self, _: &DesiredPod, _: &[Box<str>]) {}
+
+    fn gone(&self, _: &PodKey) {}
 }
 
 /// What all jobs of pods use, for the life of the process (fields of the kubelet's `kubeGenericRuntimeManager`).

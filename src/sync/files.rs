@@ -66,6 +66,31 @@ pub(super) fn restart_count_of_logs(dir: &Path) -> u32 {
     counts.map(|count| count.saturating_add(1)).max().unwrap_or(0)
 }
 
+/// Removes the logs of starts that no record of the runtime names (`known`), but for that of `restart_count` and the one before it: a
+/// runtime that has lost its records at a reboot never has them removed with their containers.
+///
+/// Differs from the kubelet, where they stay until the pod is removed.
+pub(super) fn remove_stray_logs(dir: &Path, known: &[u32], restart_count: u32) {
+    let Ok(entries) = std::fs::read_dir(dir) else { return };
+    let number = |name: &str| {
+        log_number(name).filter(|number| {
+            let rest = name.strip_prefix(&format!("{number}.log"));
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        })
+    };
+    let is_dir = |entry: &std::fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+    let logs = entries.take(LOG_NAMES_READ_MAX).flatten().filter(|entry| !is_dir(entry));
+    let logs: Vec<_> =
+        logs.filter_map(|entry| Some((number(entry.file_name().to_str()?)?, entry.path()))).collect();
+    let before = logs.iter().map(|(number, _)| *number).filter(|number| *number < restart_count).max();
+    for (number, path) in logs {
+        if number < restart_count && Some(number) != before && !known.contains(&number) {
+            let _ =
+                std::fs::remove_file(&path).inspect_err(|error| log::warn!("{}: {error}", path.display()));
+        }
+    }
+}
+
 /// Creates the symlink that log collectors read, when the log exists.
 pub(super) fn link_log(log: &Path, link: &Path) -> io::Result<()> {
     if log.symlink_metadata().is_ok() { std::os::unix::fs::symlink(log, link) } else { Ok(()) }
@@ -158,6 +183,30 @@ mod tests {
         assert_eq!(restart_count_of_logs(&dir), 5);
         std::fs::remove_dir_all(&dir).unwrap();
         assert_eq!(restart_count_of_logs(&dir), 0);
+    }
+
+    #[test]
+    fn logs_that_no_container_has_go_but_the_last() {
+        let dir = std::env::temp_dir().join(format!("smolet-stray-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(dir.join("2.log")).unwrap();
+        let others = ["0.logs", "notes.txt", "9.log"];
+        for name in ["0.log", "0.log.20260101-000000.gz", "1.log", "3.log", "4.log", "4.log.tmp"]
+            .iter()
+            .chain(&others)
+        {
+            std::fs::write(dir.join(name), "").unwrap();
+        }
+        let left = || {
+            let entries = std::fs::read_dir(&dir).unwrap();
+            let names = entries.map(|entry| entry.unwrap().file_name().to_str().unwrap().to_owned());
+            names.collect::<std::collections::BTreeSet<_>>().into_iter().collect::<Vec<_>>()
+        };
+        remove_stray_logs(&dir, &[1], 5);
+        assert_eq!(left(), ["0.logs", "1.log", "2.log", "4.log", "4.log.tmp", "9.log", "notes.txt"]);
+        remove_stray_logs(&dir, &[4], 5);
+        assert_eq!(left(), ["0.logs", "2.log", "4.log", "4.log.tmp", "9.log", "notes.txt"]);
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

@@ -108,6 +108,9 @@ pub async fn kill_pod<R: Runtime>(
             failure = Some(Failure::new(SyncError::KillPodSandbox, error.to_string()));
         }
     }
+    if failure.is_none() {
+        ctx.manager.network.gone(key);
+    }
     outcome.add(SyncAction::KillPodSandbox, &Rc::from(key.uid.as_str()), failure);
     outcome
 }

@@ -27,7 +27,7 @@ pub mod overtaken;
 pub mod plan;
 pub mod resize;
 pub mod rules;
-mod sandbox;
+pub(crate) mod sandbox;
 pub mod start;
 pub mod start_limiter;
 pub mod worker;

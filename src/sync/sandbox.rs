@@ -175,7 +175,7 @@ async fn note_network<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod) {
 
 /// The addresses of a pod with a sandbox. On the host network the runtime reports none: they are the node's, as in the pod's
 /// status (where `SyncPod` takes them from).
-pub(super) fn addresses<R: Runtime>(
+pub(crate) fn addresses<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
     observed: &ObservedPod,

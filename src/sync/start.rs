@@ -271,7 +271,10 @@ async fn configuration<R: Runtime>(
         ctx.manager.volumes.mounts(pod, start.kind, start.index, of_volumes, &variables, waits).await?;
     let opened = ctx.manager.volumes.devices(pod, start.kind, start.index, waits).await?;
     input.mounts = &mounts;
-    let written = write_files(ctx, pod, sandbox, (mounts_hosts_file(&input), name));
+    let records = made.observed.containers.iter().filter(|status| *status.name == *name);
+    let known = records.map(|status| status.meta.restart_count).collect();
+    let written =
+        write_files(ctx, pod, sandbox, (mounts_hosts_file(&input), name), (known, made.restart_count));
     permit.files(&ctx.manager.clock, written).await?;
     let mut config = container_config(&ctx.node, &input).map_err(|error| error.to_string())?;
     open_devices(&mut config, opened);
@@ -307,12 +310,13 @@ fn sizes_of(pod: &DesiredPod, start: &Start) -> Option<Sizes> {
     list.get(start.index).map(sizes)
 }
 
-/// `ensureHostsFile`, and the directory of the container's logs.
+/// `ensureHostsFile`, and the directory of the container's logs, with those of `known` starts, of `restart_count` and of the one before.
 async fn write_files<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
     sandbox: &PodSandbox<'_>,
     (has_hosts, name): (bool, &str),
+    (known, restart_count): (Vec<u32>, u32),
 ) -> Result<(), String> {
     let hosts = if has_hosts { Some(hosts_text(ctx, pod, sandbox).await?) } else { None };
     let pod_dir = paths::pod_dir(&ctx.node, &pod.key);
@@ -324,8 +328,11 @@ async fn write_files<R: Runtime>(
             files::write_hosts(&pod_dir, &path, &text)
                 .map_err(|error| format!("hosts file {} was not written: {error}", path.display()))?;
         }
-        create_dir(&logs, 0o755)
-            .map_err(|error| format!("create container log directory for container {name} failed: {error}"))
+        create_dir(&logs, 0o755).map_err(|error| {
+            format!("create container log directory for container {name} failed: {error}")
+        })?;
+        files::remove_stray_logs(Path::new(&logs), &known, restart_count);
+        Ok(())
     });
     written.await?
 }

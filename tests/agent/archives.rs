@@ -134,6 +134,21 @@ fn the_image_is_taken_from_the_next_archive_when_the_last_no_longer_has_it() {
 }
 
 #[test]
+fn an_archive_ends_the_pull_of_its_image_that_is_under_way() {
+    let world = world();
+    world.fake.missing_image("app:1");
+    world.fake.hang_on("PullImage", "app");
+    world.put("web", "containers: [{name: app, image: 'app:1'}]");
+    world.start();
+    world.until("the pull", |world| world.count("PullImage") == 1);
+    archive(&world, "a.tar", "one", &["app:1"]);
+    world.until("its image", |world| is_of(world, APP, "a.tar"));
+    world.fake.state().missing.clear();
+    world.until("the pod", |world| world.phase("web") == "Running");
+    assert_eq!(world.count("PullImage"), 1, "{}", world.trace());
+}
+
+#[test]
 fn the_lease_of_an_import_that_was_killed_ends_with_the_next_start() {
     let world = world();
     let leases = |world: &World| world.fake.state().store.leases.len();

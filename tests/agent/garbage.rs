@@ -87,6 +87,20 @@ fn the_newest_dead_containers_of_each_name_are_kept() {
 }
 
 #[test]
+fn dead_containers_go_while_another_one_of_their_pod_cannot_start() {
+    let world = World::new();
+    world.fake.missing_image("nothere:1");
+    world.fake.program("app", Program::exits(1, Duration::from_secs(1)));
+    world.put("web", "containers: [{name: app, image: 'busybox:1'}, {name: other, image: 'nothere:1'}]");
+    world.until("five starts", |world| world.count("StartContainer web/app#4") == 1);
+    assert!(dead(&world).len() <= 2, "{}", world.trace());
+    // One that cannot be removed keeps nothing from starting.
+    world.fake.fail("RemoveContainer", 1000, 2, "it is held");
+    world.fake.state().missing.clear();
+    world.until("the other one", |world| world.running().contains(&"web/other#0".to_owned()));
+}
+
+#[test]
 fn a_dead_container_is_kept_for_the_minimum_age_across_clock_steps() {
     let world = world(GcPolicy { min_age: Duration::from_secs(60), ..GcPolicy::default() });
     world.fake.program("app", Program::exits(1, Duration::from_secs(1)));

@@ -117,6 +117,18 @@ fn only_the_first_ranked_pod_is_evicted_and_starts_again_without_pressure() {
 }
 
 #[test]
+fn evicted_pods_run_again_when_eviction_is_switched_off() {
+    let world = world(hard());
+    run(&world, "much", 60, "");
+    memory(&world, 50);
+    world.until("its end", |world| gone(world, &["much"]) && world.running().is_empty());
+    pass_until_saved(&world);
+    world.stop();
+    start(&world, EvictionPolicy { thresholds: Vec::new(), ..hard() });
+    world.until("its return", |world| world.phase("much") == "Running");
+}
+
+#[test]
 fn a_pod_that_waits_for_its_next_start_is_not_evicted_before_one_that_uses_memory() {
     let world = world(hard());
     run(&world, "much", 60, "");

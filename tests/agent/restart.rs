@@ -192,6 +192,22 @@ fn a_pod_past_its_active_deadline_fails_and_stays_stopped() {
 }
 
 #[test]
+fn a_pod_that_has_failed_for_good_runs_again_when_its_manifest_changes() {
+    let world = World::new();
+    let spec = format!("activeDeadlineSeconds: 10, terminationGracePeriodSeconds: 1, {APP}");
+    world.run("web", &spec);
+    let uid = world.uid("web");
+    world.until("its failure", |world| world.phase("web") == "Failed" && world.running().is_empty());
+    world.put("web", &spec);
+    world.pass(60);
+    assert_eq!(world.phase("web"), "Failed", "the same manifest");
+    // Only its image: the UID stays.
+    world.put("web", &spec.replace("busybox:1", "busybox:2"));
+    world.until("the mended one", |world| world.phase("web") == "Running");
+    assert_eq!(world.uid("web"), uid);
+}
+
+#[test]
 fn a_crash_looping_pod_reaches_its_active_deadline_during_its_back_off() {
     let world = World::without_agent();
     world.fake.program("app", Program::exits(1, SECOND));

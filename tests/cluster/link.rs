@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use serde_json::json;
+use smolet::limits::KUBE_WATCH_TIME;
+
 use crate::common::apiserver::ApiServer;
 use crate::world::{NODE, World, app};
 
@@ -96,6 +99,26 @@ fn a_server_whose_data_come_from_a_backup_is_followed() {
     world.api.restore();
     world.run("later");
     world.api.delete("pods", "default", "web", None);
+    world.until("the deleted one is gone", |world| world.pod("web").is_none());
+}
+
+#[test]
+fn a_restored_server_is_followed_though_no_request_has_failed() {
+    let world = World::new();
+    world.run("web");
+    // More than leases and statuses make while its watches wait for versions that it does not have.
+    for number in 0..2000 {
+        let word = json!({"metadata": {"annotations": {"word": format!("{number}")}}});
+        world.api.patch("namespaces", "", "default", &word);
+    }
+    world.until("the watches have come to them", |world| world.api.open_watches() > 0);
+    world.pass(Duration::from_secs(70));
+    world.api.send_bookmarks();
+    world.pass(Duration::from_secs(1));
+    world.api.restore_at_once();
+    world.pass(Duration::from_secs(30));
+    world.api.delete("pods", "default", "web", None);
+    world.pass(KUBE_WATCH_TIME);
     world.until("the deleted one is gone", |world| world.pod("web").is_none());
 }
 

@@ -7,11 +7,11 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use smolet::conntrack::{Flow, forget_udp};
-use smolet::limits::{AFFINITIES_MAX, CONNTRACK_DELETED_MAX};
+use smolet::limits::{AFFINITIES_MAX, CONNTRACK_DELETED_MAX, NETLINK_ANSWER_BYTES};
 use smolet::model::{Network, Transport};
 use smolet::netlink::{Netlink, Protocol};
-use smolet::nftables::{Batch, Element, ElementData, Family, run};
-use smolet::service_proxy::{Backend, Kernel, ServiceName, ServicePort, Settings, TABLE};
+use smolet::nftables::{Batch, Element, ElementData, Family, generation, run};
+use smolet::service_proxy::{Backend, FamilySync, Kernel, ServiceName, ServicePort, Settings, TABLE};
 
 use super::space::{PATIENCE, Space};
 
@@ -68,13 +68,16 @@ impl World {
     }
 
     /// Within the node, whose namespace the kernel's socket belongs to anyway.
-    fn change(&mut self, ports: Vec<ServicePort>) {
+    fn try_change(&mut self, ports: Vec<ServicePort>) -> [FamilySync; 2] {
         let mut services = std::collections::BTreeMap::<ServiceName, Vec<ServicePort>>::new();
         for port in ports {
             services.entry(port.service.clone()).or_default().push(port);
         }
-        let changed = self.kernel.as_mut().unwrap().change(services.into_iter().collect());
-        assert_eq!(changed, Ok(None));
+        self.kernel.as_mut().unwrap().change(services.into_iter().collect())
+    }
+
+    fn change(&mut self, ports: Vec<ServicePort>) {
+        assert_eq!(self.try_change(ports), CURRENT);
     }
 
     /// As each minute.
@@ -84,7 +87,8 @@ impl World {
     }
 
     fn gone(&mut self, name: &str) {
-        self.kernel.as_mut().unwrap().change(vec![(service(name), Vec::new())]).unwrap();
+        let synced = self.kernel.as_mut().unwrap().change(vec![(service(name), Vec::new())]);
+        assert_eq!(synced, CURRENT);
     }
 
     /// As nft(8) shows it, which can read all of it.
@@ -92,6 +96,9 @@ impl World {
         self.node.run("nft", &format!("list table ip {TABLE}"))
     }
 }
+
+/// The kernel took the rules of both families.
+const CURRENT: [FamilySync; 2] = [FamilySync::Current, FamilySync::Current];
 
 /// Of a node with that address.
 fn settings(address: &str) -> Settings {
@@ -176,16 +183,27 @@ fn flows(world: &World, holds: impl Fn(&Flow) -> bool + Send + 'static) -> usize
     })
 }
 
-/// The table of IPv4 is another process's, as long as that is there: nobody else may write it.
-fn take_table(node: &Space) -> (Child, ChildStdin) {
-    node.run("nft", &format!("delete table ip {TABLE}"));
+/// The kernel's number of the node's rules.
+fn rules_number(world: &World) -> u32 {
+    world.node.within(|| generation(&mut Netlink::open(Protocol::Netfilter).unwrap()).unwrap())
+}
+
+/// How many clients stay with an endpoint over IPv4.
+fn clients(world: &World) -> usize {
+    let shown = world.node.run("nft", &format!("list set ip {TABLE} affinity"));
+    shown.matches("expires").count()
+}
+
+/// The table of that family (`ip`, `ip6`) is another process's, as long as that is there: nobody else may write it.
+fn take_table(node: &Space, family: &str) -> (Child, ChildStdin) {
+    node.run("nft", &format!("delete table {family} {TABLE}"));
     let mut owner = node.within(|| {
         Command::new("nft").arg("-i").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
     });
     let mut commands = owner.stdin.take().unwrap();
-    writeln!(commands, "add table ip {TABLE} {{ flags owner; }}").unwrap();
+    writeln!(commands, "add table {family} {TABLE} {{ flags owner; }}").unwrap();
     let deadline = Instant::now() + PATIENCE;
-    while !node.run("nft", "list tables").contains(&format!("ip {TABLE}")) {
+    while !node.run("nft", "list tables").contains(&format!("{family} {TABLE}")) {
         assert!(Instant::now() < deadline, "the table is there");
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -376,10 +394,6 @@ fn all_clients_of_an_endpoint_that_is_gone_are_forgotten() {
     let mut world = World::new();
     let sticky = |pods: &[u8]| ServicePort { affinity_seconds: 600, ..port("web", pods) };
     world.change(vec![sticky(&[3])]);
-    let clients = |world: &World| {
-        let shown = world.node.run("nft", &format!("list set ip {TABLE} affinity"));
-        shown.matches("expires").count()
-    };
     for client in [&world.client, &world.node, &world.outside] {
         assert_eq!(client.ask(at("10.43.0.10:80")).unwrap().0, "one");
     }
@@ -390,6 +404,32 @@ fn all_clients_of_an_endpoint_that_is_gone_are_forgotten() {
     let other = ServicePort { cluster_ip: "fd43::11".parse().unwrap(), ..port("other", &[]) };
     world.change(vec![sticky(&[3]), other]);
     assert_eq!(world.client.ask_often(at("10.43.0.10:80")), ["one"]);
+}
+
+/// The chain of the other policy is unchanged, and has the same endpoints.
+#[test]
+fn clients_stay_with_an_endpoint_when_the_policy_changes() {
+    let mut world = World::new();
+    let sticky = |pods: &[u8], local: &[u8]| {
+        let of = |pods: &[u8]| ServicePort { affinity_seconds: 600, ..port("web", pods) };
+        let (is_external_local, local) = (!local.is_empty(), of(local).cluster);
+        ServicePort { node_port: 30080, is_external_local, local, ..of(pods) }
+    };
+    let address = at("192.168.9.1:30080");
+    world.change(vec![sticky(&[3, 4], &[3, 4])]);
+    let first = world.outside.ask_often(address);
+    assert_eq!((first.len(), clients(&world)), (1, 1), "{first:?}");
+    world.change(vec![sticky(&[3, 4], &[])]);
+    assert_eq!(clients(&world), 1, "externalTrafficPolicy: Cluster");
+    assert_eq!(world.outside.ask_often(address), first);
+    world.change(vec![sticky(&[3, 4], &[3, 4])]);
+    // It terminates, and is this node's only one.
+    let (it, other) = if first == ["one"] { (3, 4) } else { (4, 3) };
+    world.change(vec![sticky(&[other], &[it])]);
+    assert_eq!(clients(&world), 1, "it serves those of policy Local");
+    assert_eq!(world.outside.ask_often(address), first);
+    world.change(vec![sticky(&[other], &[])]);
+    assert_eq!(clients(&world), 0, "it is gone");
 }
 
 #[test]
@@ -418,9 +458,10 @@ fn udp_clients_reach_the_endpoint_of_rules_that_come_late() {
     world.node.run("nft", "add table ip other");
     world.node.run("nft", "add chain ip other tracked { type filter hook prerouting priority 0 ; }");
     world.node.run("nft", "add rule ip other tracked ct state new accept");
-    let (mut owner, commands) = take_table(&world.node);
-    let changed = world.kernel.as_mut().unwrap().change(vec![(service("dns"), vec![dns(&[4])])]);
-    assert!(changed.unwrap_err().contains("nf_tables refused"));
+    let (mut owner, commands) = take_table(&world.node, "ip");
+    let [ipv4, ipv6] = world.try_change(vec![dns(&[4])]);
+    assert!(matches!(&ipv4, FamilySync::Refused(why) if why.contains("nf_tables refused")), "{ipv4:?}");
+    assert_eq!(ipv6, FamilySync::Current);
     let early = udp_client(&world.client);
     early.send_to(b"?", "10.43.0.10:53").unwrap();
     let untranslated = |flow: &Flow| flow.replier == at("10.43.0.10:53");
@@ -431,7 +472,7 @@ fn udp_clients_reach_the_endpoint_of_rules_that_come_late() {
     }
     drop(commands);
     owner.wait().unwrap();
-    world.change(Vec::new());
+    world.check(false);
     assert_eq!((ask_dns(&early), ask_dns(&known)), ("two".into(), "two".into()));
 }
 
@@ -504,10 +545,15 @@ fn rules_stay_while_no_agent_runs_and_come_back_when_somebody_deletes_them() {
     assert!(world.client.ask(address).is_err(), "the table is there");
     world.check(true);
     assert_eq!(world.client.ask_often(address), ["two"]);
-    // Nobody else changed anything: nothing is written.
-    let before = world.node.run("nft", "-j list ruleset").len();
+    // Nobody else changed anything: all is written each hour, and nothing in between.
+    let before = rules_number(&world);
+    world.check(false);
+    assert_eq!(rules_number(&world), before);
     world.check(true);
-    assert_eq!(world.node.run("nft", "-j list ruleset").len(), before);
+    assert_eq!(rules_number(&world), before + 1);
+    world.check(false);
+    assert_eq!(rules_number(&world), before + 1);
+    assert_eq!(world.client.ask_often(address), ["two"]);
     // A table of another make in its place.
     world.node.run("nft", "flush ruleset");
     world.node.run("nft", &format!("add table ip {TABLE}"));
@@ -559,9 +605,9 @@ fn services_of_ipv6_have_a_table_of_their_own_while_there_are_any() {
     assert!(!world.node.run("nft", "list tables").contains("ip6"));
 }
 
+/// Each of them in turn is somebody else's.
 #[test]
 fn a_family_that_the_kernel_refuses_keeps_the_other_from_nothing() {
-    let mut world = World::new();
     let six = |number: u8| ServicePort {
         cluster_ip: "fd43::10".parse().unwrap(),
         cluster: vec![Backend {
@@ -570,22 +616,84 @@ fn a_family_that_the_kernel_refuses_keeps_the_other_from_nothing() {
         }],
         ..port("web", &[3])
     };
-    world.change(vec![port("web", &[3]), six(3)]);
-    assert_eq!(world.client.ask_often(at("[fd43::10]:80")), ["one"]);
-    let (mut owner, commands) = take_table(&world.node);
-    let why = world
-        .kernel
-        .as_mut()
-        .unwrap()
-        .change(vec![(service("web"), vec![port("web", &[4]), six(4)])])
-        .unwrap_err();
-    assert!(why.contains("nf_tables refused") && !why.contains("; "), "{why}");
-    assert_eq!(world.client.ask_often(at("[fd43::10]:80")), ["two"]);
-    // The next attempt has nothing new to say, and writes what is missing.
+    for (family, refused, taken) in
+        [("ip", at("10.43.0.10:80"), at("[fd43::10]:80")), ("ip6", at("[fd43::10]:80"), at("10.43.0.10:80"))]
+    {
+        let mut world = World::new();
+        let index = usize::from(family == "ip6");
+        world.change(vec![port("web", &[3]), six(3)]);
+        assert_eq!(world.client.ask_often(taken), ["one"]);
+        let (mut owner, commands) = take_table(&world.node, family);
+        let synced = world.try_change(vec![port("web", &[4]), six(4)]);
+        let why = &synced[index];
+        assert!(matches!(why, FamilySync::Refused(why) if why.contains("nf_tables refused")), "{synced:?}");
+        assert_eq!(synced[1 - index], FamilySync::Current);
+        assert_eq!(world.client.ask_often(taken), ["two"]);
+        // Further news go to the other one alone.
+        let before = rules_number(&world);
+        for number in [3, 4] {
+            let synced = world.try_change(vec![port("web", &[number]), six(number)]);
+            assert_eq!((&synced[index], &synced[1 - index]), (&FamilySync::Waiting, &FamilySync::Current));
+        }
+        assert_eq!(rules_number(&world), before + 2);
+        assert_eq!(world.client.ask_often(taken), ["two"]);
+        // A look tries it again, and does not wait for it.
+        world.kernel.as_mut().unwrap().check(false).unwrap();
+        assert!(matches!(world.try_change(Vec::new())[index], FamilySync::Refused(_)));
+        assert_eq!(rules_number(&world), before + 2);
+        // The next attempt has nothing new to say, and writes what is missing.
+        drop(commands);
+        owner.wait().unwrap();
+        assert_eq!(world.try_change(Vec::new())[index], FamilySync::Waiting);
+        world.check(false);
+        assert_eq!(world.client.ask_often(refused), ["two"]);
+    }
+}
+
+/// As on a kernel without tables of IPv6: what is forgotten of IPv4 is not looked for at each change from then on.
+#[test]
+fn connections_of_a_family_are_forgotten_while_the_other_one_is_refused() {
+    let mut world = World::new();
+    let six = ServicePort { cluster_ip: "fd43::10".parse().unwrap(), ..port("web", &[]) };
+    world.change(vec![dns(&[3]), six]);
+    let socket = udp_client(&world.client);
+    assert_eq!(ask_dns(&socket), "one");
+    let bytes = |world: &World| world.kernel.as_ref().unwrap().bytes();
+    let before = bytes(&world);
+    let (mut owner, commands) = take_table(&world.node, "ip6");
+    world.kernel.as_mut().unwrap().check(true).unwrap();
+    let synced = world.try_change(Vec::new());
+    assert!(matches!(synced, [FamilySync::Current, FamilySync::Refused(_)]), "{synced:?}");
+    for (number, name) in [(4, "two"), (3, "one")] {
+        let synced = world.try_change(vec![dns(&[number])]);
+        assert_eq!(synced, [FamilySync::Current, FamilySync::Waiting]);
+        assert_eq!(ask_dns(&socket), name);
+        assert_eq!(bytes(&world), before, "no port is still to be looked at");
+    }
     drop(commands);
     owner.wait().unwrap();
-    world.change(Vec::new());
-    assert_eq!(world.client.ask_often(at("10.43.0.10:80")), ["two"]);
+}
+
+/// The kernel's answer repeats the message, and is longer than what is read of it; of two such it has no room for the other one.
+#[test]
+fn a_full_message_that_the_kernel_refuses_is_an_error() {
+    let node = Space::new();
+    for messages in [1, 2] {
+        let (refused, next) = node.within(move || {
+            let keys: Vec<[u8; 4]> = (0..messages * 2048_u32).map(u32::to_be_bytes).collect();
+            let mut batch = Batch::new(Family::Ip, "nobodys");
+            let elements = keys.iter().map(|key| Element { key: &key[..], data: ElementData::None });
+            batch.add_elements("elements", elements);
+            assert!(batch.len() > messages as usize * NETLINK_ANSWER_BYTES);
+            let mut netlink = Netlink::open(Protocol::Netfilter).unwrap();
+            let refused = run(&mut netlink, batch).unwrap_err();
+            let mut batch = Batch::new(Family::Ip, "ours");
+            batch.add_table();
+            (refused, run(&mut netlink, batch))
+        });
+        assert_eq!((refused.message, refused.error.kind()), (Some(1), ErrorKind::NotFound), "{messages}");
+        assert!(next.is_ok(), "{next:?}: nothing of it is left for the next one");
+    }
 }
 
 /// A promise: with 10,000 endpoints 3 MiB and 200 ms of processor time for all rules, one element for a change of one.

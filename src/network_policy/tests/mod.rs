@@ -8,9 +8,11 @@ use std::net::IpAddr;
 
 use super::encode;
 use super::rules::{Kind, Op};
-use super::{Controller, NewPod, Resource, Transaction};
+use super::{Controller, NewPod, NewPods, Resource, Transaction};
 use crate::decode::{Node, yaml};
-use crate::limits::{NETWORK_POLICY_LABELS_MAX, NETWORK_POLICY_POD_BYTES, NETWORK_POLICY_PODS_MAX};
+use crate::limits::{
+    NETWORK_POLICY_LABELS_MAX, NETWORK_POLICY_NEW_PODS_MAX, NETWORK_POLICY_POD_BYTES, NETWORK_POLICY_PODS_MAX,
+};
 use crate::model::Transport;
 use kernel::{Kernel, Packet};
 
@@ -271,17 +273,68 @@ fn an_address_that_changes_hands_stays_isolated() {
     assert_eq!(map(&node), None, "no policy isolates the new pod");
 }
 
+fn new_pod(name: &str, ip: &str) -> NewPod {
+    NewPod {
+        namespace: "x".into(),
+        name: name.into(),
+        labels: vec![("pod".into(), "b".into())],
+        ports: vec![("serve-81".into(), "UDP".into(), 81)],
+        ips: vec![ip.into()],
+    }
+}
+
+/// After an outage the server lists pods without the addresses that they got meanwhile.
+#[test]
+fn pods_that_started_while_nobody_followed_pods_are_isolated_from_the_first_transaction_on() {
+    let mut new = NewPods::default();
+    for (name, ip) in
+        [("new", "10.42.0.49"), ("new", "10.42.0.50"), ("gone", "10.42.0.51"), ("heir", "10.42.0.51")]
+    {
+        new.add(new_pod(name, ip));
+    }
+    let mut cluster = Cluster::new();
+    let known = |cluster: &mut Cluster, new: &NewPods| {
+        let controller = &mut cluster.nodes[0].controller;
+        *controller = Controller::new("n1");
+        new.announce(controller);
+        controller.held().0
+    };
+    assert_eq!(known(&mut cluster, &new), 2, "the latest of each name and address");
+    let shown = pods(false);
+    listed(&mut cluster, &shown);
+    cluster.apply(Resource::Policies, &policy("x", "one", DENY_ALL));
+    cluster.flush();
+    let chain_of = |cluster: &Cluster, ip: &str| cluster.nodes[0].kernel.chain_of(ip.parse().unwrap());
+    let [first, second] = ["10.42.0.50", "10.42.0.51"].map(|ip| chain_of(&cluster, ip));
+    assert!(first.is_some() && second.is_some(), "{first:?} {second:?}");
+    new.forget_shown(&cluster.nodes[0].controller);
+    assert_eq!(known(&mut cluster, &new), 2, "the server has shown none of them");
+
+    // What it had of another pod before, whose address one of them has now: both pods' policies hold.
+    let mut stale = shown[0].clone();
+    (stale.uid, stale.node, stale.ips) = (50, "n1", vec!["10.42.0.50".to_owned()]);
+    listed(&mut cluster, &[stale.clone()]);
+    new.forget_shown(&cluster.nodes[0].controller);
+    assert_eq!(known(&mut cluster, &new), 2);
+    // Then it shows that one itself.
+    stale.name = "new";
+    listed(&mut cluster, &[stale]);
+    new.forget_shown(&cluster.nodes[0].controller);
+    assert_eq!(known(&mut cluster, &new), 1);
+    new.ended("x", "heir");
+    assert_eq!((known(&mut cluster, &new), new.held()), (0, (0, 0)));
+
+    for number in 0..NETWORK_POLICY_NEW_PODS_MAX {
+        new.add(new_pod(&format!("pod-{number}"), &format!("10.43.{}.{}", number / 256, number % 256)));
+    }
+    assert_eq!(known(&mut cluster, &new), NETWORK_POLICY_NEW_PODS_MAX);
+}
+
 #[test]
 fn a_new_pod_is_isolated_before_the_server_shows_its_address() {
     let (mut node, pods) =
         one("{podSelector: {matchLabels: {pod: b}}, ingress: [{ports: [{port: serve-81, protocol: UDP}]}]}");
-    let new = |ip: &str| NewPod {
-        namespace: "x".into(),
-        name: "new".into(),
-        labels: vec![("pod".into(), "b".into())],
-        ports: vec![("serve-81".into(), "UDP".into(), 81)],
-        ips: vec![ip.into()],
-    };
+    let new = |ip| new_pod("new", ip);
     let packet = |port| Packet {
         from: pods[0].ip(),
         to: "10.42.0.50".parse().unwrap(),
@@ -306,6 +359,13 @@ fn a_new_pod_is_isolated_before_the_server_shows_its_address() {
     assert_eq!(node.flush(), []);
     let mut shown = pods[1].clone();
     (shown.uid, shown.ips) = (50, vec!["10.42.0.50".to_owned()]);
+    node.controller.apply(Resource::Pods, &shown.object());
+    assert_eq!(
+        node.controller.held().0,
+        pods.len() + 2,
+        "the server may not know yet who has that address now"
+    );
+    shown.name = "new";
     node.controller.apply(Resource::Pods, &shown.object());
     assert!(!node.flush().iter().any(|op| matches!(op, Op::DeleteElements(..))));
     assert!(!node.kernel.forwards(&packet(80)));

@@ -41,6 +41,8 @@ pub(in crate::node) struct Record {
     /// When the manifest was removed, shown as the deletion time.
     pub(super) unwanted_at: Option<Wall>,
     pub(super) failures: StartFailures,
+    /// Its last work was a collection: the next one is none, even when a removal failed.
+    pub(super) has_collected: bool,
     /// Why its last status update was aborted, as logged.
     pub(super) aborted: Option<Box<IllegalTransition>>,
     /// It is or was being resized: its allocated resources differ from those its containers were created with.
@@ -186,6 +188,7 @@ impl Record {
             wanted_since: None,
             unwanted_at: None,
             failures: StartFailures::default(),
+            has_collected: false,
             aborted: None,
             resizing: None,
             probers: Probers::default(),
@@ -217,6 +220,11 @@ impl Record {
     pub(in crate::node) fn set_desired(&mut self, pod: DesiredPod) {
         let pod = self.with_allocated_sizes(pod);
         self.set_desired_and_allocated(pod);
+    }
+
+    /// The manifest is another one than that of the pod here.
+    pub(in crate::node) fn is_changed_by(&self, pod: &DesiredPod) -> bool {
+        self.worker.pod().is_some_and(|known| config_hash(known) != config_hash(pod))
     }
 
     /// The same, with the desired CPU and memory, which the pod was allocated.
@@ -358,9 +366,12 @@ pub(in crate::node) fn with_debuggers(pod: DesiredPod, added: Vec<EphemeralConta
 }
 
 fn mark_of(worker: &Worker) -> Mark {
-    let annotations = worker.pod().and_then(|pod| pod.pod.metadata.annotations.as_ref());
-    let hash = annotations.and_then(|all| all.get(CONFIG_HASH)).map_or("", String::as_str);
-    pod_mark(&worker.key().uid, hash)
+    pod_mark(&worker.key().uid, worker.pod().map_or("", |pod| config_hash(pod)))
+}
+
+fn config_hash(pod: &DesiredPod) -> &str {
+    let annotations = pod.pod.metadata.annotations.as_ref();
+    annotations.and_then(|all| all.get(CONFIG_HASH)).map_or("", String::as_str)
 }
 
 fn named(key: &PodKey) -> Pod {

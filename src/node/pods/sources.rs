@@ -173,6 +173,8 @@ impl<R: Runtime + 'static> Pods<R> {
             let waited = images.inspect(|image| self.ctx.manager.images.forget(uid, image)).count();
             if waited > 0 {
                 record.set_desired(entry.wanted.pod.clone());
+                // What is still pulled is there.
+                record.give_up = None;
                 touched.insert(uid.clone());
             }
         }
@@ -185,6 +187,14 @@ impl<R: Runtime + 'static> Pods<R> {
         let uid = pod.key.uid.clone();
         let file = self.desired.pod(&uid).map(|entry| entry.wanted.origin.file.clone());
         self.note_resize_request(&pod);
+        // A file that changed is a new pod for the kubelet; here the UID of a static pod stays where only images or metadata change.
+        if !pod.pod.is_of_api_server()
+            && self.statuses.has_ended(&uid)
+            && self.records.get(&uid).is_some_and(|record| record.is_changed_by(&pod))
+        {
+            let now = self.now();
+            self.remove_desired(&uid, now);
+        }
         if let Some(record) = self.records.get_mut(&uid) {
             record.set_desired(pod);
             self.statuses.set_wanted(&uid, true);
@@ -442,11 +452,11 @@ impl<R: Runtime + 'static> Pods<R> {
     /// There is disk space again: retries the pod's image pulls at once.
     pub(in crate::node) fn pull_again(&mut self, uid: &PodUid, out: &mut Effects) {
         let (Some(entry), Some(record)) = (self.desired.pod(uid), self.records.get_mut(uid)) else { return };
-        let pod = Rc::new(entry.wanted.pod.clone());
+        let pod = entry.wanted.pod.clone();
         for image in pod.images() {
             self.ctx.manager.images.forget(uid, image);
         }
-        record.worker.set_desired(pod);
+        record.set_desired(pod);
         self.drive(uid, out);
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::PodStatus;
 
 use super::Pods;
-use super::record::Record;
+use super::record::{Record, StartFailures};
 use crate::cri::{Runtime, RuntimeError, RuntimeResult};
 use crate::events::{About, EventKind};
 use crate::eviction::pods::refusal;
@@ -36,7 +36,8 @@ use crate::status::{self, DEADLINE_EXCEEDED, DEADLINE_MESSAGE, time};
 use crate::sync::act::{GiveUp, LeastCounts};
 use crate::sync::kill::{kill_pod, remove_garbage};
 use crate::sync::outcome::{Failure, Outcome, SyncError};
-use crate::sync::plan::{Plan, PlanInput, PodAction, StartWhen, plan};
+use crate::sync::plan::{Plan, PlanInput, PodAction, Start, StartWhen, plan};
+use crate::sync::sandbox::addresses;
 use crate::sync::worker::{Job, Life, Step};
 use crate::text::quoted;
 use crate::volume::{self, VolumeStep};
@@ -179,11 +180,17 @@ impl<R: Runtime + 'static> Pods<R> {
         if self.awaits_objects(uid, &plan, deadline, now) {
             return None;
         }
-        let record = self.records.get_mut(uid)?;
-        let ripe_at = gc::ripe_at(self.facts.garbage, &observed, now.mono);
-        let wake_at = [plan.wake_at, deadline, ripe_at].into_iter().flatten().min();
         let waits = only_waits(&plan);
-        if !plan.is_idle() && !waits && !has_ended(&plan, &observed) {
+        let acts = !plan.is_idle() && !waits && !has_ended(&plan, &observed);
+        let record = self.records.get(uid)?;
+        // While a container cannot start, those beside it leave dead ones: `containerGC` runs whatever the pod's sync does.
+        let may_collect = !acts
+            || (only_retries(&plan, &pod, &record.failures)
+                && !record.has_collected
+                && !self.facts.saved.failing);
+        let garbage = if may_collect { self.all_garbage_of(&pod, &observed, now) } else { GcPlan::default() };
+        let record = self.records.get_mut(uid)?;
+        if acts && garbage.is_empty() {
             // The pod is planned again after the act; the act itself may have to wait for a checkpoint.
             record.worker.settled(deadline);
             if plan.makes_sandbox() {
@@ -191,20 +198,26 @@ impl<R: Runtime + 'static> Pods<R> {
             }
             return Some(Work::Act(plan));
         }
-        record.worker.settled(wake_at);
+        let ripe_at = gc::ripe_at(self.facts.garbage, &observed, now.mono);
+        record.worker.settled([plan.wake_at, deadline, ripe_at].into_iter().flatten().min());
         if waits {
             self.show_waits(uid, &plan, now);
-        }
-        let mut garbage = self.garbage_of(&pod, &observed, now);
-        for removal in forgotten(&pod, &observed) {
-            if !garbage.containers.iter().any(|other| other.id == removal.id) {
-                garbage.containers.push(removal);
-            }
         }
         if !garbage.is_empty() {
             return Some(Work::Collect(garbage));
         }
         self.stale_volumes(uid)
+    }
+
+    /// The dead containers of this pod to remove, and those of debug containers that it has no longer.
+    fn all_garbage_of(&self, pod: &DesiredPod, observed: &ObservedPod, now: Now) -> GcPlan {
+        let mut garbage = self.garbage_of(pod, observed, now);
+        for removal in forgotten(pod, observed) {
+            if !garbage.containers.iter().any(|other| other.id == removal.id) {
+                garbage.containers.push(removal);
+            }
+        }
+        garbage
     }
 
     /// True when the pod's start waits for objects that it references and that are not known yet. The wait is bounded by
@@ -389,6 +402,9 @@ impl<R: Runtime + 'static> Pods<R> {
             };
             Event::Job { uid: key.uid, job: number, result }
         };
+        if job != Job::Read {
+            record.has_collected = job == Job::Collect;
+        }
         record.job = number;
         record.job_began = self.ctx.manager.clock.now().mono;
         record.worker.started(job);
@@ -485,7 +501,8 @@ impl<R: Runtime + 'static> Pods<R> {
         let Some(record) = self.records.get_mut(uid) else { return };
         out.push(Effect::RuntimeAnswered);
         pleg::fix_times(&mut observed, record.worker.observed().map(|old| &**old), now);
-        if record.worker.observed().is_none() {
+        let is_first = record.worker.observed().is_none();
+        if is_first {
             if let Some(oldest) = record.found_running(&observed, now)
                 && let Some(mut status) = self.statuses.status(uid)
             {
@@ -496,7 +513,14 @@ impl<R: Runtime + 'static> Pods<R> {
         }
         record.agreement.at = record.job_began;
         self.retry_resizes |= record.note_sizes(&self.ctx.node, &mut observed);
-        record.worker.read(Rc::new(observed), now.mono);
+        let observed = Rc::new(observed);
+        record.worker.read(observed.clone(), now.mono);
+        if is_first
+            && observed.is_alive()
+            && let Some(pod) = record.worker.pod()
+        {
+            self.ctx.manager.network.found(pod, &addresses(&self.ctx, pod, &observed));
+        }
         self.report_running_logs(uid);
         self.reads += 1;
         out.push(Effect::WasRead(uid.clone()));
@@ -627,6 +651,16 @@ fn only_waits(plan: &Plan) -> bool {
         && plan.resizes.is_empty()
         && !starts.is_empty()
         && starts.iter().all(|start| matches!(start.when, StartWhen::Held { .. }))
+}
+
+/// The plan only starts again what has failed to start.
+fn only_retries(plan: &Plan, pod: &DesiredPod, failures: &StartFailures) -> bool {
+    let PodAction::Keep { kills, starts, .. } = &plan.action else { return false };
+    let has_failed = |start: &Start| {
+        matches!(start.when, StartWhen::Held { .. })
+            || failures.of(pod.container(start.kind, start.index).name).is_some()
+    };
+    kills.is_empty() && plan.prunes.is_empty() && plan.resizes.is_empty() && starts.iter().all(has_failed)
 }
 
 /// `Err`: when a failed sync is retried, at the end of its back-offs, else after [`SYNC_RETRY`].

@@ -334,11 +334,16 @@ impl ApiServer {
     /// The server is started with a backup of its data, from before half of its revisions; the first watches meet a server that is not
     /// ready.
     pub fn restore(&self) {
+        self.fail_next(8, "GET", "/", 503, "ServiceUnavailable");
+        self.restore_at_once();
+    }
+
+    /// The same, and it is ready before anybody asks.
+    pub fn restore_at_once(&self) {
         let mut state = self.shared.state();
         let revision = state.store.revision();
         state.store.restore(revision / 2);
         drop(state);
-        self.fail_next(8, "GET", "/", 503, "ServiceUnavailable");
         self.cut_connections();
     }
 
