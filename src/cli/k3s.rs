@@ -1,8 +1,9 @@
-//! `smolet k3s takeover`: smolet in the place of `k3s agent` on its own board, and back. Pods run on both ways: they belong to k3s'
-//! containerd, which goes on as a unit of its own.
+//! `smolet k3s takeover`: smolet in the place of `k3s agent` on its own board, and back (`k3s_back`). Pods run on both ways: they belong
+//! to k3s' containerd, which goes on as a unit of its own.
 //!
 //! Everything that can be wrong is looked at before anything is changed. When smolet does not come up, or the node is not one of its
-//! cluster soon, k3s agent is started again.
+//! cluster soon, k3s agent is started again. A call that is interrupted is continued by the next one: the drop-in is written last, and
+//! removed last.
 
 use std::fs;
 use std::net::{TcpStream, ToSocketAddrs as _};
@@ -13,13 +14,14 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use super::client::{self, Refusal};
+use super::k3s_back::{end_own_rules, give_back, return_to_k3s};
 use super::{agent, fail, k3s_flags, print, say};
 use crate::config::Config;
 use crate::filesystem::{read_linked, replace};
 use crate::flannel;
 use crate::k3s::takeover::{
-    AGENT_UNIT, AgentCommand, CONTAINERD_UNIT, agent_command, containerd_unit, drop_in, environment_files,
-    has_systemd_cgroups, is_plain, own_variable, variable, without_k3s,
+    AGENT_UNIT, AgentCommand, CONTAINERD_UNIT, FLANNEL_MASQUERADE, Variables, agent_command, containerd_unit,
+    drop_in, environment_files, has_systemd_cgroups, is_plain, variables_file, without_k3s, without_values,
 };
 use crate::kube::ServerUrl;
 use crate::limits::{
@@ -38,13 +40,15 @@ use crate::service_proxy;
 /// Units of the machine's owner.
 const UNITS: &str = "/etc/systemd/system";
 /// Below [`UNITS`]: makes k3s' unit run smolet.
-const DROP_IN: &str = "k3s-agent.service.d/smolet.conf";
+pub(super) const DROP_IN: &str = "k3s-agent.service.d/smolet.conf";
 /// Below [`UNITS`]: the token that the unit has in its command. The drop-in is read by everybody, and so are processes' arguments.
-const TOKEN: &str = "k3s-agent.service.d/smolet.token";
+pub(super) const TOKEN: &str = "k3s-agent.service.d/smolet.token";
+/// Below [`UNITS`]: variables of k3s' containerd, root's alone, because a proxy's URL may have a password.
+pub(super) const VARIABLES: &str = "k3s-containerd.service.env";
 /// The unit of smolet's package.
 const OWN_UNIT: &str = "smolet.service";
-/// The search path of iptables: the machine's own, else that of k3s.
-const TOOLS: &str = "PATH=$PATH:/usr/sbin:/sbin:/var/lib/rancher/k3s/data/current/bin/aux";
+/// k3s' directory, where nothing else is said.
+const K3S_DIR: &str = "/var/lib/rancher/k3s";
 /// Root's alone: what a program prints, or reads.
 const CAPTURE: &str = "/run/smolet/takeover";
 /// The kubelet's directory, with the volumes of the pods that run.
@@ -72,12 +76,13 @@ pub(super) fn run(args: &Args) -> ExitCode {
     }
 }
 
-fn units(name: &str) -> PathBuf {
+/// A path below the directory of units.
+pub(super) fn units(name: &str) -> PathBuf {
     Path::new(UNITS).join(name)
 }
 
 /// What both ways need.
-fn check_machine() -> Result<(), String> {
+pub(super) fn check_machine() -> Result<(), String> {
     if !rustix::process::geteuid().is_root() {
         return Err("k3s takeover: must be run as root".to_owned());
     }
@@ -89,6 +94,44 @@ fn check_machine() -> Result<(), String> {
     Ok(())
 }
 
+/// The text of k3s' unit, and its command.
+///
+/// # Errors
+/// This board has no k3s agent that smolet could take over from.
+pub(super) fn agent_unit() -> Result<(String, AgentCommand), String> {
+    let shown = || captured(&format!("systemctl cat {AGENT_UNIT}"), TAKEOVER_FILE_BYTES_MAX);
+    // After a call that was interrupted systemd may name a drop-in that is gone, and shows no unit then.
+    let unit = shown()
+        .or_else(|_| systemctl(&["daemon-reload"]).and_then(|_| shown()))
+        .map_err(|_| format!("{AGENT_UNIT} is not there: this board has no k3s agent to take over from"))?;
+    for question in ["is-active", "is-enabled"] {
+        if systemctl(&[question, OWN_UNIT]).is_ok() {
+            return Err(format!(
+                "{OWN_UNIT} runs or is enabled, and a board has one agent: systemctl disable --now {OWN_UNIT}"
+            ));
+        }
+    }
+    let command = agent_command(&unit)?;
+    if fs::canonicalize(&command.program).is_ok_and(|program| program.ends_with("smolet")) {
+        return Err(format!("{AGENT_UNIT} runs smolet already: {} leads to it", command.program));
+    }
+    Ok((unit, command))
+}
+
+/// The variables of k3s' unit, of its files too.
+fn variables_of(unit: &str) -> Variables {
+    let text = |file: &String| read_text(file.trim_start_matches('-'), TAKEOVER_FILE_BYTES_MAX);
+    Variables::new(unit, &environment_files(unit).iter().map(text).collect::<Vec<_>>())
+}
+
+/// The settings with which smolet starts by these flags of `k3s agent`, and k3s' directory.
+fn settings(flags: &[String], known: impl Fn(&str) -> Option<String>) -> Result<(Config, String), String> {
+    let translated = agent::translate(flags, known)?;
+    let args = agent::args_of(&translated)?;
+    let config = Config::load(&args.flags, Some(&args.socket.socket)).map_err(|error| error.to_string())?;
+    Ok((config, translated.data_dir))
+}
+
 /// A board that runs `k3s agent`, and the files that make it run smolet.
 struct Board {
     /// Text of the drop-in.
@@ -97,6 +140,8 @@ struct Board {
     token: Option<String>,
     /// Text of the unit of k3s' containerd; `None`: the node uses another runtime.
     containerd: Option<String>,
+    /// Variables of k3s' containerd that its unit does not show.
+    variables: Vec<(String, String)>,
     /// `agent` in k3s' directory.
     agent_dir: PathBuf,
     /// The kubelet's directory.
@@ -112,27 +157,9 @@ struct Board {
 impl Board {
     /// Looks at everything that is needed.
     fn find() -> Result<Self, String> {
-        let unit =
-            captured(&format!("systemctl cat {AGENT_UNIT}"), TAKEOVER_FILE_BYTES_MAX).map_err(|_| {
-                format!("{AGENT_UNIT} is not there: this board has no k3s agent to take over from")
-            })?;
-        for question in ["is-active", "is-enabled"] {
-            if systemctl(&[question, OWN_UNIT]).is_ok() {
-                return Err(format!(
-                    "{OWN_UNIT} runs or is enabled, and a board has one agent: systemctl disable --now {OWN_UNIT}"
-                ));
-            }
-        }
-        let command = agent_command(&unit)?;
-        if fs::canonicalize(&command.program).is_ok_and(|program| program.ends_with("smolet")) {
-            return Err(format!("{AGENT_UNIT} runs smolet already: {} leads to it", command.program));
-        }
-        let files = environment_files(&unit);
-        let text = |file: &String| read_text(file.trim_start_matches('-'), TAKEOVER_FILE_BYTES_MAX);
-        let texts: Vec<String> = files.iter().map(text).collect();
-        let of_files =
-            |name: &str| texts.iter().rev().find_map(|text| variable(text, name)).map(str::to_owned);
-        let known = |name: &str| of_files(name).or_else(|| own_variable(&unit, name));
+        let (unit, command) = agent_unit()?;
+        let variables = variables_of(&unit);
+        let known = |name: &str| variables.value(name).map(str::to_owned);
         let first = agent::translate(&command.flags, known)?;
         let given =
             |flag: &str| first.run.iter().rev().find_map(|arg| arg.strip_prefix(flag)?.strip_prefix('='));
@@ -160,14 +187,15 @@ impl Board {
             {
                 more.push("--kubelet-arg=cgroup-driver=systemd".to_owned());
             }
-            Some(containerd_unit(&data_dir, &files))
+            let file = units(VARIABLES).display().to_string();
+            Some(containerd_unit(&data_dir, &unit, &variables, &file))
         };
         if given("--root-dir").is_none() {
             more.push(format!("--kubelet-arg=root-dir={KUBELET_DIR}"));
         }
         let root_dir = PathBuf::from(given("--root-dir").unwrap_or(KUBELET_DIR));
         let program = std::env::current_exe().map_err(|error| format!("smolet's own path: {error}"))?;
-        let config = Self::check_flags(&command, &more, known)?;
+        let (config, _) = settings(&[&*command.flags, &*more].concat(), known)?;
         let are_secret = k3s_flags::are_secret(&command.flags)?;
         let token = given("--token").filter(|_| are_secret.contains(&true)).map(str::to_owned);
         if token.is_some() {
@@ -177,6 +205,7 @@ impl Board {
         Ok(Self {
             token,
             drop_in: drop_in(&program.to_string_lossy(), &command, &more),
+            variables: containerd.as_ref().map(|_| variables.of_containerd(&data_dir)).unwrap_or_default(),
             containerd,
             agent_dir,
             root_dir,
@@ -186,20 +215,12 @@ impl Board {
         })
     }
 
-    /// The settings with which smolet would start.
-    fn check_flags(
-        command: &AgentCommand,
-        more: &[String],
-        known: impl Fn(&str) -> Option<String>,
-    ) -> Result<Config, String> {
-        let flags = [&*command.flags, more].concat();
-        let args = agent::args_of(&agent::translate(&flags, known)?)?;
-        Config::load(&args.flags, Some(&args.socket.socket)).map_err(|error| error.to_string())
-    }
-
     fn write_units(&self) -> Result<(), String> {
         if let Some(text) = &self.containerd {
             put(&units(CONTAINERD_UNIT), text.as_bytes(), 0o644)?;
+        }
+        if !self.variables.is_empty() {
+            put(&units(VARIABLES), variables_file(&self.variables).as_bytes(), 0o600)?;
         }
         if let Some(token) = &self.token {
             put(&units(TOKEN), token.as_bytes(), 0o600)?;
@@ -225,15 +246,59 @@ impl Board {
     }
 }
 
+/// A board that smolet has, by its drop-in.
+pub(super) struct Taken {
+    /// smolet, as the unit names it.
+    program: String,
+    /// `agent` in k3s' directory.
+    pub(super) agent_dir: PathBuf,
+    /// The kubelet's directory.
+    pub(super) root_dir: PathBuf,
+    socket: PathBuf,
+    server: String,
+}
+
+impl Taken {
+    /// Reads the drop-in; systemd need not know it yet.
+    pub(super) fn find() -> Result<Self, String> {
+        let command = agent_command(&read_text(&units(DROP_IN).to_string_lossy(), TAKEOVER_FILE_BYTES_MAX))?;
+        let unit = captured(&format!("systemctl cat {AGENT_UNIT}"), TAKEOVER_FILE_BYTES_MAX);
+        let variables = variables_of(&unit.unwrap_or_default());
+        let (config, data_dir) = settings(&command.flags, |name| variables.value(name).map(str::to_owned))?;
+        Ok(Self {
+            program: command.program,
+            agent_dir: Path::new(&data_dir).join("agent"),
+            root_dir: config.root_dir,
+            socket: config.socket,
+            server: config.k3s.map(|k3s| k3s.server).unwrap_or_default(),
+        })
+    }
+
+    /// One with all its files below that directory.
+    #[cfg(test)]
+    pub(super) fn below(dir: &Path) -> Self {
+        Self {
+            program: String::new(),
+            agent_dir: dir.join("agent"),
+            root_dir: dir.join("kubelet"),
+            socket: dir.join("smolet.sock"),
+            server: String::new(),
+        }
+    }
+
+    /// The unit is active, and what it runs is not k3s agent any more.
+    fn runs_smolet(&self) -> bool {
+        let pid = systemctl(&["show", "--property=MainPID", "--value", AGENT_UNIT]).unwrap_or_default();
+        let command = read_text(&format!("/proc/{}/cmdline", pid.trim()), TAKEOVER_FILE_BYTES_MAX);
+        is_active(AGENT_UNIT) && command.split('\0').next() == Some(self.program.as_str())
+    }
+}
+
 fn take_over(is_dry: bool) -> Result<(), String> {
     check_machine()?;
     let drop_in = units(DROP_IN);
     if drop_in.exists() {
-        say(&format!(
-            "smolet has this board already, by {}; its rules are looked at again",
-            drop_in.display()
-        ));
-        return end_rules();
+        return take_over_again(is_dry);
     }
     let board = Board::find()?;
     for warning in &board.warnings {
@@ -241,8 +306,11 @@ fn take_over(is_dry: bool) -> Result<(), String> {
     }
     if is_dry {
         let token = board.token.map(|_| "(the token of the unit; root's alone)\n".to_owned());
+        let names: Vec<&str> = board.variables.iter().map(|(name, _)| name.as_str()).collect();
+        let variables = (!names.is_empty()).then(|| format!("({}; root's alone)\n", names.join(", ")));
         let files = [
-            (units(CONTAINERD_UNIT), board.containerd),
+            (units(CONTAINERD_UNIT), board.containerd.as_deref().map(without_values)),
+            (units(VARIABLES), variables),
             (drop_in, Some(board.drop_in)),
             (units(TOKEN), token),
         ];
@@ -251,26 +319,67 @@ fn take_over(is_dry: bool) -> Result<(), String> {
         print(Ok(shown.join("\n")));
         return Ok(());
     }
-    // Whoever cannot be reached now is not to be reached by smolet either.
-    let is_reachable = is_reachable(&board.server);
     board.import_identity()?;
-    let changed = board.write_units().and_then(|()| change_agent(board.containerd.is_some()));
-    let is_registered = match changed.and_then(|()| await_node(&board.socket, is_reachable)) {
-        Ok(is_registered) => is_registered,
-        Err(why) => {
-            let back = return_to_k3s();
-            let back = back.map_or_else(|error| error, |()| "k3s agent runs again".to_owned());
-            return Err(format!("{why}; {back}"));
-        }
+    board.write_units().map_err(|why| give_up(&why))?;
+    take_place(board.containerd.is_some(), &board.socket, &board.server)
+}
+
+/// Finds the board taken over, or a call that was interrupted on its way there, which is continued.
+fn take_over_again(is_dry: bool) -> Result<(), String> {
+    let drop_in = units(DROP_IN);
+    let why_not = |why: String| {
+        format!("{}: {why}; smolet k3s takeover --back gives the board back", drop_in.display())
     };
+    let taken = Taken::find().map_err(why_not)?;
+    if taken.runs_smolet() {
+        let by = drop_in.display();
+        if is_dry {
+            say(&format!("smolet has this board already, by {by}"));
+            return Ok(());
+        }
+        say(&format!("smolet has this board already, by {by}; its rules are looked at again"));
+        return end_rules();
+    }
+    if is_dry {
+        say(
+            "smolet k3s takeover was interrupted here; smolet k3s takeover goes on, and --back gives the board back",
+        );
+        return Ok(());
+    }
+    say("smolet k3s takeover was interrupted here, and goes on");
+    take_place(units(CONTAINERD_UNIT).exists(), &taken.socket, &taken.server)
+}
+
+/// Starts smolet in the place of k3s agent, by the files that are written.
+fn take_place(has_containerd: bool, socket: &Path, server: &str) -> Result<(), String> {
+    // Whoever cannot be reached now is not to be reached by smolet either.
+    let is_reachable = is_reachable(server);
+    say(&format!(
+        "stopping k3s agent and starting smolet; waiting until its units are active, at most {} s for each, and until the node is \
+         registered, at most {} s more; if this is interrupted, smolet k3s takeover, called again, goes on",
+        TAKEOVER_UNIT_TIME.as_secs(),
+        TAKEOVER_JOIN_TIME.as_secs()
+    ));
+    let joined = change_agent(has_containerd).and_then(|()| await_node(socket, is_reachable));
+    let is_registered = joined.map_err(|why| give_up(&why))?;
     say("smolet runs in the place of k3s agent; its pods run on");
     if !is_registered {
         say(&format!(
-            "the server {} could not be reached before either: the node joins when it can be; journalctl -u {AGENT_UNIT} tells",
-            board.server
+            "the server {server} could not be reached before either: the node joins when it can be; journalctl -u {AGENT_UNIT} tells"
         ));
     }
     end_rules()
+}
+
+/// Starts k3s agent again, and says so behind the reason.
+fn give_up(why: &str) -> String {
+    if let Err(error) = return_to_k3s() {
+        return format!("{why}; {error}");
+    }
+    if let Err(error) = end_own_rules() {
+        say(&error);
+    }
+    format!("{why}; k3s agent runs again")
 }
 
 /// Something listens at the server's address.
@@ -361,57 +470,9 @@ fn change_agent(has_containerd: bool) -> Result<(), String> {
     start(AGENT_UNIT)
 }
 
-fn give_back() -> Result<(), String> {
-    check_machine()?;
-    let drop_in = units(DROP_IN);
-    if !drop_in.exists() {
-        return Err(format!("smolet has not taken this board over: {} is not there", drop_in.display()));
-    }
-    return_to_k3s()?;
-    say("k3s agent runs again; its pods run on");
-    // Until kube-proxy has written its rules, those of smolet serve.
-    if exists(Family::Ip, service_proxy::TABLE) {
-        wait(TAKEOVER_RULES_TIME, || saved("iptables-save").contains(":KUBE-SERVICES "));
-    }
-    for (family, table) in own_tables() {
-        delete_table(family, table)?;
-    }
-    Ok(())
-}
-
-/// Ends smolet, and starts k3s agent whatever goes wrong before: a board without an agent is out of reach.
-fn return_to_k3s() -> Result<(), String> {
-    let stopped = systemctl(&["stop", AGENT_UNIT]).map(drop);
-    let removed = remove_files();
-    stopped.and(removed).and(start(AGENT_UNIT))
-}
-
-/// Removes the units' files and k3s' containerd as a unit of its own.
-fn remove_files() -> Result<(), String> {
-    let drop_in = units(DROP_IN);
-    // Nothing of it may be left; a missing one is.
-    let remove = |path: &Path| match fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(format!("{}: {error}", path.display()))
-        }
-        Ok(()) | Err(_) => Ok(()),
-    };
-    remove(&drop_in)?;
-    remove(&units(TOKEN))?;
-    if let Some(directory) = drop_in.parent() {
-        // Others of the owner's may be in it.
-        let _ = fs::remove_dir(directory);
-    }
-    if units(CONTAINERD_UNIT).exists() {
-        systemctl(&["stop", CONTAINERD_UNIT])?;
-        remove(&units(CONTAINERD_UNIT))?;
-    }
-    systemctl(&["daemon-reload"]).map(drop)
-}
-
 /// Removes the rules of kube-proxy, kube-router and flannel of k3s once smolet's are there.
 fn end_rules() -> Result<(), String> {
-    let found: String = rule_programs().filter_map(|program| without_k3s(&saved(&program))).collect();
+    let found = rules_of_k3s();
     if found.is_empty() {
         return Ok(());
     }
@@ -423,40 +484,104 @@ fn end_rules() -> Result<(), String> {
         ));
         return Ok(());
     }
+    let tools = tools();
     for program in rule_programs() {
         // Again: two names may lead to the same rules.
-        if let Some(script) = without_k3s(&saved(&program)) {
-            restore(&program.replace("-save", "-restore"), &script)?;
+        if let Some(script) = without_k3s(&saved(&tools, &program)) {
+            restore(&tools, &program.replace("-save", "-restore"), &script)?;
         }
+    }
+    for (family, table) in KUBE_PROXY_TABLES {
+        delete_table(family, table)?;
     }
     // Those that kube-router's rules named. Without the program there are none.
     let _ = shell(&format!(
-        "{TOOLS}; for set in $(ipset list -n | grep -E '^(inet6:)?KUBE-(SRC|DST)-'); do ipset destroy $set; done"
+        "{tools}; for set in $(ipset list -n | grep -E '^(inet6:)?KUBE-(SRC|DST)-'); do ipset destroy $set; done"
     ));
     say("the rules of kube-proxy, kube-router and flannel of k3s are removed; those of smolet serve");
     Ok(())
 }
 
+/// What kube-proxy has in its mode `nftables`.
+const KUBE_PROXY_TABLES: [(Family, &str); 2] = [(Family::Ip, "kube-proxy"), (Family::Ip6, "kube-proxy")];
+/// How [`rules_of_k3s`] shows one of them.
+const KUBE_PROXY_TABLE: &str = "table kube-proxy";
+
+/// What rules of a node are for: smolet's are in tables of its own, those of k3s in chains of iptables or in [`KUBE_PROXY_TABLES`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RulesOf {
+    /// kube-proxy's.
+    Services,
+    /// kube-router's.
+    Policies,
+    /// Masquerading of what pods send out of the cluster.
+    Flannel,
+}
+
+impl RulesOf {
+    /// Each of them.
+    pub(super) const ALL: [Self; 3] = [Self::Services, Self::Policies, Self::Flannel];
+
+    /// In sentences.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Services => "Services",
+            Self::Policies => "network policies",
+            Self::Flannel => "network between nodes (flannel)",
+        }
+    }
+
+    /// smolet's tables.
+    pub(super) fn tables(self) -> &'static [(Family, &'static str)] {
+        match self {
+            Self::Services => &[(Family::Ip, service_proxy::TABLE), (Family::Ip6, service_proxy::TABLE)],
+            Self::Policies => &[(Family::Inet, network_policy::TABLE)],
+            Self::Flannel => &flannel::TABLES,
+        }
+    }
+
+    /// k3s has such rules, by [`rules_of_k3s`]. PURE.
+    pub(super) fn are_k3s(self, found: &str) -> bool {
+        let has = |prefix: &str| found.lines().any(|line| line.starts_with(prefix));
+        match self {
+            Self::Services => has(":KUBE-SERVICES ") || has(KUBE_PROXY_TABLE),
+            // Also without any policy.
+            Self::Policies => has(":KUBE-ROUTER-"),
+            // An older one has no chain of its own.
+            Self::Flannel => has(":FLANNEL-") || found.contains(FLANNEL_MASQUERADE),
+        }
+    }
+
+    /// These rules of k3s do something that smolet's are needed for. PURE.
+    fn are_needed(self, found: &str) -> bool {
+        match self {
+            Self::Services | Self::Flannel => self.are_k3s(found),
+            // kube-router's of each policy, but not those that are there without one.
+            Self::Policies => found.lines().any(|line| {
+                line.strip_prefix(":KUBE-NWPLCY-")
+                    .is_some_and(|rest| !rest.starts_with("DEFAULT ") && !rest.starts_with("COMMON "))
+            }),
+        }
+    }
+}
+
 /// What these chains of k3s do and no table of smolet's does yet. PURE.
 fn lacking(found: &str, is_there: impl Fn(Family, &str) -> bool) -> Option<&'static str> {
-    // kube-router's of each policy, but not those that are there without one.
-    let is_policy = |line: &str| {
-        line.strip_prefix(":KUBE-NWPLCY-")
-            .is_some_and(|rest| !rest.starts_with("DEFAULT ") && !rest.starts_with("COMMON "))
+    let lacks = |rules: &RulesOf| {
+        rules.are_needed(found) && !rules.tables().iter().any(|(family, table)| is_there(*family, table))
     };
-    let has = |prefix: &str| found.lines().any(|line| line.starts_with(prefix));
-    let is_not_there =
-        |tables: &[(Family, &str)]| !tables.iter().any(|(family, table)| is_there(*family, table));
-    let services = [(Family::Ip, service_proxy::TABLE), (Family::Ip6, service_proxy::TABLE)];
-    if has(":KUBE-SERVICES ") && is_not_there(&services) {
-        Some("Services")
-    } else if found.lines().any(is_policy) && is_not_there(&[(Family::Inet, network_policy::TABLE)]) {
-        Some("network policies")
-    } else if has(":FLANNEL-") && is_not_there(&flannel::TABLES) {
-        Some("network between nodes (flannel)")
-    } else {
-        None
+    RulesOf::ALL.into_iter().find(lacks).map(RulesOf::name)
+}
+
+/// The rules of k3s that are there, as [`without_k3s`] removes them: without those that smolet has, too.
+pub(super) fn rules_of_k3s() -> String {
+    let tools = tools();
+    let mut found: String =
+        rule_programs().filter_map(|program| without_k3s(&saved(&tools, &program))).collect();
+    if KUBE_PROXY_TABLES.iter().any(|(family, table)| exists(*family, table)) {
+        found.push_str(KUBE_PROXY_TABLE);
     }
+    found
 }
 
 /// Programs that print rules, of both families and kinds.
@@ -465,35 +590,39 @@ fn rule_programs() -> impl Iterator<Item = String> {
     ["iptables", "ip6tables"].into_iter().flat_map(move |of| kinds.map(|kind| format!("{of}{kind}-save")))
 }
 
-/// What it prints; nothing, when it is not there.
-fn saved(program: &str) -> String {
-    captured(&format!("{TOOLS}; {program}"), TAKEOVER_RULES_BYTES_MAX).unwrap_or_default()
+/// Where a shell finds these programs: the machine's own, else those of k3s.
+fn tools() -> String {
+    let data_dir = || {
+        let unit = captured(&format!("systemctl cat {AGENT_UNIT}"), TAKEOVER_FILE_BYTES_MAX)?;
+        let variables = variables_of(&unit);
+        let flags = agent_command(&unit)?.flags;
+        Ok::<_, String>(agent::translate(&flags, |name| variables.value(name).map(str::to_owned))?.data_dir)
+    };
+    let data_dir = data_dir().ok().filter(|path| is_plain(path)).unwrap_or_else(|| K3S_DIR.to_owned());
+    format!("PATH=$PATH:/usr/sbin:/sbin:{data_dir}/data/current/bin/aux")
 }
 
-fn restore(program: &str, script: &str) -> Result<(), String> {
+/// What it prints; nothing, when it is not there.
+fn saved(tools: &str, program: &str) -> String {
+    captured(&format!("{tools}; {program}"), TAKEOVER_RULES_BYTES_MAX).unwrap_or_default()
+}
+
+fn restore(tools: &str, program: &str, script: &str) -> Result<(), String> {
     put(Path::new(CAPTURE), script.as_bytes(), 0o600)?;
-    let done = shell(&format!("{TOOLS}; {program} -w 5 --noflush {CAPTURE}"));
+    let done = shell(&format!("{tools}; {program} -w 5 --noflush {CAPTURE}"));
     let _ = fs::remove_file(CAPTURE);
     done.map(drop).map_err(|why| format!("{program} --noflush: {why}"))
 }
 
-fn own_tables() -> impl Iterator<Item = (Family, &'static str)> {
-    [
-        (Family::Ip, service_proxy::TABLE),
-        (Family::Ip6, service_proxy::TABLE),
-        (Family::Inet, network_policy::TABLE),
-    ]
-    .into_iter()
-    .chain(flannel::TABLES)
-}
-
-fn exists(family: Family, table: &str) -> bool {
+/// The kernel has the table.
+pub(super) fn exists(family: Family, table: &str) -> bool {
     Netlink::open(Protocol::Netfilter)
         .and_then(|mut netlink| nftables::table_exists(&mut netlink, family, table))
         .unwrap_or_default()
 }
 
-fn delete_table(family: Family, table: &str) -> Result<(), String> {
+/// Deletes a table with its rules; one that is not there is no error.
+pub(super) fn delete_table(family: Family, table: &str) -> Result<(), String> {
     if !exists(family, table) {
         return Ok(());
     }
@@ -505,7 +634,7 @@ fn delete_table(family: Family, table: &str) -> Result<(), String> {
 }
 
 /// Starts a unit, and waits until it is active: one that does not come up is tried for ever by systemd.
-fn start(unit: &str) -> Result<(), String> {
+pub(super) fn start(unit: &str) -> Result<(), String> {
     // One that is not loaded has nothing to be reset.
     let _ = systemctl(&["reset-failed", unit]);
     systemctl(&["start", "--no-block", unit])?;
@@ -513,12 +642,16 @@ fn start(unit: &str) -> Result<(), String> {
         let shown = systemctl(&["show", "--property=NRestarts", "--value", unit]);
         shown.ok().and_then(|text| text.trim().parse::<u32>().ok()).unwrap_or_default()
     };
-    let is_active = || systemctl(&["is-active", unit]).is_ok();
-    wait(TAKEOVER_UNIT_TIME, || is_active() || restarts() >= TAKEOVER_RESTARTS);
-    if is_active() {
+    wait(TAKEOVER_UNIT_TIME, || is_active(unit) || restarts() >= TAKEOVER_RESTARTS);
+    if is_active(unit) {
         return Ok(());
     }
     Err(format!("{unit} does not come up; journalctl -u {unit} says why"))
+}
+
+/// systemd has the unit active.
+pub(super) fn is_active(unit: &str) -> bool {
+    systemctl(&["is-active", unit]).is_ok()
 }
 
 fn wait(time: Duration, is_done: impl Fn() -> bool) -> bool {
@@ -535,7 +668,7 @@ fn wait(time: Duration, is_done: impl Fn() -> bool) -> bool {
 }
 
 /// The beginning of what it prints.
-fn systemctl(arguments: &[&str]) -> Result<String, String> {
+pub(super) fn systemctl(arguments: &[&str]) -> Result<String, String> {
     let words = arguments.join(" ");
     shell(&format!("systemctl {words}")).map_err(|why| format!("systemctl {words}: {why}"))
 }
@@ -571,7 +704,7 @@ fn read_text(path: &str, bytes_max: usize) -> String {
 }
 
 /// Writes a file, and its directory where there is none.
-fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<(), String> {
+pub(super) fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<(), String> {
     let made = path.parent().map_or(Ok(()), fs::create_dir_all);
     made.and_then(|()| replace(path, &path.with_extension("new"), bytes))
         .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(mode)))
@@ -630,9 +763,44 @@ mod tests {
             (&with_policy, vec![services, flannel], Some("network policies")),
             (&with_policy, vec![services, flannel, policies], None),
             ("*nat\n:CNI-HOSTPORT-DNAT - [0:0]\n", vec![], None),
+            // Of an older flannel, and of kube-proxy in its mode nftables.
+            (
+                "*nat\n-D POSTROUTING -m comment --comment \"flanneld masq\" -j MASQUERADE\n",
+                vec![services],
+                Some("network between nodes (flannel)"),
+            ),
+            (KUBE_PROXY_TABLE, vec![flannel], Some("Services")),
         ] {
             let is_there = |family: Family, table: &str| there.contains(&(family, table));
             assert_eq!(lacking(found, is_there), expected, "{there:?}");
         }
+    }
+
+    #[test]
+    fn rules_of_smolet_stay_until_k3s_has_the_same() {
+        for (saved, expected) in [
+            ("", vec![]),
+            // smolet has it, too.
+            ("*filter\n:FLANNEL-FWD - [0:0]\n:KUBE-FIREWALL - [0:0]\nCOMMIT\n", vec![]),
+            ("*nat\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n", vec![]),
+            ("*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n", vec![RulesOf::Services]),
+            ("*filter\n:KUBE-ROUTER-INPUT - [0:0]\nCOMMIT\n", vec![RulesOf::Policies]),
+            ("*nat\n:FLANNEL-POSTRTG - [0:0]\nCOMMIT\n", vec![RulesOf::Flannel]),
+            (
+                "*nat\n-A POSTROUTING -s 10.42.0.0/16 -m comment --comment \"flanneld masq\" -j MASQUERADE\nCOMMIT\n",
+                vec![RulesOf::Flannel],
+            ),
+            (
+                "*nat\n:KUBE-SERVICES - [0:0]\n:FLANNEL-POSTRTG - [0:0]\nCOMMIT\n*filter\n:KUBE-ROUTER-FORWARD - [0:0]\nCOMMIT\n",
+                RulesOf::ALL.to_vec(),
+            ),
+        ] {
+            let found = without_k3s(saved).unwrap_or_default();
+            let are: Vec<RulesOf> = RulesOf::ALL.into_iter().filter(|rules| rules.are_k3s(&found)).collect();
+            assert_eq!(are, expected, "{saved}");
+        }
+        assert!(RulesOf::Services.are_k3s(KUBE_PROXY_TABLE));
+        let mut tables = RulesOf::ALL.iter().flat_map(|rules| rules.tables());
+        assert!(tables.all(|table| !KUBE_PROXY_TABLES.contains(table)));
     }
 }

@@ -15,6 +15,8 @@ mod image;
 #[cfg(feature = "tls")]
 mod k3s;
 #[cfg(feature = "tls")]
+mod k3s_back;
+#[cfg(feature = "tls")]
 mod k3s_flags;
 mod k3s_link;
 mod kubelet_flags;

@@ -45,7 +45,7 @@ pub const TAKEOVER_RESTARTS: u32 = 2;
 pub const TAKEOVER_RULES_TIME: Duration = Duration::from_mins(1);
 /// How often it looks.
 pub const TAKEOVER_LOOK_PERIOD: Duration = Duration::from_millis(200);
-/// Bytes of a file of k3s' that it reads. More: it counts as empty.
+/// Bytes of a unit, of a file of k3s' and of a process's command that it reads. More: it counts as empty.
 pub const TAKEOVER_FILE_BYTES_MAX: usize = 256 * KIB;
 /// Bytes of the rules that `iptables-save` prints. More: they count as none.
 pub const TAKEOVER_RULES_BYTES_MAX: usize = 64 * MIB;

@@ -111,6 +111,14 @@ impl Board<'_> {
         command.replace('\0', " ")
     }
 
+    /// The variables of a unit's first process.
+    fn environment_of(&self, unit: &str) -> Vec<String> {
+        let pid = self.0.show(unit, &["MainPID"]).remove(0);
+        let environment =
+            fs::read_to_string(self.0.path(&format!("/proc/{pid}/environ"))).unwrap_or_default();
+        environment.split('\0').map(str::to_owned).collect()
+    }
+
     /// Besides those that smolet has, too.
     fn chains(&self) -> Vec<String> {
         let saved = self.run("iptables-save", &[]);
@@ -126,6 +134,15 @@ impl Drop for Board<'_> {
             println!("---- the units' words\n{}----", self.log());
         }
     }
+}
+
+/// A certificate that holds until that year, and its key.
+fn certificate(year: i32) -> (String, String) {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::default();
+    params.not_after = rcgen::date_time_ymd(year, 1, 1);
+    let certificate = smolet::x509::pem("CERTIFICATE", params.self_signed(&key).unwrap().der());
+    (certificate, smolet::x509::pem("PRIVATE KEY", key.serialized_der()))
 }
 
 #[test]
@@ -150,7 +167,8 @@ fn a_board_of_k3s_agent_is_taken_over_and_given_back() {
     fs::write(units.join("k3s-agent.service"), UNIT).unwrap();
     fs::write(
         units.join("k3s-agent.service.env"),
-        "K3S_TOKEN='0ffe7a8d3c21'\nK3S_URL='https://127.0.0.1:6443'\n",
+        "K3S_TOKEN='0ffe7a8d3c21'\nK3S_URL='https://127.0.0.1:6443'\nCONTAINERD_LOG_LEVEL=warn\n\
+         CONTAINERD_HTTPS_PROXY='http://barn:5ec re7@127.0.0.1:3128'\n",
     )
     .unwrap();
     let log = format!("append:{}", world.dir.join("service.log").display());
@@ -163,6 +181,11 @@ fn a_board_of_k3s_agent_is_taken_over_and_given_back() {
         fs::create_dir_all(units.join(format!("{unit}.service.d"))).unwrap();
         fs::write(units.join(format!("{unit}.service.d/test.conf")), &own).unwrap();
     }
+    fs::write(
+        units.join("k3s-agent.service.d/site.conf"),
+        "[Service]\nEnvironment=\"SITE=the barn\" HTTPS_PROXY=http://127.0.0.1:1 CONTAINERD_NO_PROXY=%n\n",
+    )
+    .unwrap();
 
     // A machine without k3s agent.
     let mut other = world.program("sh");
@@ -176,9 +199,12 @@ fn a_board_of_k3s_agent_is_taken_over_and_given_back() {
     let root_of_images = world.dir.join("rt/root");
     board.run("ln", &["-s", root_of_images.to_str().unwrap(), &format!("{DATA_DIR}/agent/containerd")]);
     board.write(&format!("{DATA_DIR}/agent/pod-manifests/first.yaml"), &POD.replace("NAME", "first"));
-    for name in ["client-ca.crt", "server-ca.crt", "client-kubelet.crt", "client-kubelet.key"] {
+    for name in ["client-ca.crt", "server-ca.crt"] {
         board.write(&format!("{DATA_DIR}/agent/{name}"), &format!("{name}\n"));
     }
+    let (first_certificate, first_key) = certificate(2040);
+    board.write(&format!("{DATA_DIR}/agent/client-kubelet.crt"), &first_certificate);
+    board.write(&format!("{DATA_DIR}/agent/client-kubelet.key"), &first_key);
     board.run("systemctl", &["daemon-reload"]);
 
     // Before k3s agent has run there, nothing is touched.
@@ -215,8 +241,10 @@ fn a_board_of_k3s_agent_is_taken_over_and_given_back() {
 
     let (done, said) = board.takeover(&["--dry-run"]);
     assert!(done && said.contains("ExecStart=/usr/bin/smolet agent '--node-name'"), "{said}");
-    let has_secret = ["0ffe7a8d3c21", "b1ade0fc1107"].iter().any(|secret| said.contains(secret));
+    let secrets = ["0ffe7a8d3c21", "b1ade0fc1107", "5ec re7", "the barn"];
+    let has_secret = secrets.iter().any(|secret| said.contains(secret));
     assert!(!has_secret && said.contains("cgroup-driver=systemd"), "{said}");
+    assert!(said.contains("/k3s-containerd.service.env\n(NO_PROXY, HTTPS_PROXY; root's alone)\n"), "{said}");
     assert!(
         !units.join("k3s-containerd.service").exists()
             && !units.join("k3s-agent.service.d/smolet.conf").exists()
@@ -248,36 +276,112 @@ fn a_board_of_k3s_agent_is_taken_over_and_given_back() {
     assert_eq!(board.run("sh", &["-c", token]), "b1ade0fc1107 600\n");
     let containerd = board.program_of("k3s-containerd.service");
     assert!(containerd.contains(" -a /run/k3s/containerd/containerd.sock --state "), "{containerd}");
+    // As k3s gives them to it.
+    assert!(containerd.contains(" --log-level warn"), "{containerd}");
+    let environment = board.environment_of("k3s-containerd.service");
+    for variable in
+        ["HTTPS_PROXY=http://barn:5ec re7@127.0.0.1:3128", "NO_PROXY=k3s-agent.service", "SITE=the barn"]
+    {
+        assert!(environment.iter().any(|found| found == variable), "{variable}: {environment:?}");
+    }
+    let mode = board.run("stat", &["-c", "%a", "/etc/systemd/system/k3s-containerd.service.env"]);
+    assert_eq!(mode, "600\n");
     let socket = "/run/smolet/smolet.sock";
     assert_eq!(board.container(socket, "first"), first, "it runs on");
     assert_eq!(board.chains(), ["CNI-HOSTPORT-DNAT"], "rules of pods stay");
     let key =
         "cat /var/lib/kubelet/k3s/client-kubelet.pem && stat -c %a /var/lib/kubelet/k3s/client-kubelet.pem";
-    assert_eq!(board.run("sh", &["-c", key]), "client-kubelet.crt\n\nclient-kubelet.key\n600\n");
+    assert_eq!(board.run("sh", &["-c", key]), format!("{first_certificate}\n{first_key}600\n"));
     board.write(&format!("{DATA_DIR}/agent/pod-manifests/second.yaml"), &POD.replace("NAME", "second"));
     let second = board.container(socket, "second");
     // Both at a restart, as at the next boot.
     board.run("systemctl", &["restart", "k3s-containerd", "k3s-agent"]);
     assert_eq!(board.container(socket, "second"), second);
 
+    // A call that was interrupted goes on: behind the stop, and before it, when systemd does not know the drop-in yet.
+    let behind = "systemctl stop k3s-agent";
+    let before = "systemctl stop k3s-agent k3s-containerd && cd /etc/systemd/system/k3s-agent.service.d && mv smolet.conf kept && \
+                  systemctl daemon-reload && systemctl start k3s-agent && mv kept smolet.conf";
+    for (interrupted, state) in [(behind, "inactive"), (before, "active")] {
+        board.run("sh", &["-c", interrupted]);
+        if interrupted == before {
+            assert_eq!(board.container("/run/kubelet.sock", "second"), second);
+        }
+        let (done, said) = board.takeover(&["--dry-run"]);
+        assert!(done && said.contains("was interrupted here"), "{said}");
+        assert_eq!(world.show("k3s-agent.service", &["ActiveState"]), [state], "nothing is changed");
+        let (done, said) = board.takeover(&[]);
+        assert!(done && said.contains("its pods run on"), "{said}\n{}", board.log());
+        assert!(board.program_of("k3s-agent.service").starts_with("/usr/bin/smolet agent "), "{said}");
+        assert_eq!(board.container(socket, "first"), first, "it runs on");
+        assert_eq!(board.container(socket, "second"), second);
+    }
+
     // Those of kube-proxy go once there are others, also later.
     board.run("iptables", &["-t", "nat", "-N", "KUBE-SERVICES"]);
-    board.run("nft", &["add", "table", "ip", "smolet-services"]);
+    for table in ["smolet-services", "kube-proxy"] {
+        board.run("nft", &["add", "table", "ip", table]);
+    }
+    let (done, said) = board.takeover(&["--dry-run"]);
+    assert!(done && said.contains("smolet has this board already"), "{said}");
+    assert!(board.chains().contains(&"KUBE-SERVICES".to_owned()), "nothing is changed");
     let (done, said) = board.takeover(&[]);
     assert!(done && said.contains("smolet has this board already"), "{said}");
     assert_eq!(board.chains(), ["CNI-HOSTPORT-DNAT"]);
-    // As k3s agent writes them when it is back.
-    board.run("iptables", &["-t", "nat", "-N", "KUBE-SERVICES"]);
+    assert!(!board.run("nft", &["list", "tables"]).contains("kube-proxy"));
 
-    let (done, said) = board.takeover(&["--back"]);
-    assert!(done && said.contains("k3s agent runs again"), "{said}");
+    // As libcni keeps what a pod was added to its network by.
+    let cached = "mkdir -p /var/lib/cni/results && config=$(printf '{\"cniVersion\": \"0.4.0\", \"name\": \"cbr0\", \"plugins\": \
+                  [{\"type\": \"bridge\", \"ipam\": {\"type\": \"host-local\"}}]}' | base64 -w0) && \
+                  printf '{\"containerId\": \"abc1\", \"config\": \"%s\"}' \"$config\" > /var/lib/cni/results/cbr0-abc1-eth0";
+    board.run("sh", &["-c", cached]);
+    // As smolet keeps what it has renewed.
+    let ((certificate, key), authority) = (certificate(2041), certificate(2050).0);
+    board.write("/var/lib/kubelet/k3s/client-kubelet.pem", &format!("# system:node:gw\n{certificate}{key}"));
+    board.write("/var/lib/kubelet/k3s/server-ca.crt", &authority);
+
+    // k3s agent has not written all of its rules yet: what it has none for stays. FLANNEL-FWD is smolet's, too. Then the call is
+    // interrupted.
+    board.run("ip6tables", &["-t", "nat", "-N", "KUBE-SERVICES"]);
+    board.run("iptables", &["-n", "-L", "FLANNEL-FWD"]);
+    board.run("nft", &["add", "table", "inet", "smolet-policy"]);
+    let back = "smolet k3s takeover --back >/run/back.log 2>&1 & back=$!; tries=600; \
+                while nft list tables | grep -q smolet-services && [ $((tries -= 1)) -gt 0 ]; do sleep 0.1; done; \
+                sleep 2; kill $back; wait $back; cat /run/back.log; nft list tables";
+    let said = board.run("sh", &["-c", back]);
+    assert!(said.contains("k3s agent runs again") && !said.contains("smolet-services"), "{said}");
+    assert!(said.contains("table inet smolet-policy") && said.contains("table ip flannel-ipv4"), "{said}");
+    // Certificates that hold longer, and those of the cluster.
+    let agent = format!("cd {DATA_DIR}/agent && ");
+    let shown =
+        board.run("sh", &["-c", &format!("{agent}cat client-kubelet.crt client-kubelet.key server-ca.crt")]);
+    assert_eq!(shown, format!("{certificate}{key}{authority}"));
+    assert_eq!(board.run("sh", &["-c", &format!("{agent}stat -c %a client-kubelet.key")]), "600\n");
+    // By it flannel's plugin releases the pod's address.
+    let told: Value = serde_json::from_str(&board.run("cat", &["/var/lib/cni/flannel/abc1"])).unwrap();
+    let bridge = serde_json::json!({"type": "bridge", "ipam": {"type": "host-local"}, "cniVersion": "0.4.0", "name": "cbr0"});
+    assert_eq!(told, bridge);
     assert_eq!(board.container("/run/kubelet.sock", "first"), first, "it runs on");
     assert_eq!(board.container("/run/kubelet.sock", "second"), second);
-    for gone in
-        ["k3s-containerd.service", "k3s-agent.service.d/smolet.conf", "k3s-agent.service.d/smolet.token"]
-    {
+    for gone in [
+        "k3s-containerd.service",
+        "k3s-containerd.service.env",
+        "k3s-agent.service.d/smolet.conf",
+        "k3s-agent.service.d/smolet.token",
+    ] {
         assert!(!units.join(gone).exists(), "{gone}");
     }
-    assert!(!board.run("nft", &["list", "tables"]).contains("smolet"));
     assert_eq!(world.show("k3s-containerd.service", &["ActiveState"]), ["inactive"]);
+
+    // Called again it removes the rest, and k3s agent runs on.
+    let k3s = world.show("k3s-agent.service", &["MainPID"]);
+    board.run("iptables", &["-N", "KUBE-ROUTER-INPUT"]);
+    board.run("iptables", &["-t", "nat", "-N", "FLANNEL-POSTRTG"]);
+    let (done, said) = board.takeover(&["--back"]);
+    assert!(done && said.contains("the rules of smolet are removed"), "{said}");
+    let tables = board.run("nft", &["list", "tables"]);
+    assert!(!tables.contains("smolet") && !tables.contains("flannel"), "{tables}");
+    assert_eq!(world.show("k3s-agent.service", &["MainPID"]), k3s);
+    let (done, said) = board.takeover(&["--back"]);
+    assert!(!done && said.contains("smolet has not taken this board over"), "{said}");
 }
