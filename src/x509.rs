@@ -68,6 +68,16 @@ pub fn pem(label: &str, der: &[u8]) -> String {
     text + &format!("-----END {label}-----\n")
 }
 
+/// For tests: a certificate that is valid until that year, signed by itself, and its key.
+#[cfg(test)]
+pub(crate) fn self_signed(until: i32) -> (String, String) {
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let mut params = rcgen::CertificateParams::default();
+    params.not_after = rcgen::date_time_ymd(until, 1, 1);
+    let certificate = params.self_signed(&key).expect("a certificate");
+    (pem("CERTIFICATE", certificate.der()), pem("PRIVATE KEY", key.serialized_der()))
+}
+
 /// The rest of a DER encoding.
 struct Der<'d>(&'d [u8]);
 

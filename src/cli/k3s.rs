@@ -21,7 +21,7 @@ use crate::filesystem::{read_linked, replace};
 use crate::flannel;
 use crate::k3s::takeover::{
     AGENT_UNIT, AgentCommand, CONTAINERD_UNIT, FLANNEL_MASQUERADE, Variables, agent_command, containerd_unit,
-    drop_in, environment_files, has_systemd_cgroups, is_plain, variables_file, without_k3s, without_values,
+    drop_in, environment_files, has_systemd_cgroups, is_plain, variables_file, without_k3s,
 };
 use crate::kube::ServerUrl;
 use crate::limits::{
@@ -309,7 +309,7 @@ fn take_over(is_dry: bool) -> Result<(), String> {
         let names: Vec<&str> = board.variables.iter().map(|(name, _)| name.as_str()).collect();
         let variables = (!names.is_empty()).then(|| format!("({}; root's alone)\n", names.join(", ")));
         let files = [
-            (units(CONTAINERD_UNIT), board.containerd.as_deref().map(without_values)),
+            (units(CONTAINERD_UNIT), board.containerd),
             (units(VARIABLES), variables),
             (drop_in, Some(board.drop_in)),
             (units(TOKEN), token),
@@ -472,7 +472,8 @@ fn change_agent(has_containerd: bool) -> Result<(), String> {
 
 /// Removes the rules of kube-proxy, kube-router and flannel of k3s once smolet's are there.
 fn end_rules() -> Result<(), String> {
-    let found = rules_of_k3s();
+    let tools = tools();
+    let found = rules_of_k3s(&tools);
     if found.is_empty() {
         return Ok(());
     }
@@ -484,7 +485,6 @@ fn end_rules() -> Result<(), String> {
         ));
         return Ok(());
     }
-    let tools = tools();
     for program in rule_programs() {
         // Again: two names may lead to the same rules.
         if let Some(script) = without_k3s(&saved(&tools, &program)) {
@@ -573,11 +573,10 @@ fn lacking(found: &str, is_there: impl Fn(Family, &str) -> bool) -> Option<&'sta
     RulesOf::ALL.into_iter().find(lacks).map(RulesOf::name)
 }
 
-/// The rules of k3s that are there, as [`without_k3s`] removes them: without those that smolet has, too.
-pub(super) fn rules_of_k3s() -> String {
-    let tools = tools();
+/// The rules of k3s that are there, as [`without_k3s`] removes them: without those that smolet has, too. `tools`: of [`tools`].
+pub(super) fn rules_of_k3s(tools: &str) -> String {
     let mut found: String =
-        rule_programs().filter_map(|program| without_k3s(&saved(&tools, &program))).collect();
+        rule_programs().filter_map(|program| without_k3s(&saved(tools, &program))).collect();
     if KUBE_PROXY_TABLES.iter().any(|(family, table)| exists(*family, table)) {
         found.push_str(KUBE_PROXY_TABLE);
     }
@@ -591,7 +590,7 @@ fn rule_programs() -> impl Iterator<Item = String> {
 }
 
 /// Where a shell finds these programs: the machine's own, else those of k3s.
-fn tools() -> String {
+pub(super) fn tools() -> String {
     let data_dir = || {
         let unit = captured(&format!("systemctl cat {AGENT_UNIT}"), TAKEOVER_FILE_BYTES_MAX)?;
         let variables = variables_of(&unit);

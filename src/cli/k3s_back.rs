@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use super::k3s::{
     DROP_IN, RulesOf, TOKEN, Taken, VARIABLES, agent_unit, check_machine, delete_table, exists, is_active,
-    put, rules_of_k3s, start, systemctl, units,
+    put, rules_of_k3s, start, systemctl, tools, units,
 };
 use super::{client, say};
 use crate::filesystem::{read_bounded, read_linked, replace};
@@ -151,9 +151,9 @@ pub(super) fn end_own_rules() -> Result<(), String> {
     if !RulesOf::ALL.into_iter().any(are_there) {
         return Ok(());
     }
-    let until = Instant::now() + TAKEOVER_RULES_TIME;
+    let (tools, until) = (tools(), Instant::now() + TAKEOVER_RULES_TIME);
     loop {
-        let left = end_replaced()?;
+        let left = end_replaced(&tools)?;
         if left.is_empty() {
             say("the rules of smolet are removed; those of k3s serve");
             return Ok(());
@@ -172,8 +172,8 @@ fn are_there(rules: RulesOf) -> bool {
 }
 
 /// Removes those tables that k3s has rules for. Returns what the others are for.
-fn end_replaced() -> Result<Vec<RulesOf>, String> {
-    let found = rules_of_k3s();
+fn end_replaced(tools: &str) -> Result<Vec<RulesOf>, String> {
+    let found = rules_of_k3s(tools);
     let there = RulesOf::ALL.into_iter().filter(|rules| are_there(*rules));
     let (replaced, left): (Vec<RulesOf>, _) = there.partition(|rules| rules.are_k3s(&found));
     for (family, table) in replaced.into_iter().flat_map(RulesOf::tables) {
@@ -196,6 +196,7 @@ fn still_there(left: &[RulesOf]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::x509::self_signed;
 
     #[test]
     fn it_says_what_stays_and_how_it_goes() {
@@ -211,15 +212,8 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("smolet-k3s-back-{}", std::process::id()));
         let taken = Taken::below(&dir);
         let (own, to) = (taken.root_dir.join("k3s"), taken.agent_dir.clone());
-        let made = |year: i32| {
-            let key = rcgen::KeyPair::generate().unwrap();
-            let mut params = rcgen::CertificateParams::default();
-            params.not_after = rcgen::date_time_ymd(year, 1, 1);
-            let certificate = crate::x509::pem("CERTIFICATE", params.self_signed(&key).unwrap().der());
-            (certificate, crate::x509::pem("PRIVATE KEY", key.serialized_der()))
-        };
         let write = |path: &Path, text: &str| put(path, text.as_bytes(), 0o644).unwrap();
-        let ((old, old_key), (new, new_key)) = (made(2040), made(2041));
+        let ((old, old_key), (new, new_key)) = (self_signed(2040), self_signed(2041));
         write(&own.join("client-kubelet.pem"), &format!("{new}{new_key}"));
         write(&own.join("serving-kubelet.pem"), &format!("# mark\n{old}{old_key}"));
         write(&own.join("server-ca.crt"), &new);

@@ -135,16 +135,16 @@ pub fn choose_beside(
     } else {
         RuntimeKind::recorded(root_dir)?
     };
-    // A node that ran k3s' containerd before it joined k3s by itself has recorded that one, which is gone with `k3s agent`.
-    let recorded = recorded.filter(|kind| *kind != RuntimeKind::Cri || !joins_k3s || is_installed(true));
-    choose(named, recorded, (|| is_installed(joins_k3s), own_socket)).map_err(|error| error.to_string())
+    choose(named, recorded, || is_installed(joins_k3s), (own_socket, joins_k3s))
+        .map_err(|error| error.to_string())
 }
 
 /// The choice from what is known. PURE, but for `is_installed`: whether a CRI runtime is installed.
 fn choose(
     named: Option<(Origin, &str)>,
     recorded: Option<RuntimeKind>,
-    (is_installed, own_socket): (impl Fn() -> bool, &Path),
+    is_installed: impl Fn() -> bool,
+    (own_socket, joins_k3s): (&Path, bool),
 ) -> Result<RuntimeChoice, EndpointError> {
     let kind = match (named, recorded) {
         // crictl's file is no setting of smolet: it does not change the kind, and may name smolet's own socket.
@@ -156,6 +156,8 @@ fn choose(
             let is_own = one.sockets.iter().any(|socket| socket == own_socket);
             return Ok(if is_own { RuntimeChoice::Embedded } else { RuntimeChoice::Sockets(one) });
         }
+        // It ran k3s' containerd before it joined k3s by itself, and that one is gone with `k3s agent`.
+        (None, Some(RuntimeKind::Cri)) if joins_k3s && !is_installed() => RuntimeKind::Embedded,
         (None, Some(recorded)) => recorded,
         (None, None) if is_installed() => RuntimeKind::Cri,
         (None, None) => RuntimeKind::Embedded,
@@ -223,10 +225,18 @@ mod tests {
             (Some((Crictl, "unix:///run/a.sock")), Some(Embedded), true, RuntimeChoice::Embedded),
             (Some((Crictl, "unix:///run/smolet/cri.sock")), None, true, RuntimeChoice::Embedded),
         ] {
-            let found = choose(named, recorded, (|| installed, Path::new(CRI_SOCKET)));
+            let found = choose(named, recorded, || installed, (Path::new(CRI_SOCKET), false));
             assert_eq!(found, Ok(chosen), "{named:?} {recorded:?} {installed}");
         }
-        let error = choose(Some((Flag, "tcp://a:1")), None, (|| true, Path::new(CRI_SOCKET)));
+        for (recorded, installed, chosen) in [
+            (Cri, false, RuntimeChoice::Embedded),
+            (Cri, true, usual()),
+            (Embedded, true, RuntimeChoice::Embedded),
+        ] {
+            let found = choose(None, Some(recorded), || installed, (Path::new(CRI_SOCKET), true));
+            assert_eq!(found, Ok(chosen), "in a k3s cluster: {recorded:?} {installed}");
+        }
+        let error = choose(Some((Flag, "tcp://a:1")), None, || true, (Path::new(CRI_SOCKET), false));
         let error = error.unwrap_err().to_string();
         assert!(
             error.starts_with("runtime endpoint \"tcp://a:1\" from --runtime-endpoint is no Unix socket"),

@@ -85,17 +85,7 @@ pub(crate) fn bring_up(wanted: &Wanted) -> Result<BroughtUp, String> {
     let mut kernel = Kernel::open()?;
     let (links, addresses) = (kernel.links()?, kernel.addresses()?);
     let mut external = plan::external(&links, &addresses, wanted.interface.as_deref(), &wanted.addresses)?;
-    for (of, (address, used)) in external.addresses.iter_mut().zip(used).enumerate() {
-        *address = address.filter(|_| used.is_some());
-        // k3s' `LookupExtInterface`: at a boot one family may come later, and pods of the time between would never have it.
-        if used.is_some() && address.is_none() {
-            let family = ["IPv4", "IPv6"][of];
-            return Err(format!(
-                "interface {} has no {family} address, and the pods of this node have {family}; give --flannel-iface if it is another one",
-                external.name
-            ));
-        }
-    }
+    external.use_families(used.map(|used| used.is_some()))?;
     let mut up = BroughtUp {
         interface: external.name.clone(),
         // As flannel: larger packets of the other family are answered by the kernel.
@@ -145,7 +135,7 @@ pub(crate) fn bring_up(wanted: &Wanted) -> Result<BroughtUp, String> {
     }
     up.set = set.into();
     up.rules = [0, 1].map(|of| {
-        let own = used[of].filter(|_| up.hosts[of].is_some())?;
+        let own = used[of]?;
         Some(RuleSpec { network: wanted.networks[of]?, own, masquerades: of == 0 || wanted.masquerades_v6 })
     });
     up.changes = kernel.changes;

@@ -38,6 +38,26 @@ pub(super) struct External {
     pub(super) addresses: [Option<IpAddr>; 2],
 }
 
+impl External {
+    /// Without the addresses of families that are not used. k3s' `LookupExtInterface`: at a boot one family may come later than the other,
+    /// and pods that start between would never have it.
+    ///
+    /// # Errors
+    /// It has no address of a family that is used.
+    pub(super) fn use_families(&mut self, is_used: [bool; 2]) -> Result<(), String> {
+        for ((address, is_used), family) in self.addresses.iter_mut().zip(is_used).zip(["IPv4", "IPv6"]) {
+            *address = address.filter(|_| is_used);
+            if is_used && address.is_none() {
+                return Err(format!(
+                    "interface {} has no {family} address, and the pods of this node have {family}; give --flannel-iface if it is another one",
+                    self.name
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// The link that is `given` (`--flannel-iface`: its name or an address of it), else the one with the node's own address.
 ///
 /// # Errors
@@ -289,6 +309,25 @@ mod tests {
 
     fn at(link: u32, address: &str, flags: u32) -> LinkAddress {
         LinkAddress { link, address: ip(address), bits: 24, flags }
+    }
+
+    #[test]
+    fn a_network_waits_for_the_addresses_of_all_its_families() {
+        let (v4, v6): (IpAddr, IpAddr) = ("10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap());
+        for (addresses, is_used, expected) in [
+            ([Some(v4), Some(v6)], [true, true], Ok([Some(v4), Some(v6)])),
+            ([Some(v4), Some(v6)], [true, false], Ok([Some(v4), None])),
+            ([None, Some(v6)], [false, true], Ok([None, Some(v6)])),
+            ([None, Some(v6)], [true, true], Err("has no IPv4 address")),
+            ([Some(v4), None], [true, true], Err("has no IPv6 address")),
+        ] {
+            let mut external = External { index: 2, name: "eth0".into(), mtu: 1500, addresses };
+            let used = external.use_families(is_used);
+            match expected {
+                Ok(expected) => assert_eq!((used, external.addresses), (Ok(()), expected)),
+                Err(word) => assert!(used.clone().unwrap_err().contains(word), "{used:?}"),
+            }
+        }
     }
 
     #[test]

@@ -131,54 +131,55 @@ pub(crate) fn environment_files(unit: &str) -> Vec<String> {
     setting(unit, "EnvironmentFile=")
 }
 
-/// A variable that the unit has itself (`Environment=`).
-struct OwnVariable {
-    /// As the unit has it, quoted.
-    text: String,
-    name: String,
-    value: String,
-}
-
-fn own_variables(unit: &str) -> Vec<OwnVariable> {
-    let mut found = Vec::new();
-    for line in setting(unit, "Environment=") {
-        let Ok((words, ends)) = words(&line) else { continue };
-        let mut begin = 0;
-        for (word, end) in words.iter().zip(ends) {
-            if let Some((name, value)) = word.split_once('=') {
-                let text = line[begin..end].trim().to_owned();
-                found.push(OwnVariable { text, name: name.to_owned(), value: value.to_owned() });
-            }
-            begin = end;
-        }
-    }
-    found
+/// The variables that the unit has itself (`Environment=`).
+fn own_variables(unit: &str) -> Vec<(String, String)> {
+    let lines = setting(unit, "Environment=");
+    let words = lines.iter().filter_map(|line| words(line).ok()).flat_map(|(words, _)| words);
+    let variable =
+        |word: String| word.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
+    words.filter_map(variable).collect()
 }
 
 /// The variables of k3s' unit. They may hold secrets.
-pub(crate) struct Variables(Vec<(String, String)>);
+pub(crate) struct Variables {
+    /// The unit's own come first.
+    all: Vec<(String, String)>,
+    /// How many of them are the unit's own.
+    own: usize,
+}
 
 impl Variables {
     /// Those of the unit, and of its [`environment_files`] with these texts.
     pub(crate) fn new(unit: &str, files: &[String]) -> Self {
-        let own = own_variables(unit).into_iter().map(|variable| (variable.name, variable.value));
-        Self(own.chain(files.iter().flat_map(|text| file_variables(text))).collect())
+        let mut all = own_variables(unit);
+        let own = all.len();
+        all.extend(files.iter().flat_map(|text| file_variables(text)));
+        Self { all, own }
     }
 
     /// The value that counts: the last one, of a file before the unit's own.
     pub(crate) fn value(&self, name: &str) -> Option<&str> {
-        self.0.iter().rfind(|(of, _)| of == name).map(|(_, value)| value.as_str())
+        self.all.iter().rfind(|(of, _)| of == name).map(|(_, value)| value.as_str())
     }
 
-    /// What k3s gives its containerd in the place of the unit's own variables (`containerd.Run`): those with the prefix `CONTAINERD_`
-    /// without it, and the search path around which k3s puts its programs.
+    /// What k3s gives its containerd beside the variables of [`environment_files`] (`containerd.Run`): the unit's own, those with the prefix
+    /// `CONTAINERD_` without it, and the search path around which k3s puts its programs. A token is of no use to containerd.
     pub(crate) fn of_containerd(&self, data_dir: &str) -> Vec<(String, String)> {
         let mut found: Vec<(String, String)> = Vec::new();
-        for (name, value) in &self.0 {
+        let mut add = |name: &str, value: &str| {
+            found.retain(|(of, _)| of != name);
+            found.push((name.to_owned(), value.to_owned()));
+        };
+        for (name, value) in self.all.iter().take(self.own) {
+            if name != PATH && !name.starts_with(CONTAINERD_PREFIX) && !name.starts_with("K3S_") {
+                // A file's counts more.
+                add(name, self.value(name).unwrap_or(value));
+            }
+        }
+        for (name, value) in &self.all {
             let name = name.strip_prefix(CONTAINERD_PREFIX).filter(|name| !["", LOG_LEVEL].contains(name));
             if let Some(name) = name {
-                found.retain(|(of, _)| of != name);
-                found.push((name.to_owned(), value.clone()));
+                add(name, value);
             }
         }
         if !found.iter().any(|(name, _)| name == PATH)
@@ -300,7 +301,7 @@ pub(crate) fn is_plain(path: &str) -> bool {
 }
 
 /// Of [`CONTAINERD_UNIT`]: k3s' containerd as `k3s agent` starts it (`getContainerdArgs`), with `data_dir` below which k3s is, and with the
-/// variables of k3s' unit; `file` has those of [`Variables::of_containerd`], if there are any.
+/// variables of k3s' unit: of its files, and in `file` those of [`Variables::of_containerd`], if there are any. It is read by everybody.
 pub(crate) fn containerd_unit(data_dir: &str, unit: &str, variables: &Variables, file: &str) -> String {
     let programs = format!("{data_dir}/data/current/bin");
     let mut text = format!(
@@ -313,12 +314,6 @@ pub(crate) fn containerd_unit(data_dir: &str, unit: &str, variables: &Variables,
     // Last: what two files have counts as the last one has it.
     if !variables.of_containerd(data_dir).is_empty() {
         let _ = writeln!(text, "EnvironmentFile=-{file}");
-    }
-    for OwnVariable { text: own, name, .. } in own_variables(unit) {
-        // A token is of no use to containerd, and this unit is read by everybody.
-        if name != PATH && !name.starts_with(CONTAINERD_PREFIX) && !name.starts_with("K3S_") {
-            let _ = writeln!(text, "Environment={own}");
-        }
     }
     let path = search_path(data_dir, PATH_DEFAULT);
     let level =
@@ -334,17 +329,6 @@ pub(crate) fn containerd_unit(data_dir: &str, unit: &str, variables: &Variables,
          [Install]\nWantedBy=multi-user.target\n"
     );
     text
-}
-
-/// The text of a unit without the values of its variables, which may be passwords.
-pub(crate) fn without_values(unit: &str) -> String {
-    let shown = |line: &str| {
-        let variable = line.strip_prefix("Environment=")?.trim_start_matches(['"', '\'']);
-        let (name, _) = variable.split_once('=').filter(|(name, _)| *name != PATH)?;
-        Some(format!("Environment={name}=(as {AGENT_UNIT} has it)"))
-    };
-    let lines = unit.split('\n').map(|line| shown(line).unwrap_or_else(|| line.to_owned()));
-    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// The drop-in of [`AGENT_UNIT`] by which smolet, `program`, runs with the flags of `k3s agent` and `more`.
@@ -463,6 +447,7 @@ pub(crate) fn without_k3s(saved: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::x509::self_signed;
 
     /// As k3s' installer writes it.
     const UNIT: &str = "# /etc/systemd/system/k3s-agent.service\n[Service]\nType=notify\nEnvironmentFile=-/etc/default/%N\n\
@@ -570,6 +555,7 @@ mod tests {
         let file = "CONTAINERD_HTTPS_PROXY='http://u:secret@p'\nCONTAINERD_LOG_LEVEL=warn\nCONTAINERD_=x\nCONTAINERD_NO_PROXY=d\n";
         let (variables, text) = of(&unit, file);
         let expected = [
+            ("HTTP_PROXY", "http://u:secret@b"),
             ("HTTPS_PROXY", "http://u:secret@p"),
             ("NO_PROXY", "d"),
             ("PATH", "/k/data/current/bin:/opt:/k/data/current/bin/aux"),
@@ -579,12 +565,12 @@ mod tests {
         let files: Vec<&str> = text.lines().filter(|line| line.starts_with("EnvironmentFile=")).collect();
         assert_eq!((files.len(), files[2]), (3, "EnvironmentFile=-/etc/own.env"), "{text}");
         let own: Vec<&str> = text.lines().filter(|line| line.starts_with("Environment=")).collect();
-        assert_eq!(own[..2], ["Environment=HTTP_PROXY=http://u:secret@b", "Environment=\"NO_PROXY=a, b\""]);
-        assert_eq!(own.len(), 3, "{text}");
+        assert!(matches!(own[..], [path] if path.starts_with("Environment=PATH=")), "{text}");
+        assert!(!text.contains("secret"), "everybody reads it: {text}");
         assert!(text.contains(" --root /k/agent/containerd --log-level warn\n"), "{text}");
-        let shown = without_values(&text);
-        assert!(!shown.contains("secret") && shown.contains("\nEnvironment=NO_PROXY=(as k3s"), "{shown}");
-        assert_eq!(shown.lines().count(), text.lines().count());
+        // A file counts more than the unit, for what both have.
+        let (variables, _) = of(&unit, "HTTP_PROXY=http://c\n");
+        assert!(variables.contains(&("HTTP_PROXY".to_owned(), "http://c".to_owned())), "{variables:?}");
         // The prefix counts more, and a level of two words is none.
         let (variables, text) = of(&unit, "CONTAINERD_PATH=/only\nCONTAINERD_LOG_LEVEL='debug -c x'\n");
         assert!(variables.contains(&("PATH".to_owned(), "/only".to_owned())), "{variables:?}");
@@ -635,15 +621,8 @@ mod tests {
 
     #[test]
     fn k3s_gets_the_certificates_that_smolet_has_renewed() {
-        let made = |year: i32| {
-            let key = rcgen::KeyPair::generate().unwrap();
-            let mut params = rcgen::CertificateParams::default();
-            params.not_after = rcgen::date_time_ymd(year, 1, 1);
-            let certificate = crate::x509::pem("CERTIFICATE", params.self_signed(&key).unwrap().der());
-            (certificate, crate::x509::pem("PRIVATE KEY", key.serialized_der()))
-        };
-        let ((old, old_key), (new, new_key)) = (made(2040), made(2041));
-        let authority = made(2050).0;
+        let ((old, old_key), (new, new_key)) = (self_signed(2040), self_signed(2041));
+        let authority = self_signed(2050).0;
         // As smolet has it: behind the mark of what it is for, with the authority between.
         let own = format!("# system:node:gw 10.0.0.1\n{new}{authority}{new_key}");
         let expected = Some((format!("{new}{authority}"), new_key.clone()));

@@ -244,7 +244,10 @@ fn a_board_of_k3s_agent_is_taken_over_and_given_back() {
     let secrets = ["0ffe7a8d3c21", "b1ade0fc1107", "5ec re7", "the barn"];
     let has_secret = secrets.iter().any(|secret| said.contains(secret));
     assert!(!has_secret && said.contains("cgroup-driver=systemd"), "{said}");
-    assert!(said.contains("/k3s-containerd.service.env\n(NO_PROXY, HTTPS_PROXY; root's alone)\n"), "{said}");
+    assert!(
+        said.contains("/k3s-containerd.service.env\n(SITE, NO_PROXY, HTTPS_PROXY; root's alone)\n"),
+        "{said}"
+    );
     assert!(
         !units.join("k3s-containerd.service").exists()
             && !units.join("k3s-agent.service.d/smolet.conf").exists()
