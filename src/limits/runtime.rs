@@ -71,7 +71,7 @@ pub const CDI_FILES_MAX: usize = 256;
 pub const EXEC_COMMAND_BYTES_MAX: usize = MIB;
 /// Bytes of a container's runtime-spec that a verbose `ContainerStatus` shows. More: it shows none.
 pub const SHOWN_SPEC_BYTES_MAX: usize = MIB;
-/// Commands that `ExecSync` runs at once, each of which is a process of the OCI runtime beside its own: each pod has a permit of its own,
+/// Commands that `ExecSync` runs at once, each of which has a keeper, a process: each pod has a permit of its own,
 /// whatever hooks and probes of others do, and a share of the common ones. Full: the next one waits, within its time.
 pub const EXEC_SYNC: Share = Share { own: PODS_IN_HAND_MAX, common: 40 };
 /// Calls that wait for a container's monitor at once: to be replaced, or to open its log again.

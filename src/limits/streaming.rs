@@ -57,12 +57,12 @@ pub const SERVED_ANSWERS_MAX: usize = 16;
 pub const SERVED_CLIENT_PERIOD: Duration = Duration::from_secs(5);
 /// Bytes of one size of a terminal, as JSON. Longer: it is dropped.
 pub const SERVED_SIZE_BYTES_MAX: usize = 256;
-/// How long the OCI runtime of a command that is killed may take to write the command's process ID, and to exit with the command.
-/// Longer: it is killed.
+/// How long a command that is killed may take to have a process ID, by its OCI runtime, and its keeper to exit with it. Longer: the keeper
+/// is killed.
 pub const EXEC_PID_TIME: Duration = Duration::from_secs(5);
 /// Time between two looks for it.
 pub const EXEC_PID_PERIOD: Duration = Duration::from_millis(5);
-/// Processes between the OCI runtime and a command of its: a runtime may be a script that starts another one.
+/// Processes between the keeper and its command: an OCI runtime may be a script that starts another one.
 pub const EXEC_PROCESS_DEPTH_MAX: usize = 8;
 /// How long a port of a pod may take to accept a connection. Longer: it is refused.
 pub const PORT_CONNECT_TIME: Duration = Duration::from_secs(10);

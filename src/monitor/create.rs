@@ -332,7 +332,7 @@ fn receive_terminal(listener: &UnixListener) -> io::Result<OwnedFd> {
 /// The terminal that an OCI runtime sends over that connection to its `--console-socket`. The descriptor does not block.
 ///
 /// # Errors
-/// It sent none; `WouldBlock`: not yet, where the socket does not block.
+/// `UnexpectedEof`: it sent none; `WouldBlock`: not yet, where the socket does not block.
 pub fn sent_terminal(socket: &UnixStream) -> io::Result<OwnedFd> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut received = RecvAncillaryBuffer::new(&mut space);
@@ -343,7 +343,10 @@ pub fn sent_terminal(socket: &UnixStream) -> io::Result<OwnedFd> {
         RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
         _ => None,
     });
-    let fd = fds.into_iter().next().ok_or_else(|| io::Error::other("the OCI runtime sent no terminal"))?;
+    let fd = fds
+        .into_iter()
+        .next()
+        .ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, "the OCI runtime sent no terminal"))?;
     let flags = rustix::fs::fcntl_getfl(&fd)?;
     rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
     Ok(fd)

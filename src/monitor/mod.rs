@@ -31,7 +31,7 @@
 //! A service manager that ends the agent must leave its monitors alone (`KillMode=process`).
 //!
 //! `line` (PURE) frames log entries, `log_file` writes them, `create` runs the OCI runtime, `attend` is the life of a monitor,
-//! `clients` are those that are attached. What the mode itself does blocks, and it has no thread, no executor and no logger.
+//! `clients` are those that are attached. `keeper` is the same for a command in a container. What the mode itself does blocks, and it has no thread, no executor and no logger.
 
 pub mod attach;
 mod attend;
@@ -39,6 +39,7 @@ mod clients;
 pub mod control;
 mod create;
 mod frame;
+mod keeper;
 mod line;
 mod log_file;
 mod process;
@@ -60,6 +61,7 @@ use crate::limits::{MONITOR_RECORD_BYTES_MAX, MONITOR_REPORT_TIME};
 
 pub use control::reopen_log;
 pub use create::{other_side, sent_terminal};
+pub use keeper::{arguments as keeper_arguments, is_keeper};
 pub use process::main;
 pub use record::{
     Arguments, EXIT_CODE_UNKNOWN, Exit, Init, exit_of, init_of, is_alive, monitor_of, stat_field, stat_state,

@@ -1,5 +1,5 @@
 //! The modes of the process: `smolet monitor --held DIR` and `--held-adopt DIR` are the monitor; `smolet monitor DIR` and
-//! `--adopt DIR` start one of them and end.
+//! `--adopt DIR` start one of them and end; `--exec` keeps a command (`keeper`).
 //!
 //! It is dispatched before the command line is parsed, so that a monitor touches as little of the binary as it can. All
 //! descriptors of the agent are closed when a program is executed, so that a monitor inherits its standard streams alone.
@@ -19,6 +19,7 @@ use rustix::thread::set_name;
 
 use super::attend::{Monitor, Opened};
 use super::create;
+use super::keeper;
 use super::log_file::LogFile;
 use super::record::{exit_of, read_arguments};
 use super::{Created, MonitorError, Report, names};
@@ -40,7 +41,11 @@ pub fn main() -> Option<ExitCode> {
     if arguments.next()? != MODE {
         return None;
     }
-    let result = match (arguments.next(), arguments.next(), arguments.next()) {
+    let mode = arguments.next();
+    if mode.as_deref().is_some_and(|mode| mode == keeper::EXEC) {
+        return Some(keeper::keep(arguments));
+    }
+    let result = match (mode, arguments.next(), arguments.next()) {
         (Some(directory), None, None) => start(HELD, directory),
         (Some(mode), Some(directory), None) if mode == ADOPT => start(HELD_ADOPT, directory),
         (Some(mode), Some(directory), None) if mode == HELD => hold(Path::new(&directory), How::Create),
@@ -91,7 +96,7 @@ fn hold(directory: &Path, how: How) -> Result<(), MonitorError> {
             let log = log.map_err(|source| MonitorError::Io { path: path(), source })?;
             let opened = Opened::open(&directory, log)?;
             // What the OCI runtime starts is to have the machine's usual score, unless its configuration says another one.
-            adjust_oom_score("0");
+            adjust_oom_score(b"0");
             (create::create(&directory, &arguments)?, opened)
         }
         How::Adopt => {
@@ -108,7 +113,7 @@ fn hold(directory: &Path, how: How) -> Result<(), MonitorError> {
         }
     };
     // Without its monitor a container has no log and no exit code, and it is small.
-    adjust_oom_score("-999");
+    adjust_oom_score(b"-999");
     let created = Created { pid: ready.init.pid, monitor: std::process::id() };
     let mut monitor = Monitor::new(&directory, arguments, ready, opened)?;
     // No directory of the spawner's is held.
@@ -142,7 +147,7 @@ fn locked(directory: &Path) -> Result<File, MonitorError> {
 }
 
 /// Not permitted (a test without root, a user namespace): the score stays.
-fn adjust_oom_score(score: &str) {
+pub(super) fn adjust_oom_score(score: &[u8]) {
     let _ = std::fs::write("/proc/self/oom_score_adj", score);
 }
 

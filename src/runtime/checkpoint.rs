@@ -373,7 +373,6 @@ async fn run_tar(
         time: None,
         command: None,
         owner: None,
-        oom_score_adj: None,
         outlives: false,
         room: None,
     };

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use rustix::thread::UnshareFlags;
 
 use super::cni::{self, Asked, Plugins};
-use super::oci_runtime::is_crun;
 use super::sandbox::Sandbox;
 use super::selinux;
 use super::settings::{Settings, is_hybrid};
@@ -187,6 +186,13 @@ fn network_ready(settings: &Settings, pod_cidr: &str) -> cri::RuntimeCondition {
         Err(error) => Some(error),
     };
     condition("NetworkReady", trouble.map(|error| ("NetworkPluginNotReady", error.to_string())))
+}
+
+/// Whether an OCI runtime is crun, by its name or by that of what it is a link to (`crun-1.28-linux-arm64`). Blocking.
+fn is_crun(runtime: &Path) -> bool {
+    let is_named =
+        |path: &Path| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"crun"));
+    is_named(runtime) || std::fs::canonicalize(runtime).is_ok_and(|path| is_named(&path))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use smol::future::or;
 
-use super::command::{ContainerCommand, EXEC};
+use super::command::{ContainerCommand, EXEC, KEEPER_KILLED};
 use super::container::{Container, Containers};
 use super::context::{failed, full, invalid, not_now};
 use super::oci_runtime::{Exec, message_of};
@@ -111,9 +111,13 @@ impl Execs {
             }
             Err(error) => return Err(failed(format!("container {id}: {error}"))),
         };
+        let Some(code) = output.status.code() else {
+            let left = command.clone();
+            containers.context.blocking(move || left.end_left(output.pid)).await;
+            return Err(failed(format!("container {id}: command {:?}: {KEEPER_KILLED}", command.program())));
+        };
         let files = command.clone();
         let was_started = containers.context.blocking(move || files.remove()).await;
-        let code = output.status.code().unwrap_or(-1);
         if !was_started && OCI_FAILED.contains(&code) {
             let why = message_of(&output.last_error());
             return Err(failed(format!("container {id}: command {:?}: {why}", command.program())));

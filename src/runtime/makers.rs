@@ -15,6 +15,7 @@ use super::settings::Settings;
 use crate::filesystem::read_start;
 use crate::limits::{
     CONTAINER_CREATE_TIME, KIB, MAKERS_KILLS_MAX, MONITOR_END_PERIOD, PLUGIN_ENVIRONMENT_BYTES_MAX,
+    RUNTIME_ENTRIES_READ_MAX,
 };
 use crate::monitor;
 
@@ -58,7 +59,7 @@ pub(super) async fn end_plugins(context: &Rc<Context>, id: &str) {
 }
 
 /// Ends the commands of a former agent in containers (`exec`), before there are any of this one: nobody reads their output, or waits for
-/// their deadline, and crun before a terminal that is gone computes without end.
+/// their deadline, and one that computes is in the way of this agent's.
 pub(super) async fn end_commands(context: &Rc<Context>) {
     let (names, dir) = (names(&context.settings), context.settings.containers_run());
     let ended = context.blocking(move || {
@@ -67,17 +68,21 @@ pub(super) async fn end_commands(context: &Rc<Context>) {
             return 0;
         }
         let known = names.clone();
-        let mut ended = 0_usize;
+        let mut found = Vec::new();
         for_each_process(("cmdline", 4 * KIB), &|name| may_be_maker(name, &known), &mut |pid, line| {
-            if let Some(files) = command_of(line, &names, &dir) {
-                command::end_former(&files[1], pid);
-                command::remove(files);
-                ended += 1;
+            if let Some(command) = command_of(line, &names, &dir)
+                && found.len() < RUNTIME_ENTRIES_READ_MAX
+            {
+                found.push((pid, command));
             }
         });
-        // Of those that have ended by themselves.
+        // A command descends from its keeper, and not from its OCI runtime, which may end before.
+        found.sort_by_key(|(_, command)| !command.is_keeper);
+        for (pid, command) in &found {
+            command::end_former(&command.pid_file, *pid);
+        }
         command::remove(left);
-        ended
+        found.len()
     });
     let ended = ended.await;
     if ended > 0 {
@@ -195,15 +200,25 @@ fn is_maker(line: &[u8], names: &[OsString], id: &str) -> bool {
     is_program(&words, names) && words.iter().skip(1).any(|word| word.contains(id))
 }
 
-/// The process document and the file with the process ID of a command in a container whose bundle is below `dir`, by the command line of
-/// its OCI runtime ([`command::ContainerCommand::exec_arguments`]). PURE.
-fn command_of(line: &[u8], names: &[OsString], dir: &Path) -> Option<[PathBuf; 2]> {
+/// What runs a command in a container.
+#[derive(Debug, PartialEq)]
+struct OfCommand {
+    /// The file with the command's process ID.
+    pid_file: PathBuf,
+    /// It is the command's keeper, and not its OCI runtime.
+    is_keeper: bool,
+}
+
+/// What runs a command in a container whose bundle is below `dir`, by its command line ([`command::ContainerCommand::arguments`]). PURE.
+fn command_of(line: &[u8], names: &[OsString], dir: &Path) -> Option<OfCommand> {
     let words = words_of(line);
     let after =
         |flag: &str| words.iter().skip_while(|word| *word != flag).nth(1).map(|word| PathBuf::from(&**word));
     let files = [after("--process")?, after("--pid-file")?];
     let is_exec = is_program(&words, names) && words.iter().any(|word| word == "exec");
-    (is_exec && files.iter().all(|file| file.starts_with(dir))).then_some(files)
+    let is_below = is_exec && files.iter().all(|file| file.starts_with(dir));
+    let [_, pid_file] = files;
+    is_below.then(|| OfCommand { pid_file, is_keeper: monitor::is_keeper(&words) })
 }
 
 fn words_of(line: &[u8]) -> Vec<Cow<'_, str>> {
@@ -262,9 +277,11 @@ mod tests {
         settings.handlers.insert("youki".into(), "/opt/bin/youki".into());
         let names = names(&settings);
         let exec = "runc\0--root\0/run/oci\0exec\0--process\0/run/c/abc/exec-1.json\0--pid-file\0/run/c/abc/exec-1.pid\0abc\0";
-        let files = ["/run/c/abc/exec-1.json", "/run/c/abc/exec-1.pid"].map(PathBuf::from);
+        let found = |is_keeper| Some(OfCommand { pid_file: "/run/c/abc/exec-1.pid".into(), is_keeper });
         let of = |line: &str, dir: &str| command_of(line.as_bytes(), &names, Path::new(dir));
-        assert_eq!(of(exec, "/run/c"), Some(files));
+        assert_eq!(of(exec, "/run/c"), found(false));
+        let kept = format!("smolet\0monitor\0--exec\0-5\0/run/c/abc/exec-1.pid\0/usr/bin/{exec}");
+        assert_eq!(of(&kept, "/run/c"), found(true));
         assert!(of(&format!("/bin/sh\0{exec}"), "/run/c").is_some(), "a script that is a runtime");
         for (line, dir) in [
             (exec.to_owned(), "/run/other"),

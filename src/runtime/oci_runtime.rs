@@ -143,14 +143,14 @@ impl OciRuntime {
     /// program that has exited the files of the command are left, for the caller.
     pub(super) async fn exec(&self, id: &str, exec: Exec) -> Result<Output, ProgramError> {
         let mut program = self.program(&[]);
-        program.arguments.extend(exec.command.exec_arguments());
+        program.path.clone_from(&self.context.settings.program);
+        program.arguments = exec.command.arguments(&self.path, self.global_arguments(), exec.oom_score_adj);
         program.arguments.push(id.into());
         program.stdout_bytes_max = exec.output_bytes_max;
         program.stderr_bytes_max = exec.output_bytes_max;
         program.time = exec.time;
         program.command = Some(exec.command);
         program.owner = exec.owner;
-        program.oom_score_adj = Some(exec.oom_score_adj);
         program.room = exec.room;
         process::run(&self.context.blocking, &self.context.clock, program).await
     }
@@ -168,7 +168,6 @@ impl OciRuntime {
             time: Some(OCI_RUNTIME_TIME),
             command: None,
             owner: None,
-            oom_score_adj: None,
             outlives: false,
             room: None,
         }
@@ -216,7 +215,6 @@ async fn features_of(path: &Path, blocking: &Blocking, clock: &SharedClock) -> R
         time: Some(OCI_RUNTIME_TIME),
         command: None,
         owner: None,
-        oom_score_adj: None,
         outlives: false,
         room: None,
     };
@@ -225,15 +223,8 @@ async fn features_of(path: &Path, blocking: &Blocking, clock: &SharedClock) -> R
     output.map(|output| RuntimeFeatures::parse(&output.stdout)).unwrap_or_default()
 }
 
-/// Whether an OCI runtime is crun, by its name or by that of what it is a link to (`crun-1.28-linux-arm64`). Blocking.
-pub(super) fn is_crun(runtime: &Path) -> bool {
-    let is_named =
-        |path: &Path| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"crun"));
-    is_named(runtime) || std::fs::canonicalize(runtime).is_ok_and(|path| is_named(&path))
-}
-
-/// The message in a line of the OCI runtime's log: `time="…" level=error msg="…"`, what it writes to a terminal in its place (runc
-/// `ERRO[0000] …`, crun `2026-01-01T00:00:00.000000Z: …`, both in colours), or plain text. PURE.
+/// The message in a line of the OCI runtime's log: `time="…" level=error msg="…"`, what crun writes to a command's terminal in
+/// its place (`2026-01-01T00:00:00.000000Z: …`, in colours), or plain text. PURE.
 pub(super) fn message_of(line: &str) -> String {
     let line = without_colours(line);
     let quoted = line.split_once("msg=\"").and_then(|(_, rest)| rest.strip_suffix('"'));
@@ -243,9 +234,8 @@ pub(super) fn message_of(line: &str) -> String {
     let is_time = |text: &str| {
         text.contains('T') && text.bytes().all(|byte| byte.is_ascii_digit() || b"-:.T".contains(&byte))
     };
-    let of_runc = line.strip_prefix("ERRO[").and_then(|rest| rest.split_once("] "));
-    let of_crun = || line.split_once("Z: ").filter(|(time, _)| is_time(time));
-    of_runc.or_else(of_crun).map_or_else(|| line.clone(), |(_, message)| message.to_owned())
+    let of_crun = line.split_once("Z: ").filter(|(time, _)| is_time(time));
+    of_crun.map_or_else(|| line.clone(), |(_, message)| message.to_owned())
 }
 
 /// Without the terminal's `ESC [ … m`.
@@ -264,12 +254,8 @@ mod tests {
         let line = r#"time="2026-01-01T00:00:00Z" level=error msg="exec: \"no\": not found""#;
         assert_eq!(message_of(line), r#"exec: "no": not found"#);
         assert_eq!(message_of("container does not exist"), "container does not exist");
-        for line in [
-            "\u{1b}[31mERRO\u{1b}[0m[0000] exec failed: no such file ",
-            "\u{1b}[1;31m2026-01-01T00:00:00.123456Z: exec failed: no such file\u{1b}[0m",
-        ] {
-            assert_eq!(message_of(line).trim(), "exec failed: no such file", "{line:?}");
-        }
+        let line = "\u{1b}[1;31m2026-01-01T00:00:00.123456Z: exec failed: no such file\u{1b}[0m";
+        assert_eq!(message_of(line), "exec failed: no such file");
         assert_eq!(message_of("from A to Z: no"), "from A to Z: no");
     }
 }

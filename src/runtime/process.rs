@@ -46,12 +46,10 @@ pub(super) struct Program {
     pub(super) stderr_bytes_max: usize,
     /// `None`: it may run for ever.
     pub(super) time: Option<Duration>,
-    /// The command in a container that the OCI runtime runs. Then it is the command that is killed.
+    /// The command in a container that it keeps. Then it is the command that is killed.
     pub(super) command: Option<Arc<ContainerCommand>>,
     /// Whose its pipes are; the agent's own user where it is not given.
     pub(super) owner: Option<Owner>,
-    /// Its `oom_score_adj`, and so that of a command which it runs; the agent's own where it is not given.
-    pub(super) oom_score_adj: Option<i64>,
     /// It is left to run when nobody waits for it any more: ended halfway it would leave behind what nobody mends.
     pub(super) outlives: bool,
     /// Bytes that all programs with this room may keep of their outputs together, while they run. Full: the rest is read and dropped.
@@ -64,6 +62,7 @@ pub(super) type Room = Rc<Cell<usize>>;
 /// A program that has exited.
 #[derive(Debug)]
 pub(super) struct Output {
+    pub(super) pid: Pid,
     pub(super) status: ExitStatus,
     pub(super) stdout: Vec<u8>,
     pub(super) stderr: Vec<u8>,
@@ -128,7 +127,7 @@ impl Running {
         }
         let (ended, end) = bounded(1);
         // A killed process takes a moment to exit: its thread ends with it. Without a thread it is reaped when the agent ends, and the
-        // OCI runtime of a command is killed, which may leave the command behind.
+        // keeper of a command is killed, which may leave the command behind.
         let wait = move || {
             match command {
                 Some(command) => command.end(pid),
@@ -169,15 +168,18 @@ pub(super) async fn run(
         time,
         command,
         owner,
-        oom_score_adj,
         outlives,
         room,
     } = program;
     let mut starts = program::command(&path);
     starts.args(arguments).envs(environment).process_group(0);
+    if command.is_some() {
+        // This program keeps it. Not its path, for who looks at processes.
+        starts.arg0("smolet");
+    }
     starts.stdin(if stdin.is_empty() { Stdio::null() } else { Stdio::piped() });
     starts.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let started = blocking.run(move || spawn(starts, command, (owner, oom_score_adj), outlives)).await;
+    let started = blocking.run(move || spawn(starts, command, owner, outlives)).await;
     let mut running = started.map_err(|error| ProgramError::NotStarted(path.clone(), error))?;
     // Boxed: it waits below many others.
     let outputs = (Kept::new(stdout_bytes_max, room.clone()), Kept::new(stderr_bytes_max, room));
@@ -207,7 +209,7 @@ pub(super) async fn run(
 fn spawn(
     mut starts: Command,
     command: Option<Arc<ContainerCommand>>,
-    (owner, oom_score_adj): (Option<Owner>, Option<i64>),
+    owner: Option<Owner>,
     outlives: bool,
 ) -> io::Result<Running> {
     if let Some(command) = &command {
@@ -218,19 +220,9 @@ fn spawn(
             command.remove();
         }
     })?;
-    if let Some(adj) = oom_score_adj {
-        adjust_oom_score(&child, adj);
-    }
     let given = owner.map_or(Ok(()), |owner| give_pipes(&child, owner));
     let running = Running { child: Some(child), command, outlives };
     given.map(|()| running)
-}
-
-/// Gives an OCI runtime, which has just been started, the `oom_score_adj` of the container in which it is to run a command: crun passes on its
-/// own, which would be the agent's, and the kernel would spare the command whatever memory it takes. runc sets it again.
-pub(super) fn adjust_oom_score(child: &Child, adj: i64) {
-    // Not permitted, or it has ended: the score stays.
-    let _ = std::fs::write(format!("/proc/{}/oom_score_adj", child.id()), adj.to_string());
 }
 
 /// Gives the pipes of a program to a user.
@@ -279,10 +271,11 @@ async fn ended(
     if !are_closed {
         or(pipes, clock.sleep(PROGRAM_DRAIN_TIME)).await;
     }
+    let pid = Pid::from_child(child);
     let status = child.try_wait()?.ok_or_else(|| io::Error::other("it has not exited"))?;
     running.child = None;
     let is_cut = stdout.is_cut();
-    Ok(Output { status, stdout: stdout.take(), stderr: stderr.take(), is_cut })
+    Ok(Output { pid, status, stdout: stdout.take(), stderr: stderr.take(), is_cut })
 }
 
 /// The beginning of an output.
@@ -394,7 +387,6 @@ mod tests {
             time,
             command: None,
             owner: None,
-            oom_score_adj: None,
             outlives: false,
             room: None,
         }
@@ -409,14 +401,6 @@ mod tests {
         assert_eq!((much.stdout.len(), much.is_cut), (100, true));
         // It does not read its input.
         assert!(sh("exit 0", &"x".repeat(1 << 20), None).unwrap().status.success());
-    }
-
-    #[test]
-    fn a_program_has_the_oom_score_that_is_given() {
-        // The highest, which nobody is refused. The shell looks when it is set, as an OCI runtime has begun some work before it forks.
-        let line = "sleep 0.5; cat /proc/self/oom_score_adj";
-        let output = ran(Program { oom_score_adj: Some(1000), ..shell(line, "", None) }).unwrap();
-        assert_eq!(String::from_utf8(output.stdout).unwrap(), "1000\n");
     }
 
     #[test]

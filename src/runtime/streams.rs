@@ -2,14 +2,12 @@
 //! `port-forward` by a socket that is made in the pod's network namespace.
 //!
 //! ```text
-//!     exec          pipes ──► OCI runtime ──► command       with a terminal: our pty ──► runc exec ──► its pty ──► command
-//!                                                           crun's is sent to the agent (console.rs)
+//!     exec          pipes ──► command, and its keeper (command.rs)      a terminal is sent to the agent (console.rs)
 //!     attach        the monitor's socket
 //!     port-forward  a thread enters the namespace and makes a socket; the reactor connects it
 //! ```
 //!
-//! The OCI runtime runs as long as the command, and has its exit code. With runc a terminal has two ptys, as in a shell: runc copies between
-//! them, and is told of a new size by SIGWINCH, as it has no controlling terminal here.
+//! A command's keeper runs as long as the command, and has its exit code.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -17,7 +15,7 @@ use std::future::{Future, pending};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
-use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
@@ -26,19 +24,18 @@ use std::sync::Arc;
 use async_io::{Async, Timer};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
-use rustix::pty::OpenptFlags;
-use rustix::termios::{self, OptionalActions, Winsize};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use rustix::termios::{Winsize, tcsetwinsize};
 use smol::channel::{Receiver, Sender};
 use smol::future::{or, zip};
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::Embedded;
-use super::command::{ContainerCommand, STREAM};
+use super::command::{ContainerCommand, KEEPER_KILLED, STREAM};
 use super::console::Console;
 use super::namespaces::in_network;
 use super::oci_runtime::message_of;
-use super::process::{adjust_oom_score, give_pipes};
+use super::process::give_pipes;
 use super::users::Owner;
 use crate::cri::{RuntimeError, RuntimeResult, StreamRequest};
 use crate::executor::Executor;
@@ -119,7 +116,7 @@ fn text(error: RuntimeError) -> String {
 
 // ---- exec --------------------------------------------------------------------------------------------------
 
-/// The OCI runtime that runs a command. Dropped before its exit: both are killed.
+/// The keeper of a command. Dropped before its exit: both are killed.
 struct Exec {
     child: Child,
     command: Arc<ContainerCommand>,
@@ -131,8 +128,8 @@ impl Drop for Exec {
         if self.has_exited {
             return;
         }
-        let (runtime, command) = (Pid::from_child(&self.child), self.command.clone());
-        let end = move || command.end(runtime);
+        let (keeper, command) = (Pid::from_child(&self.child), self.command.clone());
+        let end = move || command.end(keeper);
         let _ = std::thread::Builder::new().name("exec".to_owned()).spawn(end);
     }
 }
@@ -140,70 +137,36 @@ impl Drop for Exec {
 /// A pipe, or a terminal's other side.
 type End = Rc<Async<File>>;
 
-/// The agent's ends of a command's standard streams. No `stdout`: its terminal is sent, and is both.
+/// The agent's ends of a command's standard streams. A terminal is sent instead: then there is `stderr` alone, the OCI runtime's.
 struct Stdio3 {
     stdin: Option<File>,
     stdout: Option<File>,
     stderr: Option<File>,
 }
 
-/// What a command reads from and writes to.
-#[derive(Clone, Copy)]
-enum Streaming {
-    Pipes,
-    /// A terminal of the agent's, whose bytes the OCI runtime copies.
-    OurTerminal,
-    /// The terminal that the OCI runtime sends. Its standard error is its own then.
-    ItsTerminal,
-}
-
-/// Starts the OCI runtime. Blocking.
+/// Starts the keeper. Blocking.
 fn start(
     mut command: Command,
-    streaming: Streaming,
+    tty: bool,
     has_stdin: bool,
-    (owner, oom_score_adj): (Option<Owner>, i64),
+    owner: Option<Owner>,
 ) -> io::Result<(Child, Stdio3)> {
-    command.process_group(0);
-    if let Streaming::ItsTerminal = streaming {
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut child = command.spawn()?;
-        adjust_oom_score(&child, oom_score_adj);
-        let stderr = child.stderr.take().map(|pipe| OwnedFd::from(pipe).into());
-        return Ok((child, Stdio3 { stdin: None, stdout: None, stderr }));
+    command.arg0("smolet").process_group(0);
+    command.stdin(if has_stdin && !tty { Stdio::piped() } else { Stdio::null() });
+    command.stdout(if tty { Stdio::null() } else { Stdio::piped() }).stderr(Stdio::piped());
+    let mut child = command.spawn()?;
+    if let Some(owner) = owner
+        && !tty
+        && let Err(error) = give_pipes(&child, owner)
+    {
+        let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+        let _ = child.wait();
+        return Err(error);
     }
-    if let Streaming::Pipes = streaming {
-        command.stdin(if has_stdin { Stdio::piped() } else { Stdio::null() });
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn()?;
-        adjust_oom_score(&child, oom_score_adj);
-        if let Some(owner) = owner
-            && let Err(error) = give_pipes(&child, owner)
-        {
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(error);
-        }
-        let no_pipe = || io::Error::other("it has no pipe");
-        let stdin = child.stdin.take().map(|pipe| OwnedFd::from(pipe).into());
-        let stdout = OwnedFd::from(child.stdout.take().ok_or_else(no_pipe)?).into();
-        let stderr = child.stderr.take().map(|pipe| OwnedFd::from(pipe).into());
-        return Ok((child, Stdio3 { stdin, stdout: Some(stdout), stderr }));
-    }
-    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-    let ours = rustix::pty::openpt(flags)?;
-    rustix::pty::unlockpt(&ours)?;
-    let terminal = rustix::pty::ioctl_tiocgptpeer(&ours, flags)?;
-    // From the first byte on, and not only once the OCI runtime does it: input before that would be echoed.
-    let mut mode = termios::tcgetattr(&terminal)?;
-    mode.make_raw();
-    termios::tcsetattr(&terminal, OptionalActions::Now, &mode)?;
-    command.stdin(terminal.try_clone()?).stdout(terminal.try_clone()?).stderr(terminal);
-    // All that may fail comes before there is a process.
-    let stdin = if has_stdin { Some(ours.try_clone()?.into()) } else { None };
-    let child = command.spawn()?;
-    adjust_oom_score(&child, oom_score_adj);
-    Ok((child, Stdio3 { stdin, stdout: Some(ours.into()), stderr: None }))
+    let stdin = child.stdin.take().map(|pipe| OwnedFd::from(pipe).into());
+    let stdout = child.stdout.take().map(|pipe| OwnedFd::from(pipe).into());
+    let stderr = child.stderr.take().map(|pipe| OwnedFd::from(pipe).into());
+    Ok((child, Stdio3 { stdin, stdout, stderr }))
 }
 
 async fn exec(streams: &ContainerStreams, request: ExecRequest, ends: Ends) -> Result<i32, String> {
@@ -218,31 +181,25 @@ async fn exec(streams: &ContainerStreams, request: ExecRequest, ends: Ends) -> R
     let number = streams.next.replace(streams.next.get().wrapping_add(1));
     let (bundle, name) = (runtime.containers.run_dir(id), format!("{STREAM}{number}"));
     let command = Arc::new(ContainerCommand::in_bundle(bundle.clone(), &name, cmd, tty));
-    let mut program = program::command(&path);
-    program.args(global).args(command.exec_arguments());
-    let (has_stdin, of) = (ends.stdin.is_some(), (container.root(), container.oom_score_adj()));
+    let mut program = program::command(&runtime.containers.context.settings.program);
+    program.args(command.arguments(&path, global, container.oom_score_adj()));
+    let (has_stdin, owner) = (ends.stdin.is_some(), container.root());
     let (of_start, last) = (command.clone(), id.to_string());
     let start = move || {
-        let console = if tty { Console::for_runtime(&path, &bundle, number)? } else { None };
-        let streaming = match &console {
-            Some(_) => Streaming::ItsTerminal,
-            None if tty => Streaming::OurTerminal,
-            None => Streaming::Pipes,
-        };
+        let console = if tty { Some(Console::in_bundle(&bundle, number)?) } else { None };
         program.args(console.iter().flat_map(Console::arguments)).arg(last);
         of_start.prepare()?;
-        let (child, stdio) = start(program, streaming, has_stdin, of).inspect_err(|_| {
+        let (child, stdio) = start(program, tty, has_stdin, owner).inspect_err(|_| {
             of_start.remove();
         })?;
         Ok::<_, io::Error>((Exec { child, command: of_start, has_exited: false }, stdio, console))
     };
     let started = runtime.context.blocking(start).await;
-    let failed = |error: io::Error| format!("the OCI runtime cannot be run: {error}");
+    let failed = |error: io::Error| format!("the command cannot be run: {error}");
     let (mut exec, mut stdio, console) = started.map_err(failed)?;
-    let pid = Pid::from_child(&exec.child);
-    let exit = pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from).and_then(Async::new_nonblocking);
-    let exit = exit.map_err(failed)?;
-    let copier = if console.is_some() { None } else { Some(pid) };
+    let keeper = Pid::from_child(&exec.child);
+    let exit = pidfd_open(keeper, PidfdFlags::empty());
+    let exit = exit.map_err(io::Error::from).and_then(Async::new_nonblocking).map_err(failed)?;
     let mut held = None;
     if let Some(console) = console
         && let Some(terminal) = console.terminal(&exit).await.map_err(failed)?
@@ -254,25 +211,30 @@ async fn exec(streams: &ContainerStreams, request: ExecRequest, ends: Ends) -> R
     let end = |file: Option<File>| file.map(|file| Async::new(file).map(Rc::new).map_err(failed)).transpose();
     let (input, output, error) = (end(stdio.stdin)?, end(stdio.stdout)?, end(stdio.stderr)?);
     let feed = feed(ends.stdin, input);
-    let resize = resize(ends.sizes, output.clone(), copier);
-    // The first bytes of standard error, or of a terminal, say why there is no command.
+    let resize = resize(ends.sizes, output.clone());
+    // The first bytes of standard error, or of a terminal that crun has opened already, say why there is no command.
     let (mut of_terminal, mut said) = (Vec::new(), Vec::new());
     let of_stdout = copy(output, ends.stdout, &exit, &mut of_terminal);
     let of_stderr = copy(error, ends.stderr, &exit, &mut said);
     let exited = async {
         let _ = exit.readable().await;
         drop(held);
+        let status = exec.child.try_wait().ok().flatten();
+        exec.has_exited = status.is_some();
+        let code = status.and_then(|status| status.code());
+        if code.is_none() {
+            // It would go on printing.
+            let command = command.clone();
+            runtime.context.blocking(move || command.end_left(keeper)).await;
+        }
+        code
     };
-    let ended = async {
-        zip(exited, zip(of_stdout, of_stderr)).await;
+    let ended = async { zip(exited, zip(of_stdout, of_stderr)).await.0 };
+    let Some(code) = or(ended, or(feed, resize)).await else {
+        return Err(format!("container {id}: command {:?}: {KEEPER_KILLED}", command.program()));
     };
-    or(ended, or(feed, resize)).await;
-    let status = exec.child.try_wait().ok().flatten();
-    let status = status.ok_or("the OCI runtime has exited, and its status is lost")?;
-    exec.has_exited = true;
-    let was_started = runtime.context.blocking(move || command.remove()).await;
-    if was_started {
-        return Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default()));
+    if runtime.context.blocking(move || command.remove()).await {
+        return Ok(code);
     }
     let said = if tty && said.is_empty() { of_terminal } else { said };
     let said = String::from_utf8_lossy(&said);
@@ -281,7 +243,7 @@ async fn exec(streams: &ContainerStreams, request: ExecRequest, ends: Ends) -> R
 }
 
 /// Moves the client's input for as long as it is polled; the command's input ends with it.
-async fn feed(stdin: Option<Receiver<Vec<u8>>>, input: Option<End>) {
+async fn feed<T>(stdin: Option<Receiver<Vec<u8>>>, input: Option<End>) -> T {
     if let (Some(stdin), Some(input)) = (stdin, input) {
         while let Ok(bytes) = stdin.recv().await {
             if (&*input).write_all(&bytes).await.is_err() {
@@ -289,25 +251,21 @@ async fn feed(stdin: Option<Receiver<Vec<u8>>>, input: Option<End>) {
             }
         }
     }
-    pending::<()>().await;
+    pending().await
 }
 
-/// Sets the terminal's size for as long as it is polled. `copier`: the OCI runtime that copies between it and the command's.
-async fn resize(sizes: Option<Receiver<Size>>, terminal: Option<End>, copier: Option<Pid>) {
+/// Sets the terminal's size for as long as it is polled.
+async fn resize<T>(sizes: Option<Receiver<Size>>, terminal: Option<End>) -> T {
     if let (Some(sizes), Some(terminal)) = (sizes, terminal) {
         while let Ok(Size { width, height }) = sizes.recv().await {
             let size = Winsize { ws_row: height, ws_col: width, ws_xpixel: 0, ws_ypixel: 0 };
-            // It has a terminal as long as it runs, and it is not reaped while this is polled.
-            let _ = termios::tcsetwinsize(&*terminal, size);
-            if let Some(copier) = copier {
-                let _ = kill_process(copier, Signal::WINCH);
-            }
+            let _ = tcsetwinsize(&*terminal, size);
         }
     }
-    pending::<()>().await;
+    pending().await
 }
 
-/// Moves an output to its end. When the OCI runtime has exited, others may hold the output: then silence is its end.
+/// Moves an output to its end. When the command has ended, others may hold the output: then silence is its end. `said`: its first bytes.
 async fn copy(from: Option<End>, mut to: Option<Sender<Vec<u8>>>, exit: &Async<OwnedFd>, said: &mut Vec<u8>) {
     let Some(from) = from else { return };
     let mut buffer = vec![0; STREAM_CHUNK_BYTES];

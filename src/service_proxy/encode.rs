@@ -8,12 +8,13 @@
 //!     firewall-ips                   ──► firewall-N  loadBalancerSourceRanges
 //! ```
 //!
-//! N is a number that the port has as long as it exists. Endpoints are elements `endpoints { group . index : address . port }`: a change of one
-//! endpoint is a change of one element, and of one rule where their number changes.
+//! N is a number that the port has as long as it exists. Endpoints are elements `endpoints { group . index : address . port }`, and keep their
+//! index: one that comes is one element, in the place of one that goes the last one is set, and one rule has their number. With session
+//! affinity the chain has rules for each endpoint, and is written again.
 
 use std::net::IpAddr;
 
-use super::entries::{Entry, Place};
+use super::entries::{Entries, Entry, Place};
 use super::model::{Backend, ServicePort};
 use crate::limits::{AFFINITY_ENDPOINTS_MAX, SOURCE_RANGES_MAX};
 use crate::model::Network;
@@ -216,6 +217,38 @@ fn port(number: u16) -> [u8; 4] {
     [high, low, 0, 0]
 }
 
+/// Address and port, as the value of an element.
+fn end_of(backend: &Backend) -> Vec<u8> {
+    [&octets(backend.address)[..], &port(backend.port)].concat()
+}
+
+/// The endpoints of a group among a service's entries, with their indexes.
+fn ends_in(entries: &Entries, is_ipv6: bool, group: u32) -> impl Iterator<Item = (usize, &[u8])> {
+    entries.iter().filter_map(move |of| {
+        let (of_group, index) = of.key.split_first_chunk()?;
+        let index = u32::from_ne_bytes(index.try_into().ok()?);
+        let is_one =
+            of.place == Place::Endpoints && of.is_ipv6 == is_ipv6 && *of_group == group.to_ne_bytes();
+        Some((usize::try_from(index).ok().filter(|_| is_one)?, of.value))
+    })
+}
+
+/// Those that were there keep their index, as far as there are so many; the others take what is free. `backends` are sorted.
+fn in_places<'a>(backends: &[Backend], before: impl Iterator<Item = (usize, &'a [u8])>) -> Vec<Backend> {
+    let ends: Vec<Vec<u8>> = backends.iter().map(end_of).collect();
+    let mut places = vec![None; ends.len()];
+    let mut rest: Vec<Option<&Backend>> = backends.iter().map(Some).collect();
+    for (index, end) in before {
+        if let Some(place) = places.get_mut(index)
+            && let Ok(found) = ends.binary_search_by(|of| of.as_slice().cmp(end))
+        {
+            *place = rest[found].take();
+        }
+    }
+    let mut rest = rest.into_iter().flatten();
+    places.into_iter().filter_map(|place| place.or_else(|| rest.next())).copied().collect()
+}
+
 /// Keys and values of entries, until they are sorted.
 #[derive(Debug, Default)]
 pub(super) struct Encoder(Vec<(bool, Place, Vec<u8>, Vec<u8>)>);
@@ -229,8 +262,14 @@ impl Encoder {
             .collect()
     }
 
-    /// Adds those of a port, whose chains have that number. `node_addresses` are this node's.
-    pub(super) fn add(&mut self, service: &ServicePort, number: u32, node_addresses: &[IpAddr]) {
+    /// Adds those of a port, whose chains have that number. `node_addresses` are this node's, `before` what its service has had.
+    pub(super) fn add(
+        &mut self,
+        service: &ServicePort,
+        number: u32,
+        node_addresses: &[IpAddr],
+        before: &Entries,
+    ) {
         let is_ipv6 = service.cluster_ip.is_ipv6();
         let mut add = |place, key: Vec<u8>, value: Vec<u8>| self.0.push((is_ipv6, place, key, value));
         let transport = [service.transport.number(), 0, 0, 0];
@@ -252,14 +291,13 @@ impl Encoder {
             let is_sticky = service.affinity_seconds > 0;
             let count = if is_sticky { AFFINITY_ENDPOINTS_MAX } else { usize::MAX };
             let backends = backends.get(..count).unwrap_or(backends);
-            for (index, backend) in (0_u32..).zip(backends) {
-                let end = [&octets(backend.address)[..], &port(backend.port)].concat();
-                add(Place::Endpoints, [group.to_ne_bytes(), index.to_ne_bytes()].concat(), end);
+            let backends = in_places(backends, ends_in(before, is_ipv6, group));
+            for (index, backend) in (0_u32..).zip(&backends) {
+                add(Place::Endpoints, [group.to_ne_bytes(), index.to_ne_bytes()].concat(), end_of(backend));
             }
             let program = if is_sticky {
                 let endpoint = |of: &Backend| {
-                    let backend = [&octets(of.address)[..], &port(of.port)].concat();
-                    let mark = mark_of(&[comment.as_bytes(), &transport, &backend]);
+                    let mark = mark_of(&[comment.as_bytes(), &transport, &end_of(of)]);
                     Endpoint { mark, address: of.address, port: of.port }
                 };
                 let endpoints = backends.iter().map(endpoint).collect();

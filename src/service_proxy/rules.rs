@@ -252,7 +252,7 @@ impl Rules {
                 held.ports.push((of, number));
                 number
             });
-            encoder.add(port, number, &self.settings.node_addresses);
+            encoder.add(port, number, &self.settings.node_addresses, &held.entries);
         }
         self.ports_numbers.free.extend(gone.into_iter().map(|(_, number)| number));
         encoder
@@ -514,6 +514,52 @@ mod tests {
         rules.change(sticky(&[1, 2]));
         rules.change(sticky(&[]));
         assert_eq!(gone(&rules), [AFFINITY_BACKENDS_GONE_MAX, 0]);
+    }
+
+    #[test]
+    fn a_change_of_one_endpoint_changes_no_other_element() {
+        let of = |ends: &[u8]| {
+            let mut service = sticky(ends);
+            let port = &mut service[0].1[0];
+            port.affinity_seconds = 0;
+            port.local = port.cluster.iter().filter(|backend| backend.port == 8080).copied().collect();
+            port.is_internal_local = true;
+            port.node_port = 30080;
+            service
+        };
+        let mut rules = Rules::new(Settings::default());
+        rules.change(of(&[10, 20, 30, 40, 50]));
+        // Each endpoint is in two groups.
+        for (row, ends, added, deleted) in [
+            ("one comes before all others", &[5, 10, 20, 30, 40, 50][..], 2, 0),
+            ("the first of them goes: the last one takes its place", &[5, 20, 30, 40, 50], 2, 4),
+            ("the last one goes", &[5, 20, 30, 40], 0, 2),
+            ("one in the place of another", &[5, 20, 30, 60], 2, 2),
+            ("all but one go", &[30], 2, 8),
+            ("nothing changes", &[30], 0, 0),
+        ] {
+            let entries = |rules: &Rules| rules.services.values().next().unwrap().entries.clone();
+            let before = entries(&rules);
+            rules.change(of(ends));
+            let (after, mut counts) = (entries(&rules), (0, 0));
+            before.changes(&after, &mut |change| match change {
+                Change::Add(entry) => counts.0 += usize::from(entry.place == Place::Endpoints),
+                Change::Delete(entry) => counts.1 += usize::from(entry.place == Place::Endpoints),
+            });
+            assert_eq!(counts, (added, deleted), "{row}");
+            let elements: Vec<_> = after.iter().filter(|entry| entry.place == Place::Endpoints).collect();
+            for group in elements.chunks(ends.len()) {
+                let indexes =
+                    group.iter().map(|entry| u32::from_ne_bytes(entry.key[4..].try_into().unwrap()));
+                assert!(
+                    indexes.eq(0..u32::try_from(ends.len()).unwrap()),
+                    "{row}: those of the rule's random numbers"
+                );
+                let mut last: Vec<u8> = group.iter().map(|entry| entry.value[3]).collect();
+                last.sort_unstable();
+                assert_eq!(last, ends, "{row}");
+            }
+        }
     }
 
     #[test]

@@ -9,15 +9,15 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 use smolet::cri::{Runtime as _, StreamRequest};
 use smolet::proto::runtime::v1 as cri;
 use smolet::streaming::command::{self, Streams};
 use smolet::streaming::upgrade::{COMMAND_PROTOCOL, connect};
 
 use super::machine::{
-    Machine, OCI_RUNTIMES, create, exited, list_sandboxes, remove_sandbox, run_container, run_sandbox,
-    script, start, until,
+    Machine, OCI_RUNTIMES, create, exited, list_sandboxes, processes_of, remove_sandbox, run_container,
+    run_sandbox, script, start, until,
 };
 use super::users;
 
@@ -121,7 +121,7 @@ fn sleep_of(machine: &Machine) -> Vec<String> {
     vec!["/bin/sleep".to_owned(), format!("77{:04}", machine.number)]
 }
 
-/// Nobody reads their output any more, or waits for their deadline; crun before a terminal that is gone computes without end.
+/// Nobody reads their output any more, or waits for their deadline.
 #[test]
 fn commands_in_containers_end_with_the_agent_that_was_killed() {
     for oci_runtime in OCI_RUNTIMES {
@@ -133,7 +133,7 @@ fn commands_in_containers_end_with_the_agent_that_was_killed() {
             let lines = lines.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
             lines.filter(|line| String::from_utf8_lossy(line).starts_with(&sleep)).count()
         };
-        let execs = || processes_of(&machine, |words| words.contains(&"exec")).len();
+        let execs = || processes_of(&machine, |words| words.contains(&"--exec")).len();
         let begun = Instant::now();
         while commands() < 2 || execs() < 2 {
             assert!(begun.elapsed() < Duration::from_mins(1), "{oci_runtime}: {} {}", commands(), execs());
@@ -186,25 +186,6 @@ fn kill_agents(oci_runtime: &str) {
     machine.assert_clean_soon();
 }
 
-/// Processes that work for the machine and whose arguments are such.
-fn processes_of(machine: &Machine, is_one: impl Fn(&[&str]) -> bool) -> Vec<Pid> {
-    let root = machine.root.display().to_string();
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw)
-        else {
-            continue;
-        };
-        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let line = String::from_utf8_lossy(&line).into_owned();
-        // No other test's: the directory is the machine's own.
-        if line.contains(&root) && is_one(&line.split('\0').collect::<Vec<_>>()) {
-            found.push(pid);
-        }
-    }
-    found
-}
-
 /// Ends the thread that kills, also when the test fails.
 struct Over<'a>(&'a AtomicBool);
 
@@ -238,7 +219,10 @@ fn kill_oci_runtimes_and_monitors(oci_runtime: &str) {
             let machine = Machine::beside(root.clone(), number);
             let of_containers = RefCell::new(BTreeMap::<String, u32>::new());
             let is_monitor = |words: &[&str]| {
-                let ["smolet", "monitor", _, directory, ..] = words else { return false };
+                let ["smolet", "monitor", mode, directory, ..] = words else { return false };
+                if !mode.starts_with("--held") {
+                    return false;
+                }
                 let mut all = of_containers.borrow_mut();
                 let of_one = all.entry((*directory).to_owned()).or_default();
                 *of_one += 1;

@@ -409,6 +409,29 @@ impl Images for Busybox {
     }
 }
 
+/// Processes that work for the machine and whose arguments are such.
+pub fn processes_of(machine: &Machine, is_one: impl Fn(&[&str]) -> bool) -> Vec<rustix::process::Pid> {
+    let root = machine.root.display().to_string();
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+            .and_then(rustix::process::Pid::from_raw)
+        else {
+            continue;
+        };
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).into_owned();
+        // No other test's: the directory is the machine's own.
+        if line.contains(&root) && is_one(&line.split('\0').collect::<Vec<_>>()) {
+            found.push(pid);
+        }
+    }
+    found
+}
+
 /// The configuration of a container that runs a script.
 pub fn script(name: &str, script: &str) -> cri::ContainerConfig {
     let options = cri::NamespaceOption { pid: cri::NamespaceMode::Container.into(), ..Default::default() };

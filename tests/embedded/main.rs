@@ -13,6 +13,7 @@ mod doctor;
 mod faults;
 mod image_faults;
 mod images;
+mod keeper;
 mod machine;
 mod monitor;
 mod network_policy;

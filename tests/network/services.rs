@@ -1,6 +1,7 @@
 //! Services on a real kernel: a node with two pods, a host outside; connections of real sockets.
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::io::{ErrorKind, Write as _};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -52,10 +53,12 @@ impl World {
         node.ip("route add default via fd09::2");
         node.ip("route add default via 192.168.9.2");
         outside.ip("route add default via 192.168.9.1");
+        outside.ip("route add default via fd09::1");
         for (pod, name, number) in [(&one, "one", 3), (&two, "two", 4)] {
             pod.serve_tcp(at("0.0.0.0:8080"), name);
             pod.serve_tcp(format!("[fd42:{number}::2]:8080").parse().unwrap(), name);
             pod.serve_udp(format!("10.42.0.{number}:5353").parse().unwrap(), name);
+            pod.serve_udp(format!("[fd42:{number}::2]:5353").parse().unwrap(), name);
         }
         let mut world = Self { node, client, one, _two: two, outside, kernel: None };
         world.restart();
@@ -164,7 +167,11 @@ fn udp_client(of: &Space) -> UdpSocket {
 
 /// Which pod answers port 53.
 fn ask_dns(client: &UdpSocket) -> String {
-    client.send_to(b"?", "10.43.0.10:53").unwrap();
+    ask_dns_at(client, "10.43.0.10:53")
+}
+
+fn ask_dns_at(client: &UdpSocket, address: &str) -> String {
+    client.send_to(b"?", address).unwrap();
     let mut answer = [0; 16];
     let (bytes, _) = client.recv_from(&mut answer).expect("an answer");
     String::from_utf8(answer[..bytes].to_vec()).unwrap()
@@ -605,6 +612,69 @@ fn services_of_ipv6_have_a_table_of_their_own_while_there_are_any() {
     assert!(!world.node.run("nft", "list tables").contains("ip6"));
 }
 
+/// What the tests above show of IPv4, each in short.
+#[test]
+fn ipv6_has_node_ports_balancers_policies_and_udp_too() {
+    let mut world = World::new();
+    let endpoint = |number: u8| Backend {
+        address: format!("fd42:{number}::2").parse().unwrap(),
+        port: 8080,
+        is_local: true,
+    };
+    let cluster = ServicePort {
+        cluster_ip: "fd43::10".parse().unwrap(),
+        cluster: vec![endpoint(3), endpoint(4)],
+        node_port: 30080,
+        external_ips: Box::new(["2001:db8::7".parse().unwrap()]),
+        load_balancer_ips: Box::new(["2001:db8::8".parse().unwrap()]),
+        source_ranges: Box::new([Network { address: "fd09::".parse().unwrap(), prefix: 64 }]),
+        ..port("web", &[3])
+    };
+    world.change(vec![cluster.clone()]);
+    assert_eq!(world.one.ask_often(at("[fd43::10]:80")), ["one", "two"], "an endpoint reaches itself");
+    let (node_port, external, balancer) =
+        (at("[fd09::1]:30080"), at("[2001:db8::7]:80"), at("[2001:db8::8]:80"));
+    for address in [node_port, external, balancer] {
+        assert_eq!(world.outside.ask_often(address), ["one", "two"], "{address}");
+    }
+    let own: IpAddr = "fd09::2".parse().unwrap();
+    assert_ne!(world.outside.ask(node_port).unwrap().1, own, "masqueraded");
+    assert_eq!(world.client.ask(balancer), Err(ErrorKind::TimedOut), "a source beside the ranges");
+    let local = ServicePort {
+        is_external_local: true,
+        cluster: vec![endpoint(3), Backend { is_local: false, ..endpoint(4) }],
+        local: vec![endpoint(3)],
+        ..cluster.clone()
+    };
+    world.change(vec![local.clone()]);
+    for address in [node_port, external, balancer] {
+        assert_eq!(world.outside.ask_often(address), ["one"], "{address}");
+        assert_eq!(world.outside.ask(address).unwrap().1, own, "{address}: its own address");
+    }
+    world.change(vec![ServicePort { local: Vec::new(), ..local }]);
+    assert_eq!(world.outside.ask(node_port), Err(ErrorKind::TimedOut), "no endpoint of this node's");
+    world.change(vec![ServicePort { cluster: Vec::new(), has_endpoints: false, ..cluster }]);
+    assert_eq!(world.outside.ask(node_port), Err(ErrorKind::ConnectionRefused));
+
+    let names = |number: u8| {
+        let backend = Backend { port: 5353, ..endpoint(number) };
+        let serving = vec![SocketAddr::new(backend.address, backend.port)];
+        ServicePort {
+            cluster_ip: "fd43::53".parse().unwrap(),
+            cluster: vec![backend],
+            serving,
+            ..dns(&[number])
+        }
+    };
+    let socket = world.client.within(|| UdpSocket::bind("[::]:0").unwrap());
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let ask = || ask_dns_at(&socket, "[fd43::53]:53");
+    world.change(vec![names(3)]);
+    assert_eq!(ask(), "one");
+    world.change(vec![names(4)]);
+    assert_eq!(ask(), "two", "the connection to the endpoint that is gone is forgotten");
+}
+
 /// Each of them in turn is somebody else's.
 #[test]
 fn a_family_that_the_kernel_refuses_keeps_the_other_from_nothing() {
@@ -700,14 +770,9 @@ fn a_full_message_that_the_kernel_refuses_is_an_error() {
 #[test]
 fn ten_thousand_endpoints_cost_what_is_promised() {
     let mut world = World::new();
-    let service_of = |number: u16, moved: bool| {
-        let cluster = (0..100_u16).map(|index| Backend {
-            address: IpAddr::from([
-                10,
-                50,
-                number as u8,
-                (index + u16::from(moved && index == 50) * 100) as u8,
-            ]),
+    let service_of = |number: u16, ends: std::ops::Range<u8>| {
+        let cluster = ends.map(|end| Backend {
+            address: IpAddr::from([10, 50, number as u8, end]),
             port: 8080,
             is_local: false,
         });
@@ -717,7 +782,7 @@ fn ten_thousand_endpoints_cost_what_is_promised() {
             ..port(&format!("service-{number}"), &[3])
         }
     };
-    let all: Vec<ServicePort> = (0..100).map(|number| service_of(number, false)).collect();
+    let all: Vec<ServicePort> = (0..100).map(|number| service_of(number, 0..100)).collect();
     let used = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     let before = used();
     world.change(all);
@@ -725,14 +790,22 @@ fn ten_thousand_endpoints_cost_what_is_promised() {
     let bytes = world.kernel.as_ref().unwrap().bytes();
     println!("10,000 endpoints: {spent:?} of processor time, {bytes} bytes");
     assert!(bytes <= 1024 * 1024, "{bytes}");
-    let count = |world: &World| world.table().matches(" : 10.50.").count();
-    assert_eq!(count(&world), 10_000);
+    let elements = |world: &World| {
+        let table = world.table();
+        let elements = table.split([',', '{', '}']).filter(|element| element.contains(" : 10.50."));
+        elements.map(|element| element.trim().to_owned()).collect::<BTreeSet<_>>()
+    };
+    let first = elements(&world);
+    assert_eq!(first.len(), 10_000);
     let before = used();
-    world.change(vec![service_of(7, true)]);
+    // The first one goes, and another one comes behind the last.
+    world.change(vec![service_of(7, 1..101)]);
     let one = Duration::try_from(used()).unwrap() - Duration::try_from(before).unwrap();
     println!("one of them changed: {one:?}");
-    assert_eq!(count(&world), 10_000);
-    assert!(world.table().contains("10.50.7.150 . 8080") && !world.table().contains("10.50.7.50 . 8080"));
+    let second = elements(&world);
+    assert_eq!((second.len(), second.difference(&first).count()), (10_000, 1));
+    let table = world.table();
+    assert!(table.contains("10.50.7.100 . 8080") && !table.contains("10.50.7.0 . 8080"));
     assert!(spent < Duration::from_millis(200), "{spent:?}");
     assert!(one < spent / 5, "{one:?}");
 }

@@ -4,8 +4,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
-use crate::agent::{Agent, PATIENCE, smolet, text};
+use crate::agent::{Agent, PATIENCE, is_release, smolet, text};
+use crate::finding::{Finding, settle};
 use crate::runtime::{Runtime, is_embedded, wait_for};
 
 /// The container says that it was started.
@@ -23,6 +25,11 @@ fn pod(name: &str, settings: &str) -> String {
 "
     )
 }
+
+/// What a node of 10 pods has resident that is its own runtime.
+const NODE_RESIDENT_KIB_MAX: u64 = 6 * 1024 + 512;
+/// What the start leaves to be done is done when nothing was written for that long.
+const SETTLE: Duration = Duration::from_secs(15);
 
 const PODS: [(&str, &str); 3] =
     [("web", "hostNetwork: false"), ("shared", "shareProcessNamespace: true"), ("host", "hostNetwork: true")];
@@ -148,11 +155,19 @@ pub fn pods_end_in_the_runtime_that_a_node_leaves_and_run_embedded(runtime: &Run
     let said = smolet().args(words).output().expect("smolet can be run");
     assert_eq!(String::from_utf8_lossy(&said.stdout), "1\n", "{said:?}");
 
-    for (name, _) in PODS {
-        agent.delete(name);
-    }
+    let further: Vec<String> = (PODS.len()..10).map(|number| format!("further-{number}")).collect();
+    further.iter().for_each(|name| agent.apply_pod(name, &pod(name, "hostNetwork: false")));
+    further.iter().for_each(|name| drop(agent.running(name)));
+    settle(agent.pid(), SETTLE);
+    let resident_kib = Finding::of(agent.pid()).resident_kib;
+    println!("with 10 pods, as their runtime too: {resident_kib} KiB resident");
+    // A debug build is another program.
+    assert!(!is_release() || resident_kib <= NODE_RESIDENT_KIB_MAX, "{resident_kib} KiB");
+
+    let names = || PODS.iter().map(|(name, _)| *name).chain(further.iter().map(String::as_str));
+    names().for_each(|name| agent.delete(name));
     wait_for("the pods have ended", PATIENCE, || {
-        let log_dirs = PODS.iter().any(|(name, _)| agent.log_dir(name).is_some());
+        let log_dirs = names().any(|name| agent.log_dir(name).is_some());
         (agent.pods().is_empty() && !log_dirs).then_some(())
     });
     agent.stop();

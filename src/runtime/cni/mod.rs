@@ -268,7 +268,6 @@ impl Plugins {
             time: Some(CNI_PLUGIN_TIME),
             command: None,
             owner: None,
-            oom_score_adj: None,
             outlives: false,
             room: None,
         };
