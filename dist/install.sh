@@ -80,8 +80,9 @@ case $prefix in
 /*) ;;
 *) die "--prefix $prefix: an absolute path is needed" ;;
 esac
+# Ordinary characters in all services, in a replacement of sed and in a pattern of grep.
 case $root$prefix in
-*[!A-Za-z0-9/._-]*) die "--root and --prefix: letters, digits, / . _ and - alone, not $root$prefix" ;;
+*[!A-Za-z0-9/._@+~-]*) die "--root and --prefix: letters, digits, / . _ @ + ~ and - alone, not $root$prefix" ;;
 esac
 [ -z "$root" ] || [ -d "$root" ] || die "--root $root: no such directory"
 record=$prefix/lib/smolet/installed

@@ -40,7 +40,7 @@ purge_runtime_directory() {
 # have the same service and the same settings.
 archive_installer() {
     named=$(for service in /etc/systemd/system/smolet.service /etc/init.d/smolet; do
-        [ ! -e $service ] || sed -n 's|^[^#]*[ ="]\(/[A-Za-z0-9/._-]*\)/bin/smolet.*|\1|p' $service
+        [ ! -e $service ] || sed -n 's|^[^#]*[ ="]\(/[A-Za-z0-9/._@+~-]*\)/bin/smolet.*|\1|p' $service
     done)
     for of in /usr/local /usr $named; do
         if [ -e "$of/lib/smolet/installed" ]; then

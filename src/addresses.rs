@@ -10,11 +10,13 @@
 //!
 //! An address of the node stays while a link of the machine has it, wherever the default route leads: other nodes, certificates and
 //! flannel's link depend on it, and a second uplink (LTE, a VPN) takes the route and gives it back. k3s agent and the kubelet's
-//! `--node-ip` choose once, at the start.
+//! `--node-ip` choose once, at the start. With `--flannel-iface` its addresses count instead of the default routes'.
+//!
+//! Which family comes first, the ranges of a k3s cluster decide (`put_first`).
 //!
 //! The kernel's messages are not parsed: any of them triggers a read. The task is idle while nothing changes.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
@@ -32,7 +34,6 @@ use crate::limits::{ADDRESSES_PERIOD, ADDRESSES_SETTLE};
 #[cfg(feature = "tls")]
 use crate::limits::{FLANNEL_SETTLE, FLANNEL_WATCH_PERIOD};
 use crate::netlink::link_address::LinkAddress;
-use crate::netlink::{Netlink, Protocol};
 
 /// `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV4_ROUTE`, `RTMGRP_IPV6_IFADDR` and `RTMGRP_IPV6_ROUTE` of `linux/rtnetlink.h`.
 const GROUPS: u32 = 0x10 | 0x40 | 0x100 | 0x400;
@@ -48,7 +49,10 @@ pub struct NodeAddresses(Rc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    now: RefCell<Vec<Box<str>>>,
+    /// In the order in which they are given or found.
+    found: RefCell<Vec<Box<str>>>,
+    /// Whether one of IPv6 comes first; `None`: the order stays.
+    v6_first: Cell<Option<bool>>,
     /// One for each part of the agent that keeps state derived from them.
     subscribers: RefCell<Vec<Sender<()>>>,
 }
@@ -57,7 +61,7 @@ impl NodeAddresses {
     /// With these addresses until the first read.
     pub fn new(addresses: &[Box<str>]) -> Self {
         let this = Self::default();
-        this.0.now.replace(addresses.to_vec());
+        this.0.found.replace(addresses.to_vec());
         this
     }
 
@@ -69,7 +73,25 @@ impl NodeAddresses {
 
     /// As they are now.
     pub fn now(&self) -> Vec<Box<str>> {
-        self.0.now.borrow().clone()
+        let mut now = self.as_found();
+        if let ([first, _, ..], Some(is_v6)) = (&*now, self.0.v6_first.get())
+            && first.contains(':') != is_v6
+        {
+            now.swap(0, 1);
+        }
+        now
+    }
+
+    /// The same, in the order in which they are given or found.
+    pub(crate) fn as_found(&self) -> Vec<Box<str>> {
+        self.0.found.borrow().clone()
+    }
+
+    /// Puts the second one first where the first is of the other family than the cluster's first range (k3s' `get` of its agent's
+    /// configuration); given ones too. `None`: that family is not known.
+    #[cfg(feature = "tls")]
+    pub(crate) fn put_first(&self, is_v6: Option<bool>) {
+        self.change(|shared| shared.v6_first.set(is_v6));
     }
 
     /// Receives a message when they change; several changes may be one message.
@@ -81,11 +103,17 @@ impl NodeAddresses {
 
     /// Replaces the addresses. True when they have changed.
     fn set(&self, addresses: Vec<Box<str>>) -> bool {
-        if *self.0.now.borrow() == addresses {
+        self.change(|shared| drop(shared.found.replace(addresses)))
+    }
+
+    fn change(&self, change: impl FnOnce(&Shared)) -> bool {
+        let before = self.now();
+        change(&self.0);
+        let now = self.now();
+        if now == before {
             return false;
         }
-        log::info!("node addresses: [{}], before: [{}]", addresses.join(" "), self.now().join(" "));
-        self.0.now.replace(addresses);
+        log::info!("node addresses: [{}], before: [{}]", now.join(" "), before.join(" "));
         for subscriber in &*self.0.subscribers.borrow() {
             // Full: the subscriber has not handled the last change yet, and will read the current addresses.
             let _ = subscriber.try_send(());
@@ -93,25 +121,26 @@ impl NodeAddresses {
         true
     }
 
-    /// The node's addresses by the machine as it is, where `given` is `--node-ip`. The present ones stay while links have them. Blocks
-    /// for a few system calls.
-    pub fn read(&self, given: &[IpAddr]) -> Vec<Box<str>> {
-        let present: Vec<IpAddr> = self.now().iter().filter_map(|ip| ip.parse().ok()).collect();
-        let of_routes = facts::host_ips();
-        if present.is_empty() || present == of_routes {
-            return facts::node_ips(given, &of_routes);
+    /// The node's addresses by the machine as it is, as they are found, where `given` is `--node-ip` and `interface`
+    /// [`Config::node_interface`](crate::config::Config::node_interface). The present ones stay while links have them. Blocks for a
+    /// few system calls.
+    pub fn read(&self, given: &[IpAddr], interface: Option<&str>) -> Vec<Box<str>> {
+        let present: Vec<IpAddr> = self.as_found().iter().filter_map(|ip| ip.parse().ok()).collect();
+        let own = facts::own_ips(interface);
+        if present.is_empty() || present == own {
+            return facts::node_ips(given, &own);
         }
-        match on_links(&present) {
-            Ok(there) => facts::node_ips(given, &in_use(&present, &of_routes, &there)),
+        match facts::link_addresses(|of| present.contains(&of.address)) {
+            Ok(there) => facts::node_ips(given, &in_use(&present, &own, &there)),
             Err(error) => {
-                log::debug!("node addresses: rtnetlink: {error}; those of the default routes are taken");
-                facts::node_ips(given, &of_routes)
+                log::debug!("node addresses: rtnetlink: {error}; those that are found now are taken");
+                facts::node_ips(given, &own)
             }
         }
     }
 
     /// Follows the node's addresses until dropped, if `given` (`--node-ip`) leaves any of them open.
-    pub async fn follow(self, given: Vec<IpAddr>, clock: SharedClock) {
+    pub async fn follow(self, given: Vec<IpAddr>, interface: Option<String>, clock: SharedClock) {
         if !given.is_empty() && !given.iter().any(IpAddr::is_unspecified) {
             return;
         }
@@ -126,7 +155,7 @@ impl NodeAddresses {
         };
         loop {
             // After the subscription, so that earlier changes are found, too.
-            let is_news = self.set(self.read(&given));
+            let is_news = self.set(self.read(&given, interface.as_deref()));
             let looked = clock.now().mono;
             if let Err(error) = kernel.readable().await {
                 log::warn!(
@@ -138,37 +167,33 @@ impl NodeAddresses {
             let settled = clock.now().mono + ADDRESSES_SETTLE;
             // Pods that come and go change addresses of the machine, but none of the node's own.
             let quiet = looked
-                + if is_news || self.0.now.borrow().is_empty() { ADDRESSES_SETTLE } else { ADDRESSES_PERIOD };
+                + if is_news || self.0.found.borrow().is_empty() {
+                    ADDRESSES_SETTLE
+                } else {
+                    ADDRESSES_PERIOD
+                };
             clock.sleep_until(settled.max(quiet)).await;
             drain(kernel.get_ref());
         }
     }
 }
 
-/// The addresses in use, IPv4 first. PURE.
+/// The addresses in use, IPv4 first; `own` are those of the default routes, or of the interface. PURE.
 ///
-/// | a link has the present one of the family | the default route has one | the node has |
+/// | a link has the present one of the family | the default route, or the interface, has one | the node has |
 /// |---|---|---|
 /// | yes | any | the present one |
-/// | yes, deprecated | yes | the default route's |
+/// | yes, deprecated | yes | the default route's, or the interface's |
 /// | yes, deprecated | no | the present one |
-/// | no | yes or no | the default route's, or none |
-fn in_use(present: &[IpAddr], of_routes: &[IpAddr], there: &[LinkAddress]) -> Vec<IpAddr> {
+/// | no | yes or no | the default route's, or the interface's, or none |
+fn in_use(present: &[IpAddr], own: &[IpAddr], there: &[LinkAddress]) -> Vec<IpAddr> {
     let of = |is_v4: bool| {
-        let of_route = of_routes.iter().find(|ip| ip.is_ipv4() == is_v4).copied();
+        let own = own.iter().find(|ip| ip.is_ipv4() == is_v4).copied();
         let present = present.iter().find(|ip| ip.is_ipv4() == is_v4).copied();
-        let may_stay = |link: &LinkAddress| !link.is_deprecated() || of_route.is_none();
-        present.filter(|ip| there.iter().any(|link| link.address == *ip && may_stay(link))).or(of_route)
+        let may_stay = |link: &LinkAddress| !link.is_deprecated() || own.is_none();
+        present.filter(|ip| there.iter().any(|link| link.address == *ip && may_stay(link))).or(own)
     };
     [true, false].into_iter().filter_map(of).collect()
-}
-
-/// Those of `wanted` that links of the machine have.
-fn on_links(wanted: &[IpAddr]) -> io::Result<Vec<LinkAddress>> {
-    let question = LinkAddress::question();
-    Netlink::open(Protocol::Route)?.collect(&question, &mut |found: &mut Vec<LinkAddress>, _, answer| {
-        found.extend(LinkAddress::read(answer).filter(|of| wanted.contains(&of.address)));
-    })
 }
 
 /// Sends to `changed`, which holds one, when links or routes of the machine change, until it is closed.
@@ -247,10 +272,36 @@ mod tests {
         }
     }
 
+    #[cfg(feature = "tls")]
+    #[test]
+    fn the_first_address_is_of_the_family_of_the_clusters_first_range() {
+        // Found or given, whether IPv6 is first in the cluster, as the node has them.
+        for (found, v6_first, expected) in [
+            ("10.7.0.2 2001:db8::2", None, "10.7.0.2 2001:db8::2"),
+            ("10.7.0.2 2001:db8::2", Some(false), "10.7.0.2 2001:db8::2"),
+            ("10.7.0.2 2001:db8::2", Some(true), "2001:db8::2 10.7.0.2"),
+            ("2001:db8::2 10.7.0.2", None, "2001:db8::2 10.7.0.2"),
+            ("2001:db8::2 10.7.0.2", Some(false), "10.7.0.2 2001:db8::2"),
+            ("2001:db8::2 10.7.0.2", Some(true), "2001:db8::2 10.7.0.2"),
+            ("10.7.0.2", Some(true), "10.7.0.2"),
+            ("2001:db8::2", Some(false), "2001:db8::2"),
+            ("", Some(true), ""),
+        ] {
+            let of = |text: &str| text.split_whitespace().map(Box::from).collect::<Vec<Box<str>>>();
+            let addresses = NodeAddresses::new(&of(found));
+            let changes = addresses.changes();
+            addresses.put_first(v6_first);
+            assert_eq!((addresses.now(), addresses.as_found()), (of(expected), of(found)), "{v6_first:?}");
+            assert_eq!(changes.try_recv().is_ok(), found != expected, "{found:?} {v6_first:?}");
+            assert!(!addresses.set(of(found)), "that is no change");
+        }
+    }
+
     #[test]
     fn the_kernel_tells_which_addresses_links_have() {
         // Without a link that is up the machine has none.
-        let there = on_links(&ips("127.0.0.1 192.0.2.1")).unwrap();
+        let wanted = ips("127.0.0.1 192.0.2.1");
+        let there = facts::link_addresses(|of| wanted.contains(&of.address)).unwrap();
         let loopback = ips("127.0.0.1")[0];
         assert!(there.iter().all(|of| of.address == loopback && !of.is_deprecated()), "{there:?}");
     }

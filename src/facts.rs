@@ -2,8 +2,11 @@
 //! (again for each sandbox). I/O; blocks.
 
 use std::fs;
+use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::path::Path;
+
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 
 #[cfg(feature = "tls")]
 use crate::cluster::node_object::{Handler, Machine};
@@ -12,6 +15,8 @@ use crate::config::{Config, Reserved, paths};
 use crate::cri::{RuntimeHandler, RuntimeVersion};
 use crate::eviction::Signal;
 use crate::filesystem::Filesystem;
+use crate::netlink::link_address::{LinkAddress, is_link_local, preferred};
+use crate::netlink::{Netlink, Protocol};
 use crate::oci::has_apparmor;
 use crate::render::{NodeSettings, admission};
 use crate::resolv_conf;
@@ -39,7 +44,7 @@ pub fn embedded_runtime(config: &Config) -> runtime::Settings {
 pub fn node_settings(config: &Config, node_name: &str) -> NodeSettings {
     let mut node = NodeSettings::new(node_name, &config.root_dir.to_string_lossy());
     let (memory, swap) = memory_bytes(&read("/proc/meminfo"));
-    node.node_ips = node_ips(&config.registration.addresses, &host_ips());
+    node.node_ips = node_ips(&config.registration.addresses, &own_ips(config.node_interface()));
     node.cgroup_version = runtime::cgroup_version(Path::new(paths::CGROUP_MOUNTS));
     node.cgroup_driver = config.cgroup_driver;
     node.cgroup_root = config.cgroup_root.as_str().into();
@@ -179,7 +184,34 @@ pub fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// The node's own addresses, IPv4 first: the source addresses of the default routes. Connecting a UDP socket sends nothing; the
+/// The node's own addresses, IPv4 first: those of the interface with this name, else of the default routes.
+pub fn own_ips(interface: Option<&str>) -> Vec<IpAddr> {
+    let Some(name) = interface else { return host_ips() };
+    interface_ips(name).unwrap_or_else(|error| {
+        log::debug!("node addresses: interface {name}: {error}");
+        Vec::new()
+    })
+}
+
+/// One of each family, beyond the link (`GetIPFromInterface`). Differs from k3s, which refuses to start: of several of IPv4 the one
+/// that flannel prefers counts, and an interface without an address may get one later.
+fn interface_ips(name: &str) -> io::Result<Vec<IpAddr>> {
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    let link = net::netdevice::name_to_index(&socket, name)?;
+    let there = link_addresses(|of| of.link == link)?;
+    let of = |is_v4: bool| preferred(there.iter().filter(|of| of.address.is_ipv4() == is_v4));
+    Ok([true, false].into_iter().filter_map(of).filter(|ip| !is_link_local(*ip)).collect())
+}
+
+/// Those of the addresses of all links that count.
+pub(crate) fn link_addresses(counts: impl Fn(&LinkAddress) -> bool) -> io::Result<Vec<LinkAddress>> {
+    let question = LinkAddress::question();
+    Netlink::open(Protocol::Route)?.collect(&question, &mut |found: &mut Vec<LinkAddress>, _, answer| {
+        found.extend(LinkAddress::read(answer).filter(|of| counts(of)));
+    })
+}
+
+/// The source addresses of the default routes, IPv4 first. Connecting a UDP socket sends nothing; the
 /// kernel selects the source address.
 pub fn host_ips() -> Vec<IpAddr> {
     // Documentation addresses: never on a link, so always routed by the default route.

@@ -181,18 +181,19 @@ pub async fn run_until(
 ) -> Result<Ending, String> {
     let identity = Identity::open(&config.root_dir, node_name(config)?.as_deref(), &facts::hostname())?;
     let mut node = facts::node_settings(config, identity.node_name());
-    remember(config, &mut node);
+    let addresses = NodeAddresses::new(&node.node_ips);
+    remember(config, &mut node, &addresses);
     let node = Rc::new(node);
     if config.kubeconfig.is_some() || config.protect_kernel_defaults {
         kernel_tunables::set_up(&config.sysctl_root, config.protect_kernel_defaults)?;
     }
-    let addresses = NodeAddresses::new(&node.node_ips);
     let server = Server::bind(&config.socket)?;
     let listening = node_api::listen(config, &node, &addresses)?;
     log_directories(config)?;
 
-    let given = config.registration.addresses.clone();
-    executor.spawn("node addresses", addresses.clone().follow(given, clock.clone())).detach();
+    let (given, interface) =
+        (config.registration.addresses.clone(), config.node_interface().map(str::to_owned));
+    executor.spawn("node addresses", addresses.clone().follow(given, interface, clock.clone())).detach();
     // Before the runtime is available, so that `smolet pods` always has a server to connect to.
     let (queries, asked) = smol::channel::bounded(SERVER_CONNECTIONS_MAX);
     let metrics = Rc::new(Metrics::new(executor.polls().clone()));

@@ -75,6 +75,7 @@ pub(super) fn args_of(translated: &Translated) -> Result<run::Args, String> {
     })?;
     let mut args = run::Args::from_arg_matches(&matches).map_err(|error| error.to_string())?;
     args.flags.kubelet.clone_from(&translated.kubelet);
+    args.flags.k3s_agent_dir = Some(Path::new(&translated.data_dir).join("agent"));
     Ok(args)
 }
 

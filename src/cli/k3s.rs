@@ -19,6 +19,7 @@ use super::{agent, fail, k3s_flags, print, say};
 use crate::config::Config;
 use crate::filesystem::{read_linked, replace};
 use crate::flannel;
+use crate::k3s::check_credentials;
 use crate::k3s::takeover::{
     AGENT_UNIT, AgentCommand, CONTAINERD_UNIT, FLANNEL_MASQUERADE, Variables, agent_command, containerd_unit,
     drop_in, environment_files, has_systemd_cgroups, is_plain, variables_file, without_k3s,
@@ -129,6 +130,7 @@ fn settings(flags: &[String], known: impl Fn(&str) -> Option<String>) -> Result<
     let translated = agent::translate(flags, known)?;
     let args = agent::args_of(&translated)?;
     let config = Config::load(&args.flags, Some(&args.socket.socket)).map_err(|error| error.to_string())?;
+    check_credentials(&config)?;
     Ok((config, translated.data_dir))
 }
 
@@ -713,6 +715,7 @@ pub(super) fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::x509::self_signed;
 
     #[test]
     fn a_board_is_smolets_once_its_node_is_registered() {
@@ -737,6 +740,33 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_board_without_a_token_is_known_by_its_certificate() {
+        let dir = std::env::temp_dir().join(format!("smolet-without-token-{}", std::process::id()));
+        let (agent, own) = (dir.join("agent"), dir.join("kubelet/k3s"));
+        let flags = [
+            "--server=https://10.0.0.1:6443".to_owned(),
+            format!("--data-dir={}", dir.display()),
+            format!("--kubelet-arg=root-dir={}", dir.join("kubelet").display()),
+        ];
+        let refusal = || settings(&flags, |_| None).err();
+        let (certificate, key) = self_signed(2040);
+        let put = |dir: &Path, name: &str, text: &str| put(&dir.join(name), text.as_bytes(), 0o600).unwrap();
+        for name in ["client-kubelet.crt", "server-ca.crt"] {
+            put(&agent, name, &certificate);
+            assert!(refusal().unwrap().starts_with("--server: needs --token-file"), "no key is there");
+        }
+        put(&agent, "client-kubelet.key", &key);
+        assert_eq!(refusal(), None);
+        // Once it is taken over smolet has its own.
+        fs::remove_dir_all(&agent).unwrap();
+        assert!(refusal().is_some());
+        put(&own, "server-ca.crt", &certificate);
+        put(&own, "client-kubelet.pem", &format!("{certificate}{key}"));
+        assert_eq!(refusal(), None);
+        fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

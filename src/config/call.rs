@@ -2,19 +2,21 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 /// `nodeconfig.OmittedValue`.
 const OMITTED: &str = "********";
-/// Arguments and variables whose values are secrets (`nodeconfig.isSecret`).
-const SECRETS: [&str; 13] = [
+/// Arguments and variables whose values are secrets (`nodeconfig.isSecret`), also those of other versions of k3s.
+const SECRETS: [&str; 17] = [
     "K3S_TOKEN",
     "K3S_DATASTORE_ENDPOINT",
     "K3S_AGENT_TOKEN",
     "K3S_CLUSTER_SECRET",
+    "K3S_VPN_AUTH",
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
     "--token",
     "-t",
     "--agent-token",
@@ -22,6 +24,8 @@ const SECRETS: [&str; 13] = [
     "--cluster-secret",
     "--etcd-s3-access-key",
     "--etcd-s3-secret-key",
+    "--etcd-s3-session-token",
+    "--vpn-auth",
 ];
 
 /// How an agent was called, without its secrets, as JSON.
@@ -87,10 +91,15 @@ impl Call {
                 (key.as_str(), if is_secret { OMITTED } else { value.as_str() })
             })
             .collect();
-        let (args, env) = (json!(shown).to_string(), json!(env).to_string());
+        let (args, env) = (as_go(&json!(shown)), as_go(&json!(env)));
         let hash = base32(&Sha256::digest([args.as_bytes(), env.as_bytes()].concat()));
         Self { args: args.into(), env: env.into(), hash: hash.into() }
     }
+}
+
+/// As Go's `json.Marshal` writes it, for HTML too: the hash is of this text.
+fn as_go(value: &Value) -> String {
+    value.to_string().replace('&', "\\u0026").replace('<', "\\u003c").replace('>', "\\u003e")
 }
 
 /// With padding (`base32.StdEncoding`).
@@ -122,10 +131,24 @@ mod tests {
         let call = Call::new(&strings(&args), &env);
         let shown = r#"["run","--server","https://h:6443","--token","********","-t","********","--token","********","--x","e=f"]"#;
         assert_eq!(&*call.args, shown);
-        assert_eq!(&*call.env, r#"{"K3S_A":"<&>","K3S_TOKEN":"********","K3S_URL":"u"}"#);
+        assert_eq!(
+            &*call.env, r#"{"K3S_A":"\u003c\u0026\u003e","K3S_TOKEN":"********","K3S_URL":"u"}"#,
+            "as Go writes it"
+        );
         assert_eq!(call.hash.len(), 56, "52 digits of 256 bits, and 4 of padding");
         assert_ne!(call.hash, Call::default().hash);
         assert_eq!(Call::new(&strings(&["--token"]), &[]).args, "[\"--token\"]".into(), "cut short");
+        for flag in SECRETS.iter().filter(|of| of.starts_with('-')) {
+            let call =
+                Call::new(&strings(&[&format!("{flag}=name=x,joinKey=hunter2"), flag, "hunter2"]), &[]);
+            assert!(*flag == "-t" || !call.args.contains("joinKey"), "{}", call.args);
+            assert!(!call.args.contains("\"hunter2\""), "{}", call.args);
+        }
+        for name in SECRETS.iter().filter(|of| of.starts_with("K3S_")) {
+            let call = Call::new(&[], &[((*name).to_owned(), "hunter2".to_owned())]);
+            assert_eq!(&*call.env, format!("{{\"{name}\":\"********\"}}"));
+        }
+        assert!(SECRETS.contains(&"--vpn-auth") && SECRETS.contains(&"K3S_VPN_AUTH"));
         // RFC 4648.
         for (bytes, text) in [
             ("", ""),

@@ -81,6 +81,8 @@ pub enum TokenSource {
     Given(Secret),
     /// This file, which is read at each use.
     File(PathBuf),
+    /// None: an earlier join has left a certificate, in the state directory or in this one of `k3s agent`.
+    EarlierJoin(Option<PathBuf>),
 }
 
 /// The cluster's kubeconfig, if this build supports joining one; below `k3s` when a k3s server issues it.
@@ -138,12 +140,7 @@ pub(super) fn k3s(flags: &Flags) -> Result<Option<K3s>, ConfigError> {
         (None, Some(path)) if path.is_absolute() => TokenSource::File(path.clone()),
         (None, Some(_)) => return wrong("--token-file", "must be an absolute path"),
         (Some(_), Some(_)) => return wrong("--token", "may not be given beside --token-file"),
-        (None, None) => {
-            return wrong(
-                "--server",
-                "needs --token-file, a copy of the server's /var/lib/rancher/k3s/server/agent-token",
-            );
-        }
+        (None, None) => TokenSource::EarlierJoin(flags.k3s_agent_dir.clone()),
     };
     Ok(Some(K3s {
         server: server.clone(),
@@ -414,12 +411,15 @@ mod tests {
         }
         let of_file = flags(url(), None, Some("/etc/token"));
         assert_eq!(k3s(&of_file).unwrap().unwrap().token, TokenSource::File("/etc/token".into()));
+        // Whether there is a certificate is seen at the start.
+        let without = Flags { k3s_agent_dir: Some("/k3s/agent".into()), ..flags(url(), None, None) };
+        let of_k3s = TokenSource::EarlierJoin(Some("/k3s/agent".into()));
+        assert_eq!(k3s(&without).unwrap().unwrap().token, of_k3s);
         let path = kubeconfig(&of_file, Path::new("/k3s")).unwrap();
         assert_eq!(path.as_deref(), Some(Path::new("/k3s/kubelet.kubeconfig")));
         let both = Flags { kubeconfig: Some("/etc/k".into()), ..of_file };
         assert!(kubeconfig(&both, Path::new("/k3s")).unwrap_err().0.contains("beside --server"));
         for (flags, named) in [
-            (flags(url(), None, None), "--server: needs --token-file"),
             (flags(url(), Some("t"), Some("/t")), "--token: may not be given beside --token-file"),
             (flags(url(), None, Some("t")), "--token-file: must be an absolute path"),
             (flags(None, Some("hunter2"), None), "--token: needs --server"),

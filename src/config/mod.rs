@@ -214,7 +214,8 @@ pub struct Flags {
     /// Bring up the pods' network between nodes as k3s agent does (flannel: vxlan, host-gw or wireguard-native, as the server has it); needs --server
     #[arg(long)]
     pub flannel: bool,
-    /// Interface between the nodes [default: that of the node's address]
+    /// Interface between the nodes, by its name or an address of it; without --node-ip its addresses are the node's
+    /// [default: that of the node's address]
     #[arg(long, value_name = "NAME")]
     pub flannel_iface: Option<String>,
     /// Enforce network policies of this node's pods with nftables; needs --server, or --network-policy-kubeconfig
@@ -261,6 +262,9 @@ pub struct Flags {
     /// The kubelet's flags for fields of such a file, without dashes, and their values.
     #[arg(skip)]
     pub kubelet: Vec<(String, String)>,
+    /// The directory in which `k3s agent` has its certificates, for a node without a token.
+    #[arg(skip)]
+    pub k3s_agent_dir: Option<PathBuf>,
 }
 
 /// The validated settings of `smolet run`.
@@ -542,6 +546,13 @@ impl Config {
     /// The files of the node's resolver configuration.
     pub fn resolver(&self) -> Resolver {
         Resolver { path: self.resolv_conf.clone(), upstream: self.upstream_resolv_conf.clone() }
+    }
+
+    /// The interface whose addresses are the node's (`--flannel-iface`, as with k3s); `None`: given ones are, or those of the
+    /// default routes.
+    pub fn node_interface(&self) -> Option<&str> {
+        let of_flannel = self.flannel.as_ref().filter(|_| self.registration.addresses.is_empty());
+        of_flannel?.interface.as_deref()
     }
 
     /// The CRI socket of the embedded runtime: beside the local socket.

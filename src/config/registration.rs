@@ -16,6 +16,7 @@ use crate::limits::{
 };
 use crate::model::names;
 use crate::model::quantity::Quantity;
+use crate::netlink::link_address::is_link_local;
 
 /// Settings of a node's registration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,7 +28,7 @@ pub struct Registration {
     /// `spec.providerID`; empty: none.
     pub provider_id: String,
     /// The node's addresses, the primary one first; an unspecified one means that of the default route of its family. Empty:
-    /// those of the default routes (`--node-ip`).
+    /// those of [`Config::node_interface`](super::Config::node_interface) or of the default routes (`--node-ip`).
     pub addresses: Vec<IpAddr>,
     /// Addresses by which the node is reached from outside its network, the primary one first; of a node of k3s
     /// (`--node-external-ip`).
@@ -110,7 +111,7 @@ pub(super) fn join(flags: &Flags, file: &FileSettings) -> Result<Registration, C
         labels: labels(flags.node_labels.as_deref().unwrap_or_default())?,
         taints,
         provider_id: flags.provider_id.as_deref().or(file.text("providerID")).unwrap_or_default().to_owned(),
-        addresses: node_addresses(flags.node_ip.as_deref().unwrap_or_default())?,
+        addresses: node_addresses(flags)?,
         external_addresses: external_addresses(flags)?,
         external_cloud: is_external(flags.cloud_provider.as_deref())?,
         reserved,
@@ -266,10 +267,15 @@ fn external_addresses(flags: &Flags) -> Result<Vec<IpAddr>, ConfigError> {
     Ok(given)
 }
 
-/// One address, or one of each family (`--node-ip`).
-fn node_addresses(text: &str) -> Result<Vec<IpAddr>, ConfigError> {
+/// One address, or one of each family (`--node-ip`); else the address that names the interface of flannel (`--flannel-iface`).
+fn node_addresses(flags: &Flags) -> Result<Vec<IpAddr>, ConfigError> {
     let form = "must be an IP address, or one of IPv4 and one of IPv6 with a comma between them";
+    let text = flags.node_ip.as_deref().unwrap_or_default();
     let given = addresses("--node-ip", text, form)?;
+    let names_address = |of: &&str| given.is_empty() && of.parse::<IpAddr>().is_ok();
+    if let Some(address) = flags.flannel_iface.as_deref().filter(names_address) {
+        return addresses("--flannel-iface", address, form);
+    }
     let of_v4 = given.iter().filter(|address| address.is_ipv4()).count();
     if of_v4 > 1 || given.len() - of_v4 > 1 {
         return Err(ConfigError(format!("--node-ip: {text:?}: at most one address of each family")));
@@ -283,11 +289,7 @@ fn addresses(flag: &str, text: &str, form: &str) -> Result<Vec<IpAddr>, ConfigEr
     let mut addresses: Vec<IpAddr> = Vec::new();
     for part in parts(text) {
         let Ok(address) = part.parse::<IpAddr>() else { return wrong(form) };
-        let is_link_local = match address {
-            IpAddr::V4(ip) => ip.is_link_local(),
-            IpAddr::V6(ip) => ip.is_unicast_link_local(),
-        };
-        if address.is_loopback() || address.is_multicast() || is_link_local {
+        if address.is_loopback() || address.is_multicast() || is_link_local(address) {
             return wrong("a loopback, multicast or link-local address is no node's");
         }
         addresses.push(address);
@@ -395,6 +397,26 @@ mod tests {
         assert!(external("eth0").is_err());
         for text in ["10.0.0.2,10.0.0.3", "127.0.0.1", "::1", "169.254.1.1", "224.0.0.1", "eth0"] {
             assert!(addresses(text).is_err(), "{text}");
+        }
+        // The address of flannel's interface is the node's, unless others are given.
+        for (node_ip, interface, wanted) in [
+            (None, "10.0.0.3", Ok("10.0.0.3")),
+            (None, "fd00::3", Ok("fd00::3")),
+            (None, "eth1", Ok("")),
+            (Some("10.0.0.2"), "10.0.0.3", Ok("10.0.0.2")),
+            (Some(""), "10.0.0.3", Ok("10.0.0.3")),
+            (None, "127.0.0.1", Err("--flannel-iface: \"127.0.0.1\": a loopback")),
+        ] {
+            let (node_ip, flannel_iface) = (node_ip.map(str::to_owned), Some(interface.to_owned()));
+            let found = joined(&Flags { node_ip, flannel_iface, ..Flags::default() }, "");
+            match (found, wanted) {
+                (Ok(found), Ok(wanted)) => {
+                    let shown: Vec<String> = found.addresses.iter().map(IpAddr::to_string).collect();
+                    assert_eq!(shown.join(" "), wanted, "{interface}");
+                }
+                (Err(why), Err(wanted)) => assert!(why.starts_with(wanted), "{why}"),
+                (found, wanted) => panic!("{interface}: {found:?} and not {wanted:?}"),
+            }
         }
     }
 }

@@ -62,6 +62,8 @@ pub(crate) struct NetConf {
     backend: Box<str>,
     /// `ClusterIPRanges`, of older servers `ClusterIPRange`: the first of each family.
     pub(crate) networks: [Option<Network>; 2],
+    /// `ClusterIPRange`, the cluster's first range, is of IPv6; `None`: it is not known.
+    pub(crate) is_v6_first: Option<bool>,
     /// Packets of IPv6 pods to addresses outside are masqueraded (`FlannelIPv6Masq`).
     pub(crate) masquerades_v6: bool,
     /// Nodes reach each other by their external addresses (`FlannelExternalIP`).
@@ -74,13 +76,15 @@ impl NetConf {
         let is_set = |field: &str| matches!(settings.field(field), Some(Node::Bool(true)));
         let listed = settings.field("ClusterIPRanges").map(Node::items).unwrap_or_default();
         let mut networks = [None; 2];
-        for range in listed.iter().chain(settings.field("ClusterIPRange")).filter_map(range) {
+        let first = settings.field("ClusterIPRange");
+        for range in listed.iter().chain(first).filter_map(range) {
             networks[family(range.address)].get_or_insert(range);
         }
         let backend = settings.field("FlannelBackend").and_then(Node::text).unwrap_or_default();
         Self {
             backend: backend.into(),
             networks,
+            is_v6_first: first.and_then(range).map(|range| range.address.is_ipv6()),
             masquerades_v6: is_set("FlannelIPv6Masq"),
             by_external_address: is_set("FlannelExternalIP"),
         }
@@ -94,7 +98,9 @@ impl NetConf {
     /// Adds the settings that it was made of.
     pub(crate) fn write(&self, settings: &mut Map<String, Value>) {
         let ranges = self.networks.iter().flatten().map(|range| range.to_string().into());
+        let first = self.is_v6_first.and_then(|is_v6| self.networks[usize::from(is_v6)]);
         for (field, value) in [
+            ("ClusterIPRange", first.map(|range| range.to_string()).into()),
             ("FlannelBackend", (*self.backend).into()),
             ("ClusterIPRanges", Value::Array(ranges.collect())),
             ("FlannelIPv6Masq", self.masquerades_v6.into()),
@@ -163,9 +169,17 @@ mod tests {
         assert_eq!(conf.backend(), Ok(Some(Backend::Vxlan)));
         assert_eq!(conf.networks, [Network::parse("10.42.0.0/16"), Network::parse("2001:cafe:42::/56")]);
         assert!(conf.masquerades_v6 && conf.by_external_address);
+        assert_eq!(conf.is_v6_first, Some(false));
         let mut kept = Map::new();
         conf.write(&mut kept);
         assert_eq!(of(&kept.into()), conf);
+        for (first, is_v6) in [(&v6, Some(true)), (&json!(null), None)] {
+            let conf = of(&json!({"ClusterIPRanges": [v6, v4], "ClusterIPRange": first}));
+            assert_eq!(conf.is_v6_first, is_v6);
+            let mut kept = Map::new();
+            conf.write(&mut kept);
+            assert_eq!(of(&kept.into()), conf);
+        }
         let older = of(&json!({"FlannelBackend": "host-gw", "ClusterIPRange": v4}));
         assert_eq!(older.backend(), Ok(Some(Backend::HostGw)));
         let wireguard = of(&json!({"FlannelBackend": "wireguard-native", "ClusterIPRange": v4}));

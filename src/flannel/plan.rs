@@ -16,7 +16,7 @@ use super::node::VNI;
 use super::rtnetlink::{Link, LinkKind, Vxlan};
 use super::{Backend, LinkData, Mac, Way, family, wireguard};
 use crate::model::Network;
-use crate::netlink::link_address::LinkAddress;
+use crate::netlink::link_address::{LinkAddress, preferred};
 
 /// The vxlan links, by family.
 pub(super) const LINKS: [&str; 2] = ["flannel.1", "flannel-v6.1"];
@@ -24,10 +24,6 @@ pub(super) const LINKS: [&str; 2] = ["flannel.1", "flannel-v6.1"];
 pub(super) const PORT: u16 = 8472;
 /// What vxlan puts before a packet, by family: the kernel lets no link of the other one have flannel's MTU (`encapOverhead`).
 const VXLAN_BYTES: [u32; 2] = [50, 70];
-
-/// `IFA_F_TEMPORARY`, `IFA_F_PERMANENT`.
-const TEMPORARY: u32 = 1;
-const PERMANENT: u32 = 0x80;
 
 /// The link between the nodes, with this node's address of each family.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,22 +87,10 @@ pub(super) fn external(
         let own =
             named.into_iter().chain(node.iter().copied()).find(|ip| family(*ip) == wanted && on_link(ip));
         own.or_else(|| {
-            best(addresses.iter().filter(|of| of.link == link.index && family(of.address) == wanted))
+            preferred(addresses.iter().filter(|of| of.link == link.index && family(of.address) == wanted))
         })
     };
     Ok(External { index: link.index, name: link.name.clone(), mtu: link.mtu, addresses: [of(0), of(1)] })
-}
-
-/// The address that flannel prefers (`compareAddrs`): none that is deprecated; one beyond the link, permanent, not temporary.
-fn best<'a>(addresses: impl Iterator<Item = &'a LinkAddress>) -> Option<IpAddr> {
-    let is_of_link = |ip: IpAddr| match ip {
-        IpAddr::V4(ip) => ip.is_link_local(),
-        IpAddr::V6(ip) => ip.is_unicast_link_local(),
-    };
-    let usable = addresses.filter(|of| !of.is_deprecated() && !of.address.is_loopback());
-    usable
-        .min_by_key(|of| (is_of_link(of.address), of.flags & PERMANENT == 0, of.flags & TEMPORARY != 0))
-        .map(|of| of.address)
 }
 
 /// A link of flannel's as it is to be.
@@ -294,6 +278,7 @@ pub(super) fn changes(wanted: &[Entry], mut there: Vec<Entry>) -> (Vec<Entry>, V
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::netlink::link_address::{PERMANENT, TEMPORARY};
 
     fn ip(text: &str) -> IpAddr {
         text.parse().unwrap()

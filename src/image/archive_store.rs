@@ -12,6 +12,9 @@ use crate::cri::{GrpcRuntime, ImageStore};
 /// A future on the loop's thread.
 pub type Local<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
+/// The right to a window in memory, until it is dropped.
+pub type ArchiveWindow = Box<dyn Send>;
+
 /// The store of a runtime that takes images of archives.
 pub enum ArchiveStore {
     /// containerd's, with the runtime's client.
@@ -22,6 +25,8 @@ pub enum ArchiveStore {
 
 /// Images of archives in the embedded runtime's store. They are pinned for as long as they have a label.
 pub trait ArchiveImages {
+    /// Waits for the right to the largest zstd window, which an archive may be compressed with, beside those of pulls.
+    fn archive_window(&self) -> Local<'_, ArchiveWindow>;
     /// The label of each image that came from an archive, by the image's name.
     fn labelled(&self) -> Vec<(String, String)>;
     /// Removes the label of an image. A missing image is no error.
@@ -38,6 +43,14 @@ pub trait ArchiveImages {
 }
 
 impl ArchiveStore {
+    /// Waits for the right to unpack an archive in memory. With containerd nothing else in the agent has such windows.
+    pub(super) async fn archive_window(&self) -> ArchiveWindow {
+        match self {
+            Self::Containerd(..) => Box::new(()),
+            Self::Embedded(store) => store.archive_window().await,
+        }
+    }
+
     /// The label of each image that came from an archive, by the image's name.
     pub(super) async fn labelled(&self) -> Result<Vec<(String, String)>, Failure> {
         match self {

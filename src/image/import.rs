@@ -361,7 +361,12 @@ impl Importer {
         let (path, platform) = (self.dir.join(name), self.platform.clone());
         let shown = path.display().to_string();
         let inflate = self.inflate.clone();
-        let read = unblock_apart(move || read(&path, &platform, &inflate)).await;
+        let window = self.store.archive_window().await;
+        let read = unblock_apart(move || {
+            let _window = window;
+            read(&path, &platform, &inflate)
+        });
+        let read = read.await;
         let read = read.map_err(Failure::NoThread)?;
         let (file, stamp, mut plan) = read.map_err(Failure::Refused)?;
         let label = stamp.label(plan.images.len(), name);

@@ -22,7 +22,7 @@ use ruzstd::decoding::errors::FrameDecoderError;
 use super::tar::Refused;
 use crate::limits::{
     GZIP_HEADER_BYTES_MAX, INFLATE_WINDOW_BYTES, LAYER_STEP_BYTES, ZSTD_BLOCK_BYTES_MAX,
-    ZSTD_LARGE_WINDOW_BYTES_MAX, ZSTD_WINDOW_BYTES_MAX,
+    ZSTD_WINDOW_BYTES_MAX,
 };
 
 pub(crate) const GZIP: &[u8] = b"\x1f\x8b\x08";
@@ -64,9 +64,9 @@ pub(super) enum State {
 }
 
 impl Decoder {
-    /// For a layer with these first bytes ([`MAGIC_BYTES`] of them).
+    /// For a layer with these first bytes ([`MAGIC_BYTES`] of them). It has no window of zstd before [`Decoder::allow_window`].
     pub(super) fn of(first: &[u8]) -> Result<Self, Refused> {
-        Self::with_window(first, ZSTD_WINDOW_BYTES_MAX)
+        Self::with_window(first, 0)
     }
 
     /// The same, with that largest window of zstd.
@@ -106,7 +106,7 @@ impl Decoder {
                 gzip.is_at_boundary = true;
                 Self::Gzip(Box::new(gzip))
             }
-            State::ZstdFrame => Self::Zstd(Box::new(Zstd::new(ZSTD_WINDOW_BYTES_MAX))),
+            State::ZstdFrame => Self::Zstd(Box::new(Zstd::new(0))),
         })
     }
 
@@ -119,25 +119,27 @@ impl Decoder {
         }
     }
 
-    /// The next frame has a larger window than is allowed so far: it is read once [`Decoder::allow_large_window`] was called.
-    pub(super) fn wants_large_window(&self) -> bool {
-        matches!(self, Self::Zstd(zstd) if zstd.wants_large_window)
+    /// Bytes of the next frame's window, when that is larger than is allowed: the frame is read once [`Decoder::allow_window`] was called.
+    /// No window is in memory until then.
+    pub(super) fn wants_window(&self) -> Option<u64> {
+        let Self::Zstd(zstd) = self else { return None };
+        zstd.wants_window
     }
 
-    /// Allows windows of [`ZSTD_LARGE_WINDOW_BYTES_MAX`].
-    pub(super) fn allow_large_window(&mut self) {
+    /// Allows windows of that many bytes.
+    pub(super) fn allow_window(&mut self, bytes: u64) {
         if let Self::Zstd(zstd) = self {
-            zstd.window_max = ZSTD_LARGE_WINDOW_BYTES_MAX;
-            zstd.decoder.set_max_window_size(ZSTD_LARGE_WINDOW_BYTES_MAX);
+            zstd.decoder.set_max_window_size(bytes);
         }
     }
 
-    /// Such windows were allowed.
-    pub(super) fn may_have_large_window(&self) -> bool {
-        matches!(self, Self::Zstd(zstd) if zstd.window_max > ZSTD_WINDOW_BYTES_MAX)
+    /// Bytes of the largest window that it may have in memory.
+    pub(super) fn window_bytes(&self) -> u64 {
+        let Self::Zstd(zstd) = self else { return 0 };
+        zstd.decoder.max_window_size()
     }
 
-    /// Reads some bytes. It is to be called until all bytes are read and it returns none, or wants a large window.
+    /// Reads some bytes. It is to be called until all bytes are read and it returns none, or wants a window.
     pub(super) fn step<'a>(&'a mut self, input: &'a [u8]) -> Result<Step<'a>, Refused> {
         match self {
             Self::Gzip(gzip) => gzip.step(input),
@@ -311,8 +313,7 @@ pub(super) struct Zstd {
     /// The last block of the frame was decoded: its check sum follows, if it has one.
     is_last_block: bool,
     frames: u64,
-    window_max: u64,
-    wants_large_window: bool,
+    wants_window: Option<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -332,17 +333,14 @@ fn is_skippable(first: &[u8]) -> bool {
 
 impl Zstd {
     fn new(window_max: u64) -> Self {
-        let mut decoder = FrameDecoder::new();
-        decoder.set_max_window_size(window_max);
         Self {
-            decoder,
+            decoder: frame_decoder(window_max),
             phase: ZstdPhase::Header,
             held: Vec::new(),
             out: vec![0; LAYER_STEP_BYTES].into_boxed_slice(),
             is_last_block: false,
             frames: 0,
-            window_max,
-            wants_large_window: false,
+            wants_window: None,
         }
     }
 
@@ -357,7 +355,7 @@ impl Zstd {
         let (read, written) = self.advance()?;
         self.held.drain(..read);
         let is_stuck = read == 0 && written == 0 && consumed == 0 && self.held.len() == ZSTD_BLOCK_BYTES_MAX;
-        if is_stuck && !self.wants_large_window {
+        if is_stuck && self.wants_window.is_none() {
             return Err(Refused::because("its compressed data are damaged"));
         }
         Ok(Step { consumed, out: &self.out[..written] })
@@ -366,7 +364,7 @@ impl Zstd {
     /// Bytes read and written.
     fn advance(&mut self) -> Result<(usize, usize), Refused> {
         let damaged = || {
-            let mib = ZSTD_LARGE_WINDOW_BYTES_MAX >> 20;
+            let mib = ZSTD_WINDOW_BYTES_MAX >> 20;
             Refused::because(format!(
                 "its compressed data are damaged, or need a window of more than {mib} MiB"
             ))
@@ -398,16 +396,20 @@ impl Zstd {
                         return Ok((read, 0));
                     }
                     let mut source = rest;
-                    let begun = self.decoder.reset(&mut source);
-                    self.wants_large_window = matches!(
-                        begun,
-                        Err(FrameDecoderError::WindowSizeTooBig { requested, max })
-                            if max < requested && requested <= ZSTD_LARGE_WINDOW_BYTES_MAX
-                    );
-                    if self.wants_large_window {
+                    // Twice: what has begun makes room for a whole window, what is new grows to it, with half as much beside it.
+                    let begun = self.decoder.reset(rest).and_then(|()| self.decoder.reset(&mut source));
+                    self.wants_window = match begun {
+                        Err(FrameDecoderError::WindowSizeTooBig { requested, .. })
+                            if requested <= ZSTD_WINDOW_BYTES_MAX =>
+                        {
+                            Some(requested)
+                        }
+                        begun => begun.map(|()| None).map_err(|_| damaged())?,
+                    };
+                    if self.wants_window.is_some() {
+                        self.decoder = frame_decoder(0);
                         return Ok((read, 0));
                     }
-                    begun.map_err(|_| damaged())?;
                     read += rest.len() - source.len();
                     (self.phase, self.is_last_block) = (ZstdPhase::Frame, false);
                 }
@@ -430,6 +432,13 @@ impl Zstd {
             }
         }
     }
+}
+
+/// A decoder without a window, which it takes when a frame begins.
+fn frame_decoder(window_max: u64) -> FrameDecoder {
+    let mut decoder = FrameDecoder::new();
+    decoder.set_max_window_size(window_max);
+    decoder
 }
 
 /// Bytes of a block with its header, which is as long as it tells here when it is not complete.

@@ -14,6 +14,7 @@ use super::layer::{Ingest, LayerSource};
 use super::name::Config;
 use super::record::StoredImage;
 use super::sweep::discard;
+use super::windows::Window;
 use super::{ImageStore, Lease, NewImage};
 use crate::filesystem::open_linked;
 use crate::image::archive::{Blob, Data, Extent, Index, Plan, Platform, plan};
@@ -112,10 +113,12 @@ impl ImageStore {
         }
         let (archive, form) = (archive.clone(), self.inner.snapshotter);
         let (disk, state) = (self.inner.disk.clone(), self.inner.state.clone());
+        let windows = self.inner.windows.clone();
         let unpacked = self.inner.blocking.run_alone(move || {
             let _only = only;
             let parked = state.borrow_mut().unpark(source.diff_id);
             drop(parked);
+            let mut window = Window::new();
             let mut ingest = Ingest::open(&disk, source, form)?;
             let mut done = ingest.offset();
             let mut feed = || {
@@ -123,11 +126,13 @@ impl ImageStore {
                     let size = (extent.size - done).min(LAYER_FEED_BYTES as u64);
                     let piece = Extent { offset: extent.offset + done, size };
                     let bytes = archive.bytes(piece)?;
-                    let taken = ingest.feed(&bytes)?;
-                    if ingest.wants_large_window() {
-                        // That of the archive itself is gone: `ARCHIVE_ZSTD_WINDOW_BYTES_MAX`.
-                        ingest.allow_large_window();
-                        ingest.feed(&bytes[taken..])?;
+                    let mut taken = ingest.feed(&bytes)?;
+                    while let Some(wanted) = ingest.wants_window() {
+                        // First: it waits for those that wait for what it has.
+                        window.clear();
+                        window = smol::future::block_on(windows.take(&state, wanted));
+                        ingest.allow_window(wanted);
+                        taken += ingest.feed(&bytes[taken..])?;
                     }
                     done += size;
                 }

@@ -181,24 +181,29 @@ impl Ingest {
         let _ = utimensat(CWD, &self.dir, &now, AtFlags::empty());
     }
 
-    /// What follows needs a larger window than is allowed so far.
-    pub(super) fn wants_large_window(&self) -> bool {
-        self.decoder.as_ref().is_some_and(Decoder::wants_large_window)
+    /// Its form is not known yet.
+    pub(super) fn is_new(&self) -> bool {
+        self.decoder.is_none()
     }
 
-    /// Allows such a window, which takes megabytes from then on: the caller counts them.
-    pub(super) fn allow_large_window(&mut self) {
+    /// Bytes of the window that what follows needs, when that is larger than is allowed. It has none in memory then.
+    pub(super) fn wants_window(&self) -> Option<u64> {
+        self.decoder.as_ref().and_then(Decoder::wants_window)
+    }
+
+    /// Allows a window of that many bytes, which is in memory from then on: the caller counts it.
+    pub(super) fn allow_window(&mut self, bytes: u64) {
         if let Some(decoder) = &mut self.decoder {
-            decoder.allow_large_window();
+            decoder.allow_window(bytes);
         }
     }
 
-    /// Such a window was allowed.
-    pub(super) fn may_have_large_window(&self) -> bool {
-        self.decoder.as_ref().is_some_and(Decoder::may_have_large_window)
+    /// Bytes of the window that was allowed.
+    pub(super) fn window_bytes(&self) -> u64 {
+        self.decoder.as_ref().map_or(0, Decoder::window_bytes)
     }
 
-    /// Unpacks further bytes. Returns how many: all, unless it wants a large window.
+    /// Unpacks further bytes. Returns how many: all, unless it wants a window.
     ///
     /// # Errors
     /// The layer is refused, or the file system's. It is not to be used any more.
@@ -243,7 +248,7 @@ impl Ingest {
             if self.unpacked >= self.next_restart_point {
                 self.restart_point(&decoder)?;
             }
-            if rest.is_empty() && is_idle || decoder.wants_large_window() {
+            if rest.is_empty() && is_idle || decoder.wants_window().is_some() {
                 break;
             }
         }

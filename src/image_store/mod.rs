@@ -29,6 +29,7 @@ mod sparse;
 mod sweep;
 pub mod tar;
 pub mod unpack;
+mod windows;
 mod writer;
 
 use std::cell::RefCell;
@@ -46,21 +47,22 @@ pub use layer::LayerSource;
 pub use overlay::refusal_at as overlay_refusal_at;
 pub use record::{Layer, Snapshotter, StoredImage, Tag};
 pub use rootfs::{IdMapping, Rootfs, RootfsOptions, Usage};
+pub use windows::Window;
 pub use writer::LayerWriter;
 
 use crate::blocking::Blocking;
 use crate::image::gc::STORE_IS_FULL;
 use crate::image::name::{ImageName, full_name};
 use crate::limits::{
-    IMAGE_JOBS_MAX, IMAGE_JSON_BYTES_MAX, LAYERS_ARRIVING_MAX, LAYERS_OF_LARGE_WINDOW_MAX,
-    LAYERS_PER_IMAGE_MAX, STORED_IMAGE_LABELS_MAX, STORED_IMAGE_NAMES_MAX, STORED_IMAGES_MAX,
-    STORED_LABEL_BYTES_MAX,
+    IMAGE_JOBS_MAX, IMAGE_JSON_BYTES_MAX, LAYERS_ARRIVING_MAX, LAYERS_PER_IMAGE_MAX, STORED_IMAGE_LABELS_MAX,
+    STORED_IMAGE_NAMES_MAX, STORED_IMAGES_MAX, STORED_LABEL_BYTES_MAX,
 };
 use crate::model::runtime::Image;
 use crate::model::{SortedMap, SortedSet};
 use disk::{Disk, Found, layers_in_use};
 use shared::Shared;
 use sweep::Parked;
+use windows::Windows;
 
 /// The store. Cheap to clone; all clones are one store.
 #[derive(Clone)]
@@ -81,8 +83,8 @@ struct Inner {
     ingests: RefCell<SortedMap<Digest, Arc<AsyncMutex<()>>>>,
     /// Layers that arrive at once.
     arriving: Arc<Semaphore>,
-    /// Those of them with a large window.
-    large_windows: Arc<Semaphore>,
+    /// Memory of those that are compressed with zstd.
+    windows: Arc<Windows>,
     /// Blocking jobs that take long.
     long_work: Arc<Semaphore>,
 }
@@ -96,6 +98,8 @@ struct State {
     released: SortedMap<Digest, Instant>,
     /// Of the name that was given last.
     serial: u64,
+    /// Usage of root file systems, and when it was counted; one for each at most.
+    usage: SortedMap<String, (Instant, Usage)>,
     /// Parts of layers whose pull has ended; at most `limits::LAYERS_PARKED_MAX`.
     parked: Vec<Parked>,
     /// When leftovers were looked for last.
@@ -180,6 +184,7 @@ impl ImageStore {
                     found,
                     leased: SortedMap::default(),
                     serial,
+                    usage: SortedMap::default(),
                     parked: Vec::new(),
                     released: SortedMap::default(),
                     swept: None,
@@ -188,7 +193,7 @@ impl ImageStore {
                 removal: Arc::default(),
                 ingests: RefCell::default(),
                 arriving: Arc::new(Semaphore::new(LAYERS_ARRIVING_MAX)),
-                large_windows: Arc::new(Semaphore::new(LAYERS_OF_LARGE_WINDOW_MAX)),
+                windows: Arc::default(),
                 long_work: Arc::new(Semaphore::new(IMAGE_JOBS_MAX)),
             }),
         })
@@ -296,15 +301,7 @@ impl ImageStore {
     /// Bytes and inodes of all layers, and of what has arrived of further ones.
     pub fn usage(&self) -> Usage {
         let state = self.inner.state.borrow();
-        let whole = state
-            .found
-            .layers
-            .values()
-            .map(|layer| Usage { bytes: layer.counts.bytes, inodes: layer.counts.inodes });
-        whole.chain(state.found.parts.values().copied()).fold(Usage::default(), |sum, of| Usage {
-            bytes: sum.bytes.saturating_add(of.bytes),
-            inodes: sum.inodes.saturating_add(of.inodes),
-        })
+        state.found.layers.values().map(Usage::of).chain(state.found.parts.values().copied()).sum()
     }
 
     // ---- storing ---------------------------------------------------------------------------------------

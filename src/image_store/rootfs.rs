@@ -11,6 +11,7 @@
 //! those of containers that it does not have.
 
 use std::io;
+use std::iter::Sum;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -18,16 +19,19 @@ use std::time::{Duration, Instant};
 use rustix::fs::{CWD, chownat};
 use rustix::io::Errno;
 
-use super::ImageStore;
 use super::copy::{Shift, copy_layer, shift_owners};
 use super::digest::Digest;
 use super::disk::{Disk, make_directories};
 use super::error::{ImageStoreError, ImageStoreResult};
 use super::layer::directory;
 use super::overlay::{Overlay, detach};
-use super::record::{self, RootfsRecord, Snapshotter, StoredImage};
+use super::record::{self, Layer, RootfsRecord, Snapshotter, StoredImage};
+use super::{ImageStore, State};
 use crate::filesystem::replace_unsynced;
-use crate::limits::{REMOVAL_PIECE, ROOTFS_MAX, VOLUME_USAGE_PIECE, WRITABLE_LAYER_ENTRIES_MAX};
+use crate::limits::{
+    REMOVAL_PIECE, ROOTFS_MAX, VOLUME_USAGE_PIECE, WRITABLE_LAYER_ENTRIES_MAX, WRITABLE_LAYER_USAGE_AGE_MAX,
+    WRITABLE_LAYERS_USAGE_TIME,
+};
 use crate::tree::{self, Walk, WalkResult};
 
 pub use crate::oci::runtime_spec::IdMapping;
@@ -61,6 +65,22 @@ pub struct Usage {
     pub bytes: u64,
     /// Inodes.
     pub inodes: u64,
+}
+
+impl Usage {
+    /// A layer's.
+    pub(super) fn of(layer: &Layer) -> Self {
+        Self { bytes: layer.counts.bytes, inodes: layer.counts.inodes }
+    }
+}
+
+impl Sum for Usage {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, of| Self {
+            bytes: sum.bytes.saturating_add(of.bytes),
+            inodes: sum.inodes.saturating_add(of.inodes),
+        })
+    }
 }
 
 impl ImageStore {
@@ -120,7 +140,9 @@ impl ImageStore {
             let (disk, name) = (self.inner.disk.clone(), id.to_owned());
             // A second error tells nothing new; what is left is removed at the next start.
             let _ = self.inner.blocking.run(move || remove(&disk, &name, || true)).await;
-            self.inner.state.borrow_mut().found.rootfs.remove(id);
+            let state = &mut *self.inner.state.borrow_mut();
+            state.usage.remove(id);
+            state.found.rootfs.remove(id);
         }
         made
     }
@@ -148,7 +170,9 @@ impl ImageStore {
             }
         }
         let was_known = {
-            let found = &mut self.inner.state.borrow_mut().found;
+            let state = &mut *self.inner.state.borrow_mut();
+            state.usage.remove(id);
+            let found = &mut state.found;
             let was_unknown = found.unknown_rootfs.remove(id);
             found.rootfs.remove(id).is_some() || was_unknown
         };
@@ -158,11 +182,43 @@ impl ImageStore {
         Ok(())
     }
 
+    /// What all containers have written, ended ones included, and copies of images. What was not counted for
+    /// [`WRITABLE_LAYER_USAGE_AGE_MAX`] is counted anew, the oldest first and for [`WRITABLE_LAYERS_USAGE_TIME`]; a copy that was never
+    /// counted has its image's size.
+    pub async fn rootfs_usages(&self) -> Usage {
+        let (began, mut due) = (Instant::now(), Vec::new());
+        {
+            let state = self.inner.state.borrow();
+            let takes_space = |of: &RootfsRecord| !of.read_only || of.snapshotter == Snapshotter::Native;
+            for (id, _) in state.found.rootfs.iter().filter(|(_, of)| takes_space(of)) {
+                let counted = state.usage.get(id).map(|(at, _)| *at);
+                if counted.is_none_or(|at| at + WRITABLE_LAYER_USAGE_AGE_MAX <= began) {
+                    due.push((counted, id.clone()));
+                }
+            }
+        }
+        let until = began + WRITABLE_LAYERS_USAGE_TIME;
+        while Instant::now() < until
+            && let Some(oldest) = (0..due.len()).min_by_key(|at| due[*at].0)
+        {
+            let (_, id) = due.swap_remove(oldest);
+            // Removed meanwhile, or not made to the end.
+            let _ = self.count(&id, Some(until)).await;
+        }
+        let state = self.inner.state.borrow();
+        state.found.rootfs.iter().map(|(id, of)| state.last_usage(id, of)).sum()
+    }
+
     /// What a container has written.
     ///
     /// # Errors
     /// It does not exist.
     pub async fn rootfs_usage(&self, id: &str) -> ImageStoreResult<Usage> {
+        self.count(id, None).await
+    }
+
+    /// The same; from that time on it is the last one, if that is more than what was counted so far.
+    async fn count(&self, id: &str, until: Option<Instant>) -> ImageStoreResult<Usage> {
         let snapshotter = {
             let state = self.inner.state.borrow();
             state.found.rootfs.get(id).ok_or_else(|| no_rootfs(id))?.snapshotter
@@ -173,15 +229,23 @@ impl ImageStore {
         });
         let failed =
             |error: io::Error| ImageStoreError::io(format!("measuring root file system {id}"), error);
-        let begun = self.inner.blocking.run(move || Walk::new(&path, false)).await;
-        let (mut walk, mut sum) = (begun.map_err(failed)?, Usage::default());
-        loop {
-            let walked;
-            (walk, sum, walked) = self.inner.blocking.run(move || measure(walk, sum)).await;
-            if walked != WalkResult::Stopped || sum.inodes >= WRITABLE_LAYER_ENTRIES_MAX {
-                return Ok(sum);
+        let begun = move || Walk::new(&path, false).map(|walk| measure(walk, Usage::default()));
+        let (mut walk, mut sum, mut walked) = self.inner.blocking.run(begun).await.map_err(failed)?;
+        while walked == WalkResult::Stopped && sum.inodes < WRITABLE_LAYER_ENTRIES_MAX {
+            if until.is_some_and(|until| Instant::now() >= until) {
+                break;
             }
+            (walk, sum, walked) = self.inner.blocking.run(move || measure(walk, sum)).await;
         }
+        let state = &mut *self.inner.state.borrow_mut();
+        if let Some(record) = state.found.rootfs.get(id) {
+            let last = state.last_usage(id, record);
+            if walked == WalkResult::Stopped && last.inodes > sum.inodes {
+                sum = last;
+            }
+            state.usage.insert(id.to_owned(), (Instant::now(), sum));
+        }
+        Ok(sum)
     }
 
     /// The directory of what a container has written, with overlayfs' whiteouts for what it has removed; `None` where the root file system is
@@ -201,6 +265,19 @@ impl ImageStore {
         let root = self.inner.disk.path("rootfs", id).join("merged");
         let (to, directory) = (to.to_owned(), directory.trim_start_matches('/').to_owned());
         self.long_work(move || copy_out(&root, &directory, &to)).await
+    }
+}
+
+impl State {
+    /// What a root file system had when it was counted last; before, that of its image if it is a copy.
+    fn last_usage(&self, id: &str, record: &RootfsRecord) -> Usage {
+        match self.usage.get(id) {
+            Some((_, usage)) => *usage,
+            None if record.snapshotter == Snapshotter::Overlay => Usage::default(),
+            None => {
+                record.layers.iter().filter_map(|layer| self.found.layers.get(layer)).map(Usage::of).sum()
+            }
+        }
     }
 }
 

@@ -9,17 +9,18 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use smol::lock::{MutexGuardArc, SemaphoreGuardArc};
+use smol::lock::MutexGuardArc;
 
 use super::disk::{Disk, layers_in_use};
 use super::error::ImageStoreError;
 use super::layer::Ingest;
 use super::shared::Shared;
+use super::windows::Window;
 use super::{Digest, ImageStore, State};
 use crate::filesystem::Filesystem;
 use crate::limits::{
-    INGEST_DISK_FREE_PERCENT, INGEST_KEPT, INGEST_KEPT_SHORT, INGEST_SWEEP_PERIOD, INGESTS_BYTES_MAX,
-    INGESTS_MAX, LAYER_PARKED_TIME, LAYERS_PARKED_MAX, REMOVAL_PIECE,
+    ARCHIVE_ZSTD_WINDOW_BYTES_MAX, INGEST_DISK_FREE_PERCENT, INGEST_KEPT, INGEST_KEPT_SHORT,
+    INGEST_SWEEP_PERIOD, INGESTS_BYTES_MAX, INGESTS_MAX, LAYER_PARKED_TIME, LAYERS_PARKED_MAX, REMOVAL_PIECE,
 };
 use crate::model::SortedSet;
 
@@ -54,7 +55,7 @@ impl State {
         self.take_parked(|parked| parked.ingest.source().diff_id == diff_id)
     }
 
-    fn take_parked(&mut self, is_wanted: impl Fn(&Parked) -> bool) -> Vec<Parked> {
+    pub(super) fn take_parked(&mut self, is_wanted: impl FnMut(&Parked) -> bool) -> Vec<Parked> {
         let (taken, left) = std::mem::take(&mut self.parked).into_iter().partition(is_wanted);
         self.parked = left;
         taken
@@ -94,13 +95,9 @@ impl ImageStore {
         done.await
     }
 
-    /// The right to have a large window, of which the last one in memory is let go if it was parked.
-    pub(super) async fn large_window(&self) -> SemaphoreGuardArc {
-        let right = self.inner.large_windows.acquire_arc().await;
-        let is_large = |parked: &Parked| parked.ingest.may_have_large_window();
-        let parked = self.inner.state.borrow_mut().take_parked(is_large);
-        drop(parked);
-        right
+    /// Waits for the right to the window of a compressed archive: all of the memory for windows.
+    pub async fn archive_window(&self) -> Window {
+        self.inner.windows.take(&self.inner.state, ARCHIVE_ZSTD_WINDOW_BYTES_MAX).await
     }
 
     /// Removes layers that nothing uses and no lease holds. What a dropped call, or another one that removes the same layer, leaves undone the

@@ -9,6 +9,7 @@ use super::layer::{Ingest, LayerSource};
 use super::record::Layer;
 use super::shared::Shared;
 use super::sweep::{Parked, discard};
+use super::windows::Window;
 use super::{ImageStore, State, Usage};
 use crate::limits::LAYER_FEED_BYTES;
 
@@ -32,8 +33,8 @@ struct Held {
     ingest: Option<Box<Ingest>>,
     /// At most `limits::LAYER_FEED_BYTES` and a piece.
     buffer: Vec<u8>,
-    /// The right to have a large window, once it wants one. It is given back before the right to write.
-    large: Option<SemaphoreGuardArc>,
+    /// The right to its window, once it wants one. It is given back before the right to write.
+    window: Window,
     _only: MutexGuardArc<()>,
     _arriving: SemaphoreGuardArc,
 }
@@ -51,21 +52,22 @@ impl Drop for Held {
 }
 
 impl Held {
-    /// Unpacks what was collected. True: the rest of it waits for a large window.
-    fn feed(&mut self, disk: &Disk) -> ImageStoreResult<bool> {
+    /// Unpacks what was collected. Bytes of the window that the rest of it waits for.
+    fn feed(&mut self, disk: &Disk) -> ImageStoreResult<Option<u64>> {
         let Some(ingest) = &mut self.ingest else { return Err(abandoned(self.diff_id)) };
-        if self.large.is_some() {
-            ingest.allow_large_window();
-        }
         match ingest.feed(&self.buffer) {
             Ok(taken) => {
                 self.buffer.drain(..taken);
                 ingest.touch();
-                let wants_window = ingest.wants_large_window();
+                let wanted = ingest.wants_window();
+                if wanted.is_some() {
+                    // First: it waits for those that wait for what it has.
+                    self.window.clear();
+                }
                 let counts = ingest.counts();
                 let usage = Usage { bytes: counts.bytes, inodes: counts.inodes };
                 self.state.borrow_mut().found.parts.insert(self.diff_id, usage);
-                Ok(wants_window)
+                Ok(wanted)
             }
             Err(error) => {
                 self.buffer.clear();
@@ -76,7 +78,9 @@ impl Held {
 
     fn finish(&mut self, disk: &Disk) -> ImageStoreResult<Layer> {
         let ingest = self.ingest.take().ok_or_else(|| abandoned(self.diff_id))?;
-        match ingest.finish(disk) {
+        let finished = ingest.finish(disk);
+        self.window.clear();
+        match finished {
             Ok(layer) => {
                 self.state.borrow_mut().arrived(layer.clone());
                 Ok(layer)
@@ -88,6 +92,7 @@ impl Held {
     /// What is wrong is not gone on with, and what has no room does not keep it.
     fn failed(&mut self, disk: &Disk, error: ImageStoreError) -> ImageStoreError {
         self.ingest = None;
+        self.window.clear();
         let is_wrong = error.is_final() || matches!(error, ImageStoreError::Digest { .. });
         if (is_wrong || error.is_no_space())
             && let Err(error) = discard(disk, &self.state, self.diff_id)
@@ -104,6 +109,7 @@ impl Held {
         form: super::Snapshotter,
     ) -> ImageStoreResult<()> {
         self.ingest = None;
+        self.window.clear();
         self.buffer.clear();
         discard(disk, &self.state, self.diff_id)?;
         self.ingest = Some(Box::new(Ingest::open(disk, source, form)?));
@@ -127,13 +133,9 @@ impl LayerWriter {
         let mut parked = held.state.borrow_mut().unpark(source.diff_id);
         parked.retain(|parked| *parked.ingest.source() == source);
         if let Some(Parked { ingest, buffer, .. }) = parked.pop() {
-            let is_large = ingest.may_have_large_window();
-            if is_large {
-                // Nobody else has it: the part would have been let go.
-                held.large = store.inner.large_windows.try_acquire_arc();
-            }
-            if held.large.is_some() == is_large {
-                (held.ingest, held.buffer) = (Some(ingest), buffer);
+            // `None`: another layer takes it just now, and would have let the part go.
+            if let Some(window) = store.inner.windows.take_back(ingest.window_bytes()) {
+                (held.ingest, held.buffer, held.window) = (Some(ingest), buffer, window);
                 return Ok(Self { store, source, held: Some(held) });
             }
         }
@@ -163,19 +165,23 @@ impl LayerWriter {
         for piece in bytes.chunks(LAYER_FEED_BYTES) {
             let held = self.held.as_mut().ok_or_else(|| abandoned(self.source.diff_id))?;
             held.buffer.extend_from_slice(piece);
-            if held.buffer.len() >= LAYER_FEED_BYTES {
+            // The first bytes at once: they tell the window, and a layer that waits for it has few of them in memory.
+            let is_new = held.ingest.as_ref().is_some_and(|ingest| ingest.is_new());
+            if is_new || held.buffer.len() >= LAYER_FEED_BYTES {
                 self.feed().await?;
             }
         }
         Ok(())
     }
 
-    /// Unpacks what was collected; where that needs a large window, once no other layer has one.
+    /// Unpacks what was collected; where that needs a window, once other layers leave it room.
     async fn feed(&mut self) -> ImageStoreResult<()> {
-        while self.with(Held::feed).await? {
-            // A layer that begins again has the right already.
-            if let Some(held) = self.held.as_mut().filter(|held| held.large.is_none()) {
-                held.large = Some(self.store.large_window().await);
+        while let Some(wanted) = self.with(Held::feed).await? {
+            let inner = &self.store.inner;
+            let window = inner.windows.take(&inner.state, wanted).await;
+            if let Some(held) = &mut self.held {
+                held.window = window;
+                held.ingest.iter_mut().for_each(|ingest| ingest.allow_window(wanted));
             }
         }
         Ok(())
@@ -228,7 +234,7 @@ impl Held {
     async fn new(store: &ImageStore, diff_id: Digest, only: MutexGuardArc<()>) -> Self {
         let arriving = store.inner.arriving.acquire_arc().await;
         let state = store.inner.state.clone();
-        let (ingest, buffer, large) = Default::default();
-        Self { state, diff_id, ingest, buffer, large, _only: only, _arriving: arriving }
+        let (ingest, buffer, window) = Default::default();
+        Self { state, diff_id, ingest, buffer, window, _only: only, _arriving: arriving }
     }
 }

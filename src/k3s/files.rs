@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use super::joining::{Found, Given, Identity, is_of_node};
+use super::token::TOKEN_FILE;
 use super::{Component, List, Settings, Token};
 use crate::certificates::usable;
-use crate::config::TokenSource;
+use crate::config::{Config, TokenSource};
 use crate::filesystem::replace;
 use crate::kube::{self, Credential, ServerUrl};
 use crate::tls::certificates;
@@ -96,12 +97,34 @@ impl Files {
     /// The node's credentials, and the authority that is trusted already.
     pub(super) fn identity(&self, source: &TokenSource, node: &str) -> Identity {
         // A certificate counts before the token: with another node's the server answers 400, for ever.
-        let is_own = |pem: &Vec<u8>| is_of_node(pem, node) && usable(pem).is_ok();
-        Identity {
-            token: token(source),
-            certificate: read(&self.client()).ok().filter(is_own),
-            authority: read(&self.server_ca()).ok().filter(|pem| certificates(pem).is_some()),
-        }
+        let is_own = |pem: &[u8]| is_of_node(pem, node) && usable(pem).is_ok();
+        let (certificate, authority) = match source {
+            TokenSource::EarlierJoin(k3s_agent) => self.earlier_join(k3s_agent.as_deref(), is_own).unzip(),
+            TokenSource::Given(_) | TokenSource::File(_) => (
+                read(&self.client()).ok().filter(|pem| is_own(pem)),
+                read(&self.server_ca()).ok().filter(|pem| certificates(pem).is_some()),
+            ),
+        };
+        Identity { token: token(source), certificate, authority }
+    }
+
+    /// What an earlier join has left for a node without a token: its certificate with its key, and the servers' authority; those of
+    /// `k3s agent` in its directory where there are none here.
+    fn earlier_join(
+        &self,
+        k3s_agent: Option<&Path>,
+        is_own: impl Fn(&[u8]) -> bool,
+    ) -> Option<(Vec<u8>, Vec<u8>)> {
+        let own = || Some((read(&self.client()).ok()?, read(&self.server_ca()).ok()?));
+        let of_k3s = || {
+            let at = |name: &str| read(&k3s_agent?.join(name)).ok();
+            let certificate = [at("client-kubelet.crt")?, at("client-kubelet.key")?].join(&b'\n');
+            Some((certificate, at("server-ca.crt")?))
+        };
+        let counts = |(certificate, authority): &(Vec<u8>, Vec<u8>)| {
+            is_own(certificate) && certificates(authority).is_some()
+        };
+        own().filter(counts).or_else(|| of_k3s().filter(counts))
     }
 
     /// Writes what the server gave, and the kubeconfig that names it; `components` are the texts of theirs.
@@ -159,6 +182,24 @@ impl Files {
     }
 }
 
+/// Whether a node of k3s has a token, or a certificate by which it is known without one (`agent.Run`).
+///
+/// # Errors
+/// A sentence: it has neither.
+pub(crate) fn check_credentials(config: &Config) -> Result<(), String> {
+    let Some(TokenSource::EarlierJoin(k3s_agent)) = config.k3s.as_ref().map(|k3s| &k3s.token) else {
+        return Ok(());
+    };
+    let is_usable = |pem: &[u8]| usable(pem).is_ok();
+    match Files::new(&config.root_dir).earlier_join(k3s_agent.as_deref(), is_usable) {
+        Some(_) => Ok(()),
+        None => Err(
+            "--server: needs --token-file, a copy of the server's /var/lib/rancher/k3s/server/agent-token"
+                .to_owned(),
+        ),
+    }
+}
+
 /// The token, wherever it is.
 fn token(source: &TokenSource) -> Result<Token, String> {
     match source {
@@ -168,6 +209,9 @@ fn token(source: &TokenSource) -> Result<Token, String> {
             let text = read(path).map_err(at)?;
             Token::parse(&String::from_utf8_lossy(&text)).map_err(at)
         }
+        TokenSource::EarlierJoin(_) => Err(format!(
+            "no certificate of an earlier join is this node's, and there is no token; give --token-file the token of {TOKEN_FILE}"
+        )),
     }
 }
 

@@ -190,6 +190,8 @@ impl JoinTask {
         let client_ca = self.get(credentials, "/v1-k3s/client-ca.crt", &[]).await?;
         let server_ca = self.get(credentials, "/v1-k3s/server-ca.crt", &[]).await?;
         let cluster = Cluster::new(settings, client_ca, server_ca)?;
+        // Before the certificates, which name them in this order.
+        self.addresses.put_first(cluster.settings.network.is_v6_first);
         self.servers.set_api_port(cluster.settings.api_port);
         Ok(Outcome::Described(Box::new(cluster)))
     }

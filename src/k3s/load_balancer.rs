@@ -89,14 +89,14 @@ impl LoadBalancer {
         let places = Arc::new(Semaphore::new(K3S_BALANCER_CONNECTIONS_MAX));
         let (mut is_logged, mut loopback) = (false, IpAddr::from(Ipv4Addr::LOCALHOST));
         loop {
-            loopback = own_loopback(&self.addresses.now(), loopback);
+            loopback = own_loopback(&self.addresses.as_found(), loopback);
             let address = SocketAddr::new(loopback, self.port);
             match Async::<TcpListener>::bind(address) {
                 Ok(listener) => {
                     log::info!("load balancer: {address} leads to the k3s servers");
                     let accept = self.accept(&listener, shared, &places);
                     smol::future::or(accept, self.moves(loopback, &changes)).await;
-                    if own_loopback(&self.addresses.now(), loopback) != loopback {
+                    if own_loopback(&self.addresses.as_found(), loopback) != loopback {
                         continue;
                     }
                 }
@@ -115,7 +115,7 @@ impl LoadBalancer {
 
     /// Until the node's addresses want another loopback address than this one.
     async fn moves(&self, from: IpAddr, changes: &Receiver<()>) {
-        while own_loopback(&self.addresses.now(), from) == from {
+        while own_loopback(&self.addresses.as_found(), from) == from {
             if changes.recv().await.is_err() {
                 std::future::pending::<()>().await;
             }
@@ -162,7 +162,8 @@ impl LoadBalancer {
     }
 }
 
-/// The loopback address of the family of the node's first address; while it has none, `before`. PURE.
+/// The loopback address of the family of the node's first address, whatever is first in the cluster, as with k3s; while it has none,
+/// `before`. PURE.
 fn own_loopback(addresses: &[Box<str>], before: IpAddr) -> IpAddr {
     match addresses.first().and_then(|ip| ip.parse::<IpAddr>().ok()) {
         Some(IpAddr::V6(_)) => Ipv6Addr::LOCALHOST.into(),

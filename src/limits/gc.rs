@@ -11,6 +11,8 @@ pub const GC_MIN_AGE: Duration = Duration::ZERO;
 pub const IMAGE_GC_PERIOD: Duration = Duration::from_mins(5);
 /// Least time between two image collections when pulls fail because the disk is full.
 pub const IMAGE_GC_PERIOD_MIN: Duration = Duration::from_secs(30);
+/// Layers, and what is on them, that an event names when they could not be removed after a power cut. More: counted alone.
+pub const LAYERS_NAMED_MAX: usize = 3;
 /// Disk usage in percent at which unused images are removed, unless configured (kubelet `imageGCHighThresholdPercent`).
 pub const IMAGE_GC_HIGH_PERCENT: u8 = 85;
 /// Disk usage in percent down to which images are removed, unless configured (kubelet `imageGCLowThresholdPercent`).

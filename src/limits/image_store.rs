@@ -39,19 +39,19 @@ pub const LAYER_DISK_FREE_MIN: u64 = 16 << 20;
 pub const GZIP_HEADER_BYTES_MAX: usize = 64 * KIB;
 /// Window of a gzip layer in memory: a power of two, of which the last 32 KiB are kept in a restart point.
 pub const INFLATE_WINDOW_BYTES: usize = 64 * KIB;
-/// Window in memory that each zstd layer may have: zstd's own up to level 19, and that of Go's encoder by default. Larger: the layer
-/// waits until it may be one of [`LAYERS_OF_LARGE_WINDOW_MAX`].
-pub const ZSTD_WINDOW_BYTES_MAX: u64 = 8 << 20;
-/// The same of these layers. Go's encoder, with which buildx compresses, has windows of 16 MiB and of 32 MiB at its two highest levels.
-/// Larger, which zstd writes for `--ultra` and `--long` only: the layer is refused. While the window grows to its last size, half as
-/// much is held beside it.
-pub const ZSTD_LARGE_WINDOW_BYTES_MAX: u64 = 32 << 20;
-/// Layers with a window of more than [`ZSTD_WINDOW_BYTES_MAX`] in memory, of those that arrive and of those that are parked. Full: a
-/// further one waits for one that arrives, and a parked one is let go.
-pub const LAYERS_OF_LARGE_WINDOW_MAX: usize = 1;
-/// Window of an image archive, then of a layer in it, of one archive at a time: k3s compresses its own with `--long=25`. Larger: the
+/// Bytes in memory of the windows of all zstd layers together: those that arrive, that are imported and that are parked. It is one
+/// window of zstd's own up to level 19, and of Go's encoder by default, with which the agent keeps to its 16 MiB. Full: a layer waits
+/// in a queue, and parked ones are let go, the oldest first. A larger window takes all of it.
+pub const ZSTD_WINDOWS_BYTES_MAX: u64 = 8 << 20;
+/// What they are counted in: a window takes as many of these pieces as the next power of two has.
+pub const ZSTD_WINDOW_PIECE_BYTES: u64 = 1 << 20;
+const _: () = assert!(ZSTD_WINDOWS_BYTES_MAX.is_multiple_of(ZSTD_WINDOW_PIECE_BYTES));
+/// Window of one layer. Go's encoder, with which buildx compresses, has windows of 16 MiB and of 32 MiB at its two highest levels.
+/// Larger, which zstd writes for `--ultra` and `--long` only: the layer is refused.
+pub const ZSTD_WINDOW_BYTES_MAX: u64 = 32 << 20;
+/// Window of an image archive, which takes all of [`ZSTD_WINDOWS_BYTES_MAX`]: k3s compresses its own with `--long=25`. Larger: the
 /// archive is refused.
-pub const ARCHIVE_ZSTD_WINDOW_BYTES_MAX: u64 = ZSTD_LARGE_WINDOW_BYTES_MAX;
+pub const ARCHIVE_ZSTD_WINDOW_BYTES_MAX: u64 = ZSTD_WINDOW_BYTES_MAX;
 /// Bytes of a compressed image archive when it is unpacked, on the disk of the state directory. More: it is refused.
 pub const ARCHIVE_INFLATED_BYTES_MAX: u64 = 16 << 30;
 /// Compressed bytes held until a zstd block is complete: the largest block, its header and the frame's.
@@ -106,10 +106,9 @@ pub const INGESTS_MAX: usize = 64;
 pub const INGESTS_BYTES_MAX: u64 = LAYER_BYTES_MAX;
 /// How often the store looks for what is to be removed, at most: with the calls for its usage, every few minutes.
 pub const INGEST_SWEEP_PERIOD: Duration = Duration::from_mins(1);
-/// Layers that arrive at once, of all pulls: each has a decoder in memory, with a window of 32 KiB (gzip) to 8 MiB (zstd), and
-/// [`LAYERS_OF_LARGE_WINDOW_MAX`] of them a larger one. Full: a further one waits.
+/// Layers that arrive at once, of all pulls: each has a decoder in memory, with a window of 32 KiB (gzip) or a part of
+/// [`ZSTD_WINDOWS_BYTES_MAX`] (zstd). Full: a further one waits.
 pub const LAYERS_ARRIVING_MAX: usize = 6;
-const _: () = assert!(LAYERS_OF_LARGE_WINDOW_MAX > 0 && LAYERS_OF_LARGE_WINDOW_MAX < LAYERS_ARRIVING_MAX);
 /// Parts of layers whose pull ended that stay in memory, so that the next pull goes on at the very byte. Full: the oldest one is
 /// let go, and goes on at its restart point.
 pub const LAYERS_PARKED_MAX: usize = 3;
@@ -132,3 +131,7 @@ pub const OVERLAY_OPTIONS_BYTES_MAX: usize = 4095;
 pub const COPY_LINKS_MAX: usize = 16 * KIB;
 /// Entries of a writable layer that are counted. More: the usage is that of the entries counted.
 pub const WRITABLE_LAYER_ENTRIES_MAX: u64 = 1 << 20;
+/// How long the usage of a writable layer counts in the sum of all. Longer: it is counted anew for the next sum.
+pub const WRITABLE_LAYER_USAGE_AGE_MAX: Duration = Duration::from_mins(1);
+/// Time for counting anew for one sum. Over: the others' last usage counts, and the next sum goes on with them.
+pub const WRITABLE_LAYERS_USAGE_TIME: Duration = Duration::from_secs(2);

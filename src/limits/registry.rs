@@ -40,7 +40,8 @@ pub const REGISTRY_IDLE_CONNECTIONS_MAX: usize = 4;
 pub const REGISTRY_CONNECT_TIME: Duration = Duration::from_secs(30);
 /// How long a response's head, or all of a small response, may take. Longer: the host counts as unreachable.
 pub const REGISTRY_ANSWER_TIME: Duration = Duration::from_secs(30);
-/// How long a blob may not progress. Longer: the connection counts as cut.
+/// How long a blob may not progress. Longer: the connection counts as cut; one whose bytes the image store does not take for that long
+/// is closed.
 pub const REGISTRY_STALL_TIME: Duration = Duration::from_secs(30);
 /// Attempts in a row of a blob at one host (429, 5xx, cut, stalled, refused) without one byte of progress. Reached at all hosts: the
 /// pull fails, and is tried again as the image's back-off says; what was received of layers is kept.

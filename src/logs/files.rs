@@ -9,10 +9,9 @@ use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
 use rustix::fs::{CWD, RenameFlags};
 
+use super::gzip::GzipWriter;
 use crate::filesystem::open_regular;
 use crate::limits::{LOG_CHUNK_BYTES, LOG_NAMES_READ_MAX};
 use crate::model::SortedMap;
@@ -217,8 +216,7 @@ fn compress_one(plain: &Path, unfinished: &Path, compressed: &Path) -> io::Resul
     let mode = from.metadata()?.mode() & 0o777;
     let to = OpenOptions::new().write(true).create_new(true).mode(mode).open(unfinished)?;
     let done = (|| {
-        // The fastest level: gateways have slow processors, and higher levels gain little. (The kubelet: level 6.)
-        let mut packer = GzEncoder::new(to, Compression::fast());
+        let mut packer = GzipWriter::new(to)?;
         let mut chunk = vec![0; LOG_CHUNK_BYTES];
         loop {
             match from.read(&mut chunk) {

@@ -10,6 +10,7 @@
 pub mod choose;
 pub mod files;
 pub mod follow;
+mod gzip;
 pub mod line;
 pub mod memory;
 pub mod read;

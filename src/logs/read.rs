@@ -14,9 +14,8 @@ use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use flate2::read::MultiGzDecoder;
-
 use super::files::{self, Forms, Rotated, Stamp};
+use super::gzip::GzipReader;
 use super::line::{Lines, Shown, Sink, head};
 use crate::filesystem::open_regular;
 use crate::limits::{LOG_CHUNK_BYTES, LOG_DRAIN_TIME, LOG_HEAD_BYTES_MAX, LOG_OPEN_PAUSE, LOG_OPEN_TRIES};
@@ -33,7 +32,7 @@ pub struct Part {
 /// Source of the bytes.
 enum Source {
     Plain(File),
-    Compressed(Box<MultiGzDecoder<File>>),
+    Compressed(Box<GzipReader<File>>),
 }
 
 impl Read for Source {
@@ -226,9 +225,8 @@ impl LogReader {
                 Some((stamp, forms)) if forms.plain => {
                     open_regular(&rotated.plain(stamp)).map(|file| (Source::Plain(file), Some(stamp.clone())))
                 }
-                Some((stamp, _)) => open_regular(&rotated.compressed(stamp)).map(|file| {
-                    (Source::Compressed(Box::new(MultiGzDecoder::new(file))), Some(stamp.clone()))
-                }),
+                Some((stamp, _)) => open_regular(&rotated.compressed(stamp))
+                    .map(|file| (Source::Compressed(Box::new(GzipReader::new(file))), Some(stamp.clone()))),
                 None => open_regular(&self.log).map(|file| (Source::Plain(file), None)),
             };
             match opened {

@@ -15,8 +15,12 @@ pub const ADDRESS: u16 = 1;
 pub const LOCAL: u16 = 2;
 /// `IFA_FLAGS`.
 pub const FLAGS: u16 = 8;
+/// `IFA_F_TEMPORARY`.
+pub const TEMPORARY: u32 = 1;
 /// `IFA_F_DEPRECATED`.
 const DEPRECATED: u32 = 0x20;
+/// `IFA_F_PERMANENT`.
+pub const PERMANENT: u32 = 0x80;
 
 /// An address of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +54,22 @@ impl LinkAddress {
     /// The kernel selects it for no new connection: its prefix is no longer announced, or it is a temporary one that was replaced.
     pub fn is_deprecated(self) -> bool {
         self.flags & DEPRECATED != 0
+    }
+}
+
+/// The address that flannel prefers (`compareAddrs`): none that is deprecated; one beyond the link, permanent, not temporary.
+pub fn preferred<'a>(addresses: impl Iterator<Item = &'a LinkAddress>) -> Option<IpAddr> {
+    let usable = addresses.filter(|of| !of.is_deprecated() && !of.address.is_loopback());
+    usable
+        .min_by_key(|of| (is_link_local(of.address), of.flags & PERMANENT == 0, of.flags & TEMPORARY != 0))
+        .map(|of| of.address)
+}
+
+/// It is of its link alone.
+pub fn is_link_local(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
     }
 }
 

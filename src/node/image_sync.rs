@@ -6,9 +6,12 @@
 //!           ──► IMAGE_SYNC_DELAY ──► syncfs of the images' disk (task) ──► the layers that were there before are recorded
 //! ```
 //!
-//! What was not written out by the time of a power cut is removed at the next start (`unpacked_layers`). Not in the kubelet. The embedded runtime's images are on the disk before they can be used.
+//! What was not written out by the time of a power cut is removed at the next start (`unpacked_layers`); what could not be removed then
+//! is not recorded, and an event says what is to be done. Not in the kubelet. The embedded runtime's images are on the disk before they can be used.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use rustix::fs::{Mode, OFlags, open, syncfs};
 
@@ -18,6 +21,7 @@ use super::pods::Pods;
 use super::unpacked_layers::{LayerRecord, snapshotter};
 use crate::blocking::Blocking;
 use crate::cri::{ImageStore, Runtime};
+use crate::events::EventKind;
 use crate::limits::{IMAGE_SYNC_DELAY, IMAGE_SYNC_RETRY};
 use crate::model::Mono;
 
@@ -32,11 +36,15 @@ pub(super) struct ImageSync {
     has_failed: bool,
     /// Number of images when last looked at.
     images: usize,
+    /// What the last write has to say of layers that stay doubted, until the event is made.
+    doubts: Rc<Cell<String>>,
 }
 
 impl ImageSync {
     pub(super) fn new(store: Option<ImageStore>, record: LayerRecord, now: Mono) -> Self {
-        let mut sync = Self { store, record, at: None, in_flight: false, has_failed: false, images: 0 };
+        let doubts = Rc::default();
+        let mut sync =
+            Self { store, record, at: None, in_flight: false, has_failed: false, images: 0, doubts };
         sync.request(now);
         sync
     }
@@ -60,17 +68,21 @@ impl ImageSync {
     }
 
     pub(super) fn turn<R: Runtime + 'static>(&mut self, pods: &Pods<R>, now: Mono, out: &Effects) {
+        let doubts = self.doubts.take();
+        if !doubts.is_empty() {
+            out.note_node(EventKind::Warning, "ImagesMayBeDamaged", &doubts);
+        }
         if self.due().is_none_or(|at| at > now) {
             return;
         }
         self.at = None;
-        let (ctx, record) = (pods.ctx().clone(), self.record.clone());
+        let (ctx, record, doubts) = (pods.ctx().clone(), self.record.clone(), self.doubts.clone());
         let Some(store) = self.store.clone() else { return };
         self.in_flight = true;
         let task = async move {
             let written =
                 write_images_out(&*ctx.manager.runtime, &store, record, &ctx.manager.blocking).await;
-            Event::ImagesWritten(written)
+            Event::ImagesWritten(written.map(|told| doubts.set(told)))
         };
         out.start("image write-out", task);
     }
@@ -91,12 +103,13 @@ impl ImageSync {
     }
 }
 
+/// Returns what the owner has to know of layers that stay doubted; empty if none is.
 async fn write_images_out<R: Runtime>(
     runtime: &R,
     store: &ImageStore,
     record: LayerRecord,
     blocking: &Blocking,
-) -> Result<(), String> {
+) -> Result<String, String> {
     let told = runtime.image_fs_info().await.unwrap_or_default();
     let disk = told.into_iter().next().ok_or("the runtime reports no image filesystem")?;
     // Those that are unpacked meanwhile are not written out.
@@ -109,7 +122,7 @@ async fn write_images_out<R: Runtime>(
     let written = blocking.run_alone(move || write_out(&path)).await;
     let written = written.map_err(|error| error.to_string()).and_then(|written| written);
     written.map_err(|error| format!("{}: {error}", disk.mountpoint))?;
-    let Some(layers) = layers else { return Ok(()) };
+    let Some(layers) = layers else { return Ok(String::new()) };
     let layers = layers.map_err(|error| format!("layers: {error}"))?;
     blocking.run(move || record.write(&layers)).await.map_err(|error| format!("layers: {error}"))
 }

@@ -44,8 +44,9 @@ use crate::store::offline::folder::Folder;
 /// The node's name, if it is given: with `--with-node-id` what the machine has of its own is behind it. I/O, blocking.
 ///
 /// # Errors
-/// The file with the ID cannot be used.
+/// The file with the ID cannot be used; or the node has nothing by which a k3s server knows it.
 pub(super) fn node_name(config: &Config) -> Result<Option<String>, String> {
+    k3s::check_credentials(config)?;
     let Some(path) = config.k3s.as_ref().and_then(|k3s| k3s.node_id.as_deref()) else {
         return Ok(config.node_name.clone());
     };
@@ -56,10 +57,12 @@ pub(super) fn node_name(config: &Config) -> Result<Option<String>, String> {
 
 /// Restores the settings that a k3s server sent last; they hold until it sends others. Before it has sent any, k3s' defaults do.
 /// I/O, blocking.
-pub(super) fn remember(config: &Config, node: &mut NodeSettings) {
+pub(super) fn remember(config: &Config, node: &mut NodeSettings, addresses: &NodeAddresses) {
     if config.k3s.is_some() {
         let kept = k3s::Files::new(&config.root_dir).kept_settings().unwrap_or_default();
         kept.apply(Unset::of(config), node);
+        addresses.put_first(kept.network.is_v6_first);
+        node.node_ips = addresses.now();
     }
 }
 

@@ -40,7 +40,7 @@ pub(super) fn node_name(config: &Config) -> Result<Option<String>, String> {
 }
 
 /// There are no stored settings of a cluster.
-pub(super) fn remember(_: &Config, _: &mut NodeSettings) {}
+pub(super) fn remember(_: &Config, _: &mut NodeSettings, _: &NodeAddresses) {}
 
 pub(super) fn join(
     _: &Config,

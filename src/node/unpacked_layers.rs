@@ -7,6 +7,7 @@
 //!     disk written out (`image_sync`) ──► `unpacked-layers`: the boot, and the layers that were there before
 //!     start in another boot ──► layers that are not in it ──► what is left on them is removed, then they ──► containerd unpacks them
 //!                                                                                    from its blobs when a container needs them
+//!     those that cannot be removed ──► a `?` in `unpacked-layers`: not recorded in this boot, told by an event, removed in the next
 //! ```
 //!
 //! No registry is asked. Not in the kubelet; CRI-O repairs its own store, the embedded runtime's layers are whole or absent.
@@ -20,13 +21,15 @@ use crate::cri::store::{ImageStore, Snapshot};
 use crate::cri::{GrpcRuntime, Runtime as _, RuntimeError};
 use crate::filesystem::{read_linked, replace};
 use crate::limits::{
-    SNAPSHOT_TRIES, SNAPSHOTS_DEPTH_MAX, SNAPSHOTS_MAX, TORN_CNI_WAIT, UNPACKED_LAYERS_BYTES_MAX,
+    LAYERS_NAMED_MAX, SNAPSHOT_TRIES, SNAPSHOTS_DEPTH_MAX, SNAPSHOTS_MAX, TORN_CNI_WAIT,
+    UNPACKED_LAYERS_BYTES_MAX,
 };
 use crate::metrics::Counter;
 use crate::model::{ContainerId, ContainerItem, ContainerState, SandboxId, SandboxItem, SandboxState};
 
 /// The layers that were unpacked when the disk was last written out: the boot in the first line, then a name in each line, then the
-/// names again, each with when it was made. Versions without the times read, and wrote, the names alone.
+/// names again, each with when it was made. Versions without the times read, and wrote, the names alone. Those that are doubted and
+/// could not be removed follow, as [`doubt`] has them: no other version takes them for known.
 #[derive(Clone, Debug)]
 pub(super) struct LayerRecord {
     path: PathBuf,
@@ -41,20 +44,49 @@ impl LayerRecord {
 
     /// The layers as they were recorded in an earlier boot, one a line. `None`: in this one, or never. Blocks.
     fn of_earlier_boot(&self) -> Option<String> {
-        let text = String::from_utf8(read_linked(&self.path, UNPACKED_LAYERS_BYTES_MAX).ok()?).ok()?;
+        let text = self.read()?;
         let (boot, names) = text.split_once('\n')?;
         (boot != &*self.boot).then(|| names.to_owned())
     }
 
-    /// Records them, unless the file says so already. Blocks.
-    pub(super) fn write(&self, layers: &[Snapshot]) -> io::Result<()> {
-        let committed = layers.iter().filter(|layer| layer.is_committed);
-        let mut names: Vec<&str> = committed.clone().map(|layer| &*layer.name).collect();
-        let mut times: Vec<String> =
-            committed.map(|layer| format!("{} {}\n", layer.name, layer.made_at)).collect();
+    /// The file, unless it cannot be read. Blocks.
+    fn read(&self) -> Option<String> {
+        String::from_utf8(read_linked(&self.path, UNPACKED_LAYERS_BYTES_MAX).ok()?).ok()
+    }
+
+    /// Notes what `remove_doubted` has left, in the place of what it left before: a [`doubt`] each, or [`ALL_DOUBTED`]. Blocks.
+    fn note_left(&self, left: &str) -> io::Result<()> {
+        let there = self.read().unwrap_or_default();
+        let known = there.lines().filter(|line| !line.starts_with('?'));
+        self.put(&(known.flat_map(|line| [line, "\n"]).collect::<String>() + left))
+    }
+
+    /// Records them, unless the file says so already; those that are doubted stay so. Returns what their owner has to know and do;
+    /// empty if none is. Blocks.
+    pub(super) fn write(&self, layers: &[Snapshot]) -> io::Result<String> {
+        let there = self.read().unwrap_or_default();
+        let left: Vec<&str> = there.lines().filter(|line| line.starts_with('?')).collect();
+        let all = left.contains(&ALL_DOUBTED.trim_end());
+        let (mut names, mut times, mut doubts) = (Vec::new(), Vec::new(), Vec::new());
+        for layer in layers.iter().filter(|layer| layer.is_committed) {
+            let line = doubt(layer);
+            if left.contains(&line.trim_end()) || (all && !is_known(&there, layer)) {
+                doubts.push(line);
+            } else {
+                names.push(&*layer.name);
+                times.push(line[1..].to_owned());
+            }
+        }
         names.sort_unstable();
         times.sort_unstable();
-        let text = format!("{}\n{}\n{}", self.boot, names.join("\n"), times.concat());
+        doubts.sort_unstable();
+        let known = format!("{}\n{}\n{}", self.boot, names.join("\n"), times.concat());
+        self.put(&(known.clone() + &doubts.concat()))?;
+        Ok(if doubts.is_empty() { String::new() } else { advice(&doubted(layers, &known)) })
+    }
+
+    /// Replaces the content, unless it is the same. Blocks.
+    fn put(&self, text: &str) -> io::Result<()> {
         if text.len() > UNPACKED_LAYERS_BYTES_MAX {
             return Err(io::Error::other("more layers than are recorded"));
         }
@@ -63,6 +95,29 @@ impl LayerRecord {
         }
         replace(&self.path, &self.path.with_extension("new"), text.as_bytes())
     }
+}
+
+/// The line of a layer that is doubted. One that is unpacked again is another one. PURE.
+fn doubt(layer: &Snapshot) -> String {
+    format!("?{} {}\n", layer.name, layer.made_at)
+}
+
+/// In the place of such lines: the layers could not be listed, and none is known but the recorded ones.
+const ALL_DOUBTED: &str = "?\n";
+
+/// What is to be done about layers that stay doubted, by what [`doubted`] says of them. PURE.
+fn advice(doubted: &[&Snapshot]) -> String {
+    let of_kind = |is_layer| {
+        let names = doubted.iter().filter(move |of| of.is_committed == is_layer).map(|of| &*of.name);
+        let shown = names.clone().take(LAYERS_NAMED_MAX).collect::<Vec<_>>().join(", ");
+        (names.count(), shown)
+    };
+    let ((layers, shown), (others, on_top)) = (of_kind(true), of_kind(false));
+    let users = if others == 0 { String::new() } else { format!(", used by {others}: {on_top}") };
+    format!(
+        "a power cut may have emptied files of {layers} image layers, which could not be removed: {shown}{users}; remove the containers and \
+         sandboxes on them (crictl rm, crictl rmp) and reboot, or remove the images (crictl rmi)"
+    )
 }
 
 /// The snapshotter whose directory that is, if its layers are files of this machine that containerd can unpack from its blobs. PURE.
@@ -105,7 +160,7 @@ fn doubted<'a>(snapshots: &'a [Snapshot], known: &str) -> Vec<&'a Snapshot> {
 }
 
 /// Removes the layers that were unpacked after the disk was last written out in an earlier boot, before anything is started on
-/// them. What fails is logged: the pods run all the same.
+/// them. What fails is logged, and noted so that it is not recorded as known: the pods run all the same.
 pub(super) async fn remove_doubted(
     runtime: &GrpcRuntime,
     record: LayerRecord,
@@ -113,16 +168,17 @@ pub(super) async fn remove_doubted(
     blocking: &Blocking,
     clock: &SharedClock,
 ) {
-    let Some(known) = blocking.run(move || record.of_earlier_boot()).await else { return };
+    let earlier = record.clone();
+    let Some(known) = blocking.run(move || earlier.of_earlier_boot()).await else { return };
     let store = runtime.image_store("");
-    let mut failure = None;
+    let (mut failure, mut left) = (None, ALL_DOUBTED.to_owned());
     for again in 0..SNAPSHOT_TRIES {
         if again > 0 {
             // Torn results of CNI, for which a sandbox cannot be stopped, are removed meanwhile.
             clock.sleep(TORN_CNI_WAIT * 2).await;
         }
         // Boxed: it ends before the pods' tasks begin.
-        failure = Box::pin(try_remove(runtime, &store, &known, removed)).await.err();
+        failure = Box::pin(try_remove(runtime, &store, &known, removed, &mut left)).await.err();
         if failure.is_none() {
             break;
         }
@@ -131,14 +187,21 @@ pub(super) async fn remove_doubted(
         log::warn!(
             "layers that were unpacked when the power was cut could not be removed: {error}; their images may be damaged: crictl rmi IMAGE"
         );
+    } else {
+        left.clear();
+    }
+    if let Err(error) = blocking.run(move || record.note_left(&left)).await {
+        log::warn!("unpacked-layers: {error}; layers that could not be removed count as undamaged");
     }
 }
 
+/// `left`: the layers that are not removed, a [`doubt`] each; as it was where they cannot be listed.
 async fn try_remove(
     runtime: &GrpcRuntime,
     store: &ImageStore,
     known: &str,
     removed: &Counter,
+    left: &mut String,
 ) -> Result<(), String> {
     let text = |error: RuntimeError| error.to_string();
     let filesystems = runtime.image_fs_info().await.map_err(text)?;
@@ -147,6 +210,7 @@ async fn try_remove(
     };
     let snapshots = store.snapshots(snapshotter).await.map_err(text)?;
     let doubted = doubted(&snapshots, known);
+    *left = doubted.iter().filter(|of| of.is_committed).map(|of| doubt(of)).collect();
     if doubted.is_empty() {
         return Ok(());
     }
@@ -175,7 +239,9 @@ async fn try_remove(
     };
     runtime.list_containers(None, &mut container).await.map_err(text)?;
     let mut failure = Ok(());
-    for (Snapshot { name, is_committed, .. }, on_top) in doubted.into_iter().zip(&on_top) {
+    left.clear();
+    for (snapshot, on_top) in doubted.into_iter().zip(&on_top) {
+        let Snapshot { name, is_committed, .. } = snapshot;
         let done = match on_top {
             OnTop::Left => Err(format!("{name} is on one of them, and runs or is another agent's")),
             OnTop::Container => runtime.remove_container(&ContainerId::from(&**name)).await.map_err(text),
@@ -183,8 +249,10 @@ async fn try_remove(
             OnTop::Sandbox => runtime.remove_pod_sandbox(&SandboxId::from(&**name)).await.map_err(text),
             OnTop::Nothing => store.remove_snapshot(snapshotter, name).await.map_err(text),
         };
-        if done.is_ok() && *is_committed {
-            removed.inc();
+        match &done {
+            Ok(()) if *is_committed => removed.inc(),
+            Err(_) if *is_committed => left.push_str(&doubt(snapshot)),
+            Ok(()) | Err(_) => {}
         }
         failure = failure.and(done);
     }
@@ -263,10 +331,56 @@ mod tests {
         assert_eq!(of("second").of_earlier_boot(), Some("a\nb\na 7\nb 7\n".to_owned()));
         let inode = || std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(&file).expect("there"));
         let before = inode();
-        of("first").write(&layers).expect("written");
+        assert_eq!(of("first").write(&layers).expect("written"), "");
         assert_eq!(inode(), before, "the same is not written again");
         std::fs::write(&file, "torn").expect("written");
         assert_eq!(of("second").of_earlier_boot(), None);
         std::fs::remove_dir_all(root).expect("removed");
+    }
+
+    #[test]
+    fn layers_that_could_not_be_removed_are_not_recorded_and_are_told() {
+        let root = std::env::temp_dir().join(format!("smolet-layers-left-{}", std::process::id()));
+        std::fs::create_dir_all(&root).expect("made");
+        let of = |boot: &str| LayerRecord::new(&root, boot.into());
+        let text = || std::fs::read_to_string(root.join("unpacked-layers")).expect("read");
+        let [base, mut left] = [snapshot("base", "", true), snapshot("left", "base", true)];
+        of("first").write(std::slice::from_ref(&base)).expect("written");
+        of("second").note_left(&doubt(&left)).expect("written");
+        assert_eq!(text(), "first\nbase\nbase 7\n?left 7\n");
+
+        // Whatever is written in this boot, by this agent or another start of it.
+        let mut all = vec![base, left.clone(), snapshot("new", "base", true), snapshot("c1", "left", false)];
+        for _ in 0..2 {
+            let told = of("second").write(&all).expect("written");
+            assert_eq!(text(), "second\nbase\nnew\nbase 7\nnew 7\n?left 7\n");
+            let names = " 1 image layers, which could not be removed: left, used by 1: c1; remove ";
+            assert!(told.contains(names) && told.ends_with("(crictl rmi)"), "{told}");
+        }
+        // The next boot doubts it again.
+        let known = of("third").of_earlier_boot().expect("of another boot");
+        assert_eq!(doubted(&all, &known).iter().map(|of| &*of.name).collect::<Vec<_>>(), ["c1", "left"]);
+        // Its image was removed and pulled again.
+        left.made_at = 8;
+        all[1] = left;
+        assert_eq!(of("second").write(&all).expect("written"), "");
+        assert_eq!(text(), "second\nbase\nleft\nnew\nbase 7\nleft 8\nnew 7\n");
+
+        // Not even listed.
+        all.push(snapshot("newer", "new", true));
+        of("third").note_left(ALL_DOUBTED).expect("written");
+        assert!(of("third").write(&all).expect("written").contains("removed: newer; "));
+        assert!(text().starts_with("third\n") && text().ends_with("new 7\n?newer 7\n"), "{}", text());
+        // Removed at a later start.
+        of("fourth").note_left("").expect("written");
+        assert!(text().starts_with("third\n") && text().ends_with("new 7\n"), "{}", text());
+        std::fs::remove_dir_all(root).expect("removed");
+    }
+
+    #[test]
+    fn of_many_layers_that_are_left_some_are_named() {
+        let layers: Vec<Snapshot> = (0..9).map(|at| snapshot(&format!("l{at}"), "", true)).collect();
+        let told = advice(&layers.iter().collect::<Vec<_>>());
+        assert!(told.contains(" 9 image layers, which could not be removed: l0, l1, l2; remove "), "{told}");
     }
 }

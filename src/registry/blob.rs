@@ -5,6 +5,7 @@
 //!                            ├► 200            the host knows no Range: bytes that the sink has are read again and passed over
 //!                            ├► 404, 401, a long Retry-After ...   this host is not asked for the blob again
 //!                            ├► bytes that the sink cannot read    nor here: a mirror's damaged copy, or a page that says so
+//!                            ├► taken late by the sink             the connection is closed meanwhile; then the same host again
 //!                            ├► 416, another size, range or digest    from the beginning, REGISTRY_RESTARTS_MAX times
 //!                            ├► cut after bytes came               the same host again, after the first wait
 //!                            └► cut, stalled, refused, 429, 5xx    the next host at once; a host again after a wait that grows
@@ -14,6 +15,7 @@
 //! An `ETag` is of no interest: the digest says which bytes these are, whichever server they are from.
 
 use std::collections::VecDeque;
+use std::pin::pin;
 use std::time::Duration;
 
 use hyper::Method;
@@ -209,11 +211,13 @@ impl Source<'_> {
                 return Err(Ended::Wrong(format!("has more than the {size} bytes of the manifest")));
             }
             if !bytes.is_empty() {
-                sink.write(bytes).await.map_err(|error| match error {
+                let put = self.put(sink, bytes, answer).await.map_err(|error| match error {
                     SinkError::Refused(why) => Ended::Unread(why),
                     error => error.into(),
                 })?;
                 (self.progress)(sink.offset());
+                let closed = || Ended::Cut { why: "closed while the layer waited".to_owned(), after: None };
+                answer = put.ok_or_else(closed)?;
             }
         }
         if sink.offset() < size {
@@ -221,6 +225,27 @@ impl Source<'_> {
         }
         self.client.keep(self.endpoint, answer.into_connection());
         Ok(())
+    }
+
+    /// Hands bytes to the sink. One that takes them late, because other layers have the memory or the disk is slow, does so without a
+    /// connection: `None`. Servers cut one that nobody reads from, mostly after a minute.
+    async fn put<S: BlobSink>(
+        &self,
+        sink: &mut S,
+        bytes: &[u8],
+        answer: Answer,
+    ) -> Result<Option<Answer>, SinkError> {
+        let mut write = pin!(sink.write(bytes));
+        let soon = async { Some(write.as_mut().await) };
+        let late = async {
+            self.client.clock().sleep(REGISTRY_STALL_TIME).await;
+            None
+        };
+        if let Some(written) = smol::future::or(soon, late).await {
+            return written.map(|()| Some(answer));
+        }
+        drop(answer);
+        write.await.map(|()| None)
     }
 
     /// Looks at the response's head: how many bytes of it the sink has already.

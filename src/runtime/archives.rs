@@ -4,11 +4,15 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
 
-use crate::image::archive_store::{ArchiveImages, Local};
+use crate::image::archive_store::{ArchiveImages, ArchiveWindow, Local};
 use crate::image::import::{ARCHIVE_LABEL, Failure};
 use crate::image_store::{Digest, ImageStore, ImageStoreError, StoredImage};
 
 impl ArchiveImages for ImageStore {
+    fn archive_window(&self) -> Local<'_, ArchiveWindow> {
+        Box::pin(async { Box::new(Self::archive_window(self).await) as ArchiveWindow })
+    }
+
     fn labelled(&self) -> Vec<(String, String)> {
         let images = self.list();
         let mut found = BTreeMap::new();

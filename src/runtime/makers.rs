@@ -77,9 +77,10 @@ pub(super) async fn end_commands(context: &Rc<Context>) {
             }
         });
         // A command descends from its keeper, and not from its OCI runtime, which may end before.
-        found.sort_by_key(|(_, command)| !command.is_keeper);
-        for (pid, command) in &found {
-            command::end_former(&command.pid_file, *pid);
+        for is_keeper in [true, false] {
+            for (pid, command) in found.iter().filter(|(_, command)| command.is_keeper == is_keeper) {
+                command::end_former(&command.pid_file, *pid);
+            }
         }
         command::remove(left);
         found.len()

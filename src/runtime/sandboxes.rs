@@ -45,6 +45,8 @@ const ALL: Asked = Asked { ports: true, bandwidth: false };
 pub(super) struct Sandboxes {
     context: Rc<Context>,
     all: RefCell<SortedMap<SandboxId, Rc<Sandbox>>>,
+    /// The text of the network whose garbage was collected last.
+    collected: RefCell<String>,
 }
 
 impl Sandboxes {
@@ -56,7 +58,11 @@ impl Sandboxes {
         let (dir, run_dir) = (context.settings.sandboxes(), context.settings.sandboxes_run());
         let found = context.blocking(move || found(&dir, &run_dir)).await;
         let found = found.map_err(|error| failed(format!("the sandboxes' directories: {error}")))?;
-        let sandboxes = Rc::new(Self { context: context.clone(), all: RefCell::default() });
+        let sandboxes = Rc::new(Self {
+            context: context.clone(),
+            all: RefCell::default(),
+            collected: RefCell::default(),
+        });
         for (id, record) in found {
             let (is_torn, mut record) = (record.is_none(), record.unwrap_or_default());
             if is_torn {
@@ -291,7 +297,7 @@ impl Sandboxes {
     /// # Errors
     /// The configuration is refused; a namespace or the network cannot be made.
     pub(super) async fn run(
-        &self,
+        self: &Rc<Self>,
         config: cri::PodSandboxConfig,
         handler: &str,
     ) -> RuntimeResult<Rc<Sandbox>> {
@@ -312,6 +318,7 @@ impl Sandboxes {
         let asked = Asked::by(&cni::capabilities(&config).map_err(refused)?);
         let of = pod_config::namespaces(&config);
         let network = if of.host_network { String::new() } else { self.network(asked).await? };
+        self.collect_garbage_of(&network);
         let of_node = selinux::of_node(&self.context).await?;
         let id = SandboxId::from(self.context.new_id().await?);
         let labels = of_node.map(|labels| self.labels(&labels, &config, &id)).unwrap_or_default();
@@ -502,19 +509,35 @@ impl Sandboxes {
         checked.map_err(|error| failed(format!("sandbox {}: {error}", sandbox.id())))
     }
 
-    /// Lets the node's plugins remove what belongs to no sandbox (CNI 1.1), behind the caller's back. Not where another runtime may use the
-    /// same network: its sandboxes are not known here, and would lose theirs.
+    /// Lets the node's plugins remove what belongs to no sandbox (CNI 1.1), behind the caller's back. While there is no network yet, this is
+    /// done for the first sandbox that has one.
     pub(super) fn collect_garbage_later(self: &Rc<Self>) {
         let sandboxes = self.clone();
-        let collect = async move {
-            if sandboxes.context.settings.is_cni_shared {
-                return;
+        let look = async move {
+            if let Ok(network) = sandboxes.network(ALL).await {
+                sandboxes.collect_garbage_of(&network);
             }
-            let Ok(network) = sandboxes.network(ALL).await else { return };
-            let Ok(network) = cni::kept(&network) else { return };
+        };
+        drop(self.context.to_the_end("CNI garbage collection", look));
+    }
+
+    /// The same of that network, once until the configuration changes; again where a plugin is not installed yet. Not where another runtime
+    /// may use it: its sandboxes are not known here, and would lose theirs.
+    fn collect_garbage_of(self: &Rc<Self>, text: &str) {
+        if self.context.settings.is_cni_shared || *self.collected.borrow() == text {
+            return;
+        }
+        // One on the node's network has no text.
+        let Ok(network) = cni::kept(text) else { return };
+        self.collected.replace(text.to_owned());
+        let sandboxes = self.clone();
+        let collect = async move {
             let ids = || sandboxes.all().iter().map(|of| of.id().as_str().into()).collect();
             if let Err(error) = sandboxes.context.plugins.collect_garbage(&network, ids).await {
                 log::warn!("{error}; addresses of former pods may stay reserved");
+                if error.lacks().is_some() {
+                    sandboxes.collected.take();
+                }
             }
         };
         drop(self.context.to_the_end("CNI garbage collection", collect));

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::images::{FoundImage, Images, Local};
 use crate::clock::SharedClock;
 use crate::cri::{PullProgress, RuntimeError, RuntimeResult};
-use crate::image_store::{ImageStore, ImageStoreError, RootfsOptions, Snapshotter, StoredImage};
+use crate::image_store::{ImageStore, ImageStoreError, RootfsOptions, Snapshotter, StoredImage, Usage};
 use crate::proto::runtime::v1 as cri;
 use crate::registry::{LayerProgress, Registries, RegistryError};
 
@@ -198,9 +198,8 @@ impl Images for StoredImages {
         Box::pin(async move {
             // Image garbage collection and eviction ask now and then: leftovers go before images do.
             self.store.sweep().await;
-            let usage = self.store.usage();
             let value = |value| Some(cri::UInt64Value { value });
-            let used = cri::FilesystemUsage {
+            let used = |usage: Usage| cri::FilesystemUsage {
                 timestamp: self.clock.now().wall.0,
                 fs_id: Some(cri::FilesystemIdentifier {
                     mountpoint: self.store.root().display().to_string(),
@@ -208,9 +207,11 @@ impl Images for StoredImages {
                 used_bytes: value(usage.bytes),
                 inodes_used: value(usage.inodes),
             };
+            // Of the metrics' counting what is recent is taken.
+            let written = self.store.rootfs_usages().await;
             Ok(cri::ImageFsInfoResponse {
-                image_filesystems: vec![used.clone()],
-                container_filesystems: vec![used],
+                image_filesystems: vec![used(self.store.usage())],
+                container_filesystems: vec![used(written)],
             })
         })
     }

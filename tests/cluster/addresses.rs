@@ -87,14 +87,14 @@ fn an_address_stays_while_a_link_has_it() {
     make_link();
     lease("10.7.0.2", "10.7.0.1");
     let addresses = NodeAddresses::new(&["10.7.0.2".into()]);
-    let now = || addresses.read(&[]).join(" ");
+    let now = || addresses.read(&[], None).join(" ");
     assert_eq!(now(), "10.7.0.2");
     // Another uplink takes the default route.
     ip("address add 10.8.0.2/24 dev up1");
     ip("route replace default via 10.8.0.1 dev up1");
     assert_eq!(host_ips(), ["10.8.0.2".parse::<std::net::IpAddr>().unwrap()]);
     assert_eq!(now(), "10.7.0.2");
-    assert_eq!(addresses.read(&["0.0.0.0".parse().unwrap()]).join(" "), "10.7.0.2");
+    assert_eq!(addresses.read(&["0.0.0.0".parse().unwrap()], None).join(" "), "10.7.0.2");
     // Nobody has it.
     ip("route del default");
     assert_eq!(now(), "10.7.0.2");
@@ -104,6 +104,32 @@ fn an_address_stays_while_a_link_has_it() {
     ip("route replace default via 10.8.0.1 dev up1");
     ip("address del 10.7.0.2/24 dev up0");
     assert_eq!(now(), "10.8.0.2 fd00::2", "it is gone");
+}
+
+#[test]
+fn the_addresses_of_a_named_interface_are_one_of_each_family() {
+    if !in_namespace("addresses::the_addresses_of_a_named_interface_are_one_of_each_family") {
+        return;
+    }
+    make_link();
+    lease("10.7.0.2", "10.7.0.1");
+    let of = |present: &str, interface: &str| {
+        let present: Vec<Box<str>> = present.split_whitespace().map(Box::from).collect();
+        NodeAddresses::new(&present).read(&[], Some(interface)).join(" ")
+    };
+    for none in ["up1", "up7", "a-name-that-no-interface-may-have", "lo"] {
+        assert_eq!(of("", none), "", "{none}: it has only addresses of the link, or is not there");
+    }
+    ip("-6 address add fd00::2/64 dev up1 nodad");
+    assert_eq!(of("", "up1"), "fd00::2");
+    ip("address add 10.8.0.2/24 dev up1");
+    ip("address add 10.8.0.3/24 dev up1");
+    assert_eq!((of("", "up1"), of("fd00::2", "up1")), ("10.8.0.2 fd00::2".into(), "10.8.0.2 fd00::2".into()));
+    // As with the default route: one stays while a link has it.
+    assert_eq!(of("10.8.0.3 fd00::2", "up1"), "10.8.0.3 fd00::2");
+    assert_eq!(of("10.8.0.9 fd00::2", "up1"), "10.8.0.2 fd00::2");
+    ip("link del up1");
+    assert_eq!(of("10.8.0.2 fd00::2", "up1"), "");
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use std::process::Command;
 
 use serde_json::{Value, json};
-use smolet::config::{Config, EmbeddedSettings, FlannelSettings};
+use smolet::config::{Config, EmbeddedSettings, FlannelSettings, Registration};
 use smolet::limits::NODE_STATUS_UPDATE_PERIOD;
 
 use crate::common::Stopwatch;
@@ -153,6 +153,33 @@ fn a_node_reaches_the_others_pods_and_they_its() {
     shown("nft flush ruleset");
     assert!(!masquerades());
     world.until("the rules are there again", |_| masquerades());
+}
+
+#[test]
+fn the_nodes_address_is_that_of_the_interface_that_is_named() {
+    if !in_namespace("flannel::the_nodes_address_is_that_of_the_interface_that_is_named") {
+        return;
+    }
+    let (world, _k3s, config) = with_flannel(settings("host-gw"));
+    let of = |interface: &str| FlannelSettings {
+        interface: Some(interface.to_owned()),
+        ..config.flannel.clone().unwrap()
+    };
+    world.start_with(Config { flannel: Some(of("up1")), ..config.clone() });
+    give_range(&world);
+    let internal =
+        |world: &World| world.node().unwrap()["metadata"]["annotations"]["k3s.io/internal-ip"].clone();
+    world.until("the node is ready", is_ready);
+    assert_eq!(internal(&world), json!(null), "not that of the default route");
+    ip("address add 10.8.0.2/24 dev up1");
+    world.until("the node has its address", |world| internal(world) == "10.8.0.2");
+    world.until("others reach its pods there", |world| annotation(world, "public-ip") == "10.8.0.2");
+    world.kill();
+    // What is given counts more.
+    let registration =
+        Registration { addresses: vec!["192.168.7.1".parse().unwrap()], ..config.registration.clone() };
+    world.start_with(Config { flannel: Some(of("up1")), registration, ..config });
+    world.until("the node has the given one", |world| internal(world) == "192.168.7.1");
 }
 
 /// The kernel has it or not: `make kernel` has one that has it.

@@ -3,6 +3,7 @@
 //! On real time, as in `k3s`.
 
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -11,7 +12,7 @@ use smolet::limits::K3S_BALANCER_CONNECTIONS_MAX;
 
 use crate::client::{Client, unused_port};
 use crate::common::apiserver::Authority;
-use crate::common::namespace::{in_namespace, ip, make_link};
+use crate::common::namespace::{in_namespace, ip, lease, make_link};
 use crate::common::write_program;
 use crate::k3s::{is_ready, joining};
 use crate::supervisor::{BOOTSTRAP, K3s, SECRET};
@@ -170,6 +171,118 @@ fn the_servers_cloud_controller_finds_what_it_needs() {
     let registration = Registration { external_addresses: Vec::new(), ..config.registration.clone() };
     world.start_with(Config { registration, ..config });
     world.until("the address is gone", |_| of("k3s.io/external-ip") == json!(null));
+}
+
+#[test]
+fn the_first_address_is_of_the_family_of_the_clusters_first_range() {
+    if !in_namespace("k3s_node::the_first_address_is_of_the_family_of_the_clusters_first_range") {
+        return;
+    }
+    make_link();
+    lease("10.7.0.2", "10.7.0.1");
+    ip("-6 address add fd00::2/64 dev up0 nodad");
+    ip("-6 route add default via fd00::1 dev up0");
+    let world = World::on_real_time_without_agent();
+    let k3s = K3s::start(&world.api);
+    let ranges = [("fd42::", "/////////wAAAAAAAAAAAA=="), ("10.42.0.0", "//8AAA==")];
+    let ranges = ranges.map(|(ip, mask)| json!({"IP": ip, "Mask": mask}));
+    k3s.state().settings =
+        json!({"ClusterIPRanges": ranges, "ClusterIPRange": ranges[0], "DisableCCM": true});
+    let port = unused_port();
+    let config = joining(&world, &k3s, &k3s.token());
+    let joins = Joins { load_balancer_port: Some(port), ..config.k3s.clone().unwrap() };
+    let config = Config { k3s: Some(joins), ..config };
+    world.start_with(config.clone());
+    world.until("the node is ready", is_ready);
+    let internal = |world: &World| {
+        let node = world.node().unwrap_or_default();
+        let all = node["status"]["addresses"].as_array().cloned().unwrap_or_default();
+        let internal = all.iter().filter(|address| address["type"] == "InternalIP");
+        internal.map(|address| address["address"].as_str().unwrap().to_owned()).collect::<Vec<_>>().join(",")
+    };
+    let certified = || {
+        let asked = k3s.state().asked.clone();
+        let mut of_serving = asked.iter().filter(|asked| asked.path == "/v1-k3s/serving-kubelet.crt");
+        of_serving.next_back().map(|asked| asked.headers["k3s-node-ip"].clone())
+    };
+    world.until("the Node has them in that order", |world| internal(world) == "fd00::2,10.7.0.2");
+    assert_eq!(certified().as_deref(), Some("fd00::2,10.7.0.2"));
+    let mut spec = app();
+    spec["hostNetwork"] = json!(true);
+    world.bind("web", spec);
+    world.until("the pod is ready", |world| world.is_ready("web"));
+    assert_eq!(world.pod("web").unwrap()["status"]["podIP"], "fd00::2");
+    // As with k3s the order that was found counts there.
+    assert!(TcpStream::connect(("127.0.0.1", port)).is_ok());
+
+    // It is known without the server; nothing is asked for anew.
+    world.kill();
+    k3s.forget();
+    world.start_with(config.clone());
+    world.until("it was greeted", |_| k3s.paths().contains(&"GET /v1-k3s/server-ca.crt".to_owned()));
+    world.run("later");
+    assert_eq!((internal(&world).as_str(), certified()), ("fd00::2,10.7.0.2", None));
+    let changes = |line: &String| line.contains("node addresses: [10.7.0.2 fd00::2]");
+    assert!(!world.log().iter().any(changes), "{:#?}", world.log());
+
+    // Given ones too.
+    world.kill();
+    k3s.state().settings =
+        json!({"ClusterIPRanges": ranges, "ClusterIPRange": ranges[1], "DisableCCM": true});
+    let addresses = ["fd00::2", "10.7.0.2"].map(|ip| ip.parse().unwrap()).to_vec();
+    let registration = Registration { addresses, ..config.registration.clone() };
+    world.start_with(Config { registration, ..config });
+    world.until("the Node has them in that order", |world| internal(world) == "10.7.0.2,fd00::2");
+}
+
+#[test]
+fn without_a_token_a_node_is_known_by_the_certificate_of_an_earlier_join() {
+    let (world, k3s, config) = joined_with(json!({}), K3s::token);
+    world.kill();
+    let agent = world.path("rancher/agent");
+    let without = |dir: &Path| {
+        let token = TokenSource::EarlierJoin(Some(dir.to_owned()));
+        Config { k3s: Some(Joins { token, ..config.k3s.clone().unwrap() }), ..config.clone() }
+    };
+    k3s.state().token_ended = true;
+    world.start_with(without(&agent));
+    world.run("web");
+    world.kill();
+
+    // Of smolet's own nothing is left.
+    let own = world.path("root/k3s");
+    std::fs::remove_dir_all(&own).unwrap();
+    let why = world.refusal(without(&agent));
+    assert!(
+        why.starts_with("--server: needs --token-file, a copy of the server's /var/lib/rancher"),
+        "{why}"
+    );
+    // As k3s agent has it.
+    let put = |node: &str| {
+        let pem = k3s_certificate(&world, node);
+        let (certificate, key) = pem.split_at(pem.find("-----BEGIN PRIVATE KEY").unwrap());
+        std::fs::create_dir_all(&agent).unwrap();
+        let ca = world.api.ca_pem();
+        for (name, text) in
+            [("client-kubelet.crt", certificate), ("client-kubelet.key", key), ("server-ca.crt", &ca)]
+        {
+            std::fs::write(agent.join(name), text).unwrap();
+        }
+    };
+    put("another");
+    world.start_with(without(&agent));
+    world.until("it is said that it is another node's", |world| {
+        world.log().iter().any(|line| line.contains("no certificate of an earlier join is this node's"))
+    });
+    world.kill();
+    put(NODE);
+    k3s.forget();
+    world.start_with(without(&agent));
+    world.run("other");
+    let asked = k3s.state().asked.clone();
+    let of_client = asked.iter().find(|asked| asked.path == "/v1-k3s/client-kubelet.crt").unwrap();
+    assert!(of_client.user.is_some() && !of_client.headers.contains_key("authorization"), "{of_client:?}");
+    assert!(own.join("client-kubelet.pem").exists(), "its own from now on");
 }
 
 #[test]

@@ -214,6 +214,42 @@ fn plugins_of_version_1_1_collect_garbage_at_the_start() {
     machine.assert_clean();
 }
 
+/// As on the first boot with `--flannel` or a network of a DaemonSet.
+#[test]
+fn garbage_is_collected_once_with_each_configuration_that_comes_later() {
+    let mut machine = Machine::new();
+    machine.settings.cni_bin_dirs = vec![machine.root.join("bin")];
+    machine.settings.has_own_network = false;
+    plugin(
+        &machine,
+        "only",
+        r#"[ $CNI_COMMAND = ADD ] && echo '{"cniVersion":"1.1.0","ips":[{"address":"192.0.2.7/24"}]}'; exit 0"#,
+    );
+    machine.run(async {
+        let runtime = machine.open().await;
+        let request = cri::RunPodSandboxRequest { config: Some(pod("a")), ..Default::default() };
+        let refused = runtime.run_pod_sandbox_cri(request).await.unwrap_err().to_string();
+        assert!(refused.contains("no CNI configuration"), "{refused}");
+        let mut ids = Vec::new();
+        for (name, nth) in [("one", 0), ("two", 1)] {
+            let conf =
+                format!(r#"{{"cniVersion": "1.1.0", "name": "{name}", "plugins": [{{"type": "only"}}]}}"#);
+            std::fs::write(machine.root.join("net.d/10.conflist"), conf).unwrap();
+            ids.push(run_sandbox(&runtime, pod(name)).await);
+            let collected = nth_call(&machine, "only GC", nth).await;
+            assert!(collected.contains(&format!(r#""name":"{name}""#)), "{collected}");
+            assert!(nth == 0 || collected.contains(&ids[0]), "those of the former one are kept: {collected}");
+            ids.push(run_sandbox(&runtime, pod(&format!("{name}-more"))).await);
+            let count = || calls(&machine).iter().filter(|call| call.starts_with("only GC")).count();
+            assert_eq!(count(), nth + 1, "no more often than needed");
+        }
+        for id in &ids {
+            remove_sandbox(&runtime, id).await;
+        }
+    });
+    machine.assert_clean();
+}
+
 /// What remains of an ADD that was killed before it set the bridge's address, and of the DEL behind it.
 #[test]
 fn a_bridge_without_a_hardware_address_gets_one() {

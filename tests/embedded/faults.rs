@@ -284,7 +284,11 @@ fn a_container_runs_on_when_its_monitor_cannot_be_replaced() {
     });
     let dir = machine.settings.run_dir.join("containers").join(&id);
     kill_monitor(&dir);
-    machine.settings.program = "/bin/false".into();
+    // It keeps commands, and is no monitor.
+    let half = machine.root.join("half");
+    let text = format!("#!/bin/sh\n[ \"$2\" != --exec ] || exec {} \"$@\"\nexit 1\n", smolet.display());
+    write_program(&half, &text);
+    machine.settings.program = half;
     machine.run(async {
         let runtime = machine.open().await;
         assert_eq!(container_of(&runtime, &id).await.state(), cri::ContainerState::ContainerRunning);

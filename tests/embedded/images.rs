@@ -13,7 +13,7 @@ use smolet::clock::{SharedClock, SystemClock};
 use smolet::image_store::{
     Digest, IdMapping, ImageStore, ImageStoreError, LayerSource, NewImage, RootfsOptions, Snapshotter,
 };
-use smolet::limits::{LAYER_IMPLICIT_BYTES_MAX, LAYER_IMPLICIT_DIRS_MAX};
+use smolet::limits::{LAYER_IMPLICIT_BYTES_MAX, LAYER_IMPLICIT_DIRS_MAX, LAYERS_ARRIVING_MAX};
 use smolet::registry::{Hosts, Platform, Registries};
 use smolet::runtime::{Images as _, StoredImages};
 
@@ -396,7 +396,128 @@ pub(super) fn large_layer(random: &mut fastrand::Rng, bytes: usize) -> Vec<u8> {
 
 /// zstd's form with a window of 32 MiB.
 fn large_window(bytes: &[u8]) -> Vec<u8> {
-    through("zstd", &["-c", "-1", "--long=25"], bytes)
+    with_window(25, bytes)
+}
+
+/// The same with a window of two to that power.
+fn with_window(log: u32, bytes: &[u8]) -> Vec<u8> {
+    through("zstd", &["-c", "-1", &format!("--long={log}")], bytes)
+}
+
+/// Whether it waits for something that does not come by itself.
+async fn waits<T>(work: &mut (impl Future<Output = T> + Unpin)) -> bool {
+    for _ in 0..100 {
+        if smol::future::poll_once(&mut *work).await.is_some() {
+            return false;
+        }
+        smol::future::yield_now().await;
+    }
+    true
+}
+
+/// Whichever layers arrive at once, and whatever was left of others: all their windows have `ZSTD_WINDOWS_BYTES_MAX` together.
+#[test]
+fn windows_of_layers_have_no_more_memory_together_than_one_of_zstds_usual() {
+    let folder = Folder::new("budget");
+    let store = folder.store();
+    let (usual, small, medium) = (23, 21, 22);
+    let mut seed = 0;
+    let mut layer = |log| {
+        seed += 1;
+        let layer = large_layer(&mut fastrand::Rng::with_seed(seed), 3 << 20);
+        let packed = with_window(log, &layer);
+        (source(&layer, &packed), packed)
+    };
+    let half = 600 << 10;
+    block_on(async {
+        let lease = store.lease();
+        let open = async |layer: &(LayerSource, Vec<u8>)| lease.layer(layer.0).await.unwrap().unwrap();
+        // One after the other, the first that comes first: three of an image arrive at once.
+        let layers = [layer(usual), layer(usual), layer(small)];
+        let [mut first, mut second, mut third] =
+            [open(&layers[0]).await, open(&layers[1]).await, open(&layers[2]).await];
+        first.write(&layers[0].1[..half]).await.unwrap();
+        {
+            let mut second_waits = Box::pin(second.write(&layers[1].1));
+            assert!(waits(&mut second_waits).await, "8 MiB are there");
+            let mut third_waits = Box::pin(third.write(&layers[2].1));
+            assert!(waits(&mut third_waits).await);
+            first.write(&layers[0].1[half..]).await.unwrap();
+            first.commit().await.unwrap();
+            assert!(waits(&mut third_waits).await, "the second one is first");
+            second_waits.await.unwrap();
+            assert!(waits(&mut third_waits).await);
+            second.commit().await.unwrap();
+            third_waits.await.unwrap();
+        }
+        third.commit().await.unwrap();
+        drop((first, second, third));
+
+        // Small ones beside each other. A call that was dropped waits for nothing.
+        let layers: Vec<_> = (0..5).map(|_| layer(small)).collect();
+        let mut writers = Vec::new();
+        for layer in &layers[..4] {
+            let mut writer = open(layer).await;
+            writer.write(&layer.1[..half]).await.unwrap();
+            writers.push(writer);
+        }
+        let mut last = open(&layers[4]).await;
+        assert!(waits(&mut Box::pin(last.write(&layers[4].1[..half]))).await);
+        drop(last);
+        writers.truncate(1);
+        drop(writers.pop());
+        // Three are parked, the first one last: there is room for two of them beside this one, and for none beside the next.
+        let other = layer(medium);
+        let mut writer = open(&other).await;
+        writer.write(&other.1[..half]).await.unwrap();
+        let begins_at = async |layer: &(LayerSource, Vec<u8>)| open(layer).await.offset();
+        assert_eq!(begins_at(&layers[2]).await, 0, "the one that was left first");
+        assert_eq!(begins_at(&layers[0]).await, half as u64);
+        writer.write(&other.1[half..]).await.unwrap();
+        writer.commit().await.unwrap();
+        let other = layer(usual);
+        let mut writer = open(&other).await;
+        writer.write(&other.1[..half]).await.unwrap();
+        assert_eq!(begins_at(&layers[0]).await, 0);
+        writer.write(&other.1[half..]).await.unwrap();
+        writer.commit().await.unwrap();
+    });
+}
+
+/// Of the 16 MiB that the agent has they leave it what it needs itself.
+#[test]
+fn as_many_layers_as_may_arrive_at_once_take_the_memory_of_one_window() {
+    let folder = Folder::new("memory");
+    let store = folder.store();
+    let layer = |seed| {
+        let layer = large_layer(&mut fastrand::Rng::with_seed(seed), 3 << 20);
+        let packed = with_window(23, &layer);
+        (source(&layer, &packed), packed)
+    };
+    let layers: Vec<_> = (0..LAYERS_ARRIVING_MAX as u64).map(layer).collect();
+    let taken = allocation_counter::measure(|| {
+        let (lease, executor) = (store.lease(), smol::LocalExecutor::new());
+        let arrives = async |(source, packed): &(LayerSource, Vec<u8>)| {
+            let mut writer = lease.layer(*source).await.unwrap().unwrap();
+            for piece in packed.chunks(16 << 10) {
+                writer.write(piece).await.unwrap();
+            }
+            // The others arrive meanwhile.
+            for _ in 0..100 {
+                smol::future::yield_now().await;
+            }
+            writer.commit().await.unwrap();
+        };
+        let tasks: Vec<_> = layers.iter().map(|layer| executor.spawn(arrives(layer))).collect();
+        block_on(executor.run(async {
+            for task in tasks {
+                task.await;
+            }
+        }));
+    });
+    assert!(layers.iter().all(|(source, _)| store.has_layer(&source.diff_id)));
+    println!("{} layers: {} bytes at most", layers.len(), taken.bytes_max);
+    assert!((8 << 20..12 << 20).contains(&taken.bytes_max), "{}", taken.bytes_max);
 }
 
 #[test]
@@ -631,13 +752,53 @@ fn hostile_and_damaged_layers_are_refused_and_nothing_of_them_stays() {
     assert!(store.has_layer(&Digest::of(&layer)));
 }
 
-/// What the runtime's status tells of the store.
-fn makes_copies(store: &ImageStore) -> bool {
+/// The store as the runtime has it.
+fn images_of(store: &ImageStore) -> Rc<StoredImages> {
     let clock: SharedClock = Rc::new(SystemClock);
     let blocking = Rc::new(Blocking::on_this_thread());
     let platform = Platform::new("linux", "amd64", "");
     let registries = Registries::new(Hosts::default(), platform, clock.clone(), blocking);
-    StoredImages::new(store.clone(), registries, clock).makes_copies()
+    StoredImages::new(store.clone(), registries, clock)
+}
+
+/// Bytes and inodes of images, and of what containers have, as `ImageFsInfo` tells them.
+fn fs_info(store: &ImageStore) -> [(u64, u64); 2] {
+    let told = block_on(images_of(store).image_fs_info()).unwrap();
+    [told.image_filesystems, told.container_filesystems].map(|filesystems| {
+        let [of] = &filesystems[..] else { panic!("{filesystems:?}") };
+        assert!(of.fs_id.as_ref().unwrap().mountpoint.ends_with("/images"));
+        (of.used_bytes.unwrap().value, of.inodes_used.unwrap().value)
+    })
+}
+
+#[test]
+fn what_containers_have_written_is_counted_apart_from_images() {
+    let folder = Folder::new("written");
+    let store = folder.store();
+    let id = import(&folder, &store, &docker_archive("busybox:1", "", &layers())).unwrap();
+    let image = store.resolve(&id).unwrap();
+    let [images, none] = fs_info(&store);
+    assert_eq!(none, (0, 0));
+    for (container, read_only) in [("c1", false), ("c2", false), ("view", true)] {
+        let options = RootfsOptions { read_only, ..RootfsOptions::default() };
+        let made = block_on(store.rootfs(container, &image, &options)).unwrap();
+        if !read_only {
+            fs::write(made.path.join("written"), vec![1; 1 << 20]).unwrap();
+        }
+    }
+    let [same, both] = fs_info(&store);
+    assert_eq!(same, images);
+    assert_eq!(both, (2 << 20, 2));
+    // The trees are not walked again soon, but for the metrics, whose count is taken.
+    fs::write(folder.0.join("images/rootfs/c1/merged/more"), vec![1; 4 << 20]).unwrap();
+    assert_eq!(fs_info(&store)[1], both);
+    block_on(store.rootfs_usage("c1")).unwrap();
+    let [_, more] = fs_info(&store);
+    assert_eq!(more, (6 << 20, 3));
+    for container in ["c1", "c2", "view"] {
+        block_on(store.remove_rootfs(container)).unwrap();
+    }
+    assert_eq!(fs_info(&store), [images, (0, 0)]);
 }
 
 #[test]
@@ -654,11 +815,14 @@ fn containers_get_copies_where_overlayfs_cannot_be_mounted() {
     rustix::mount::mount("overlay", folder.0.join("images"), "overlay", flags, Some(&*options)).unwrap();
     let store = folder.store();
     assert_eq!(store.snapshotter(), Snapshotter::Native);
+    let makes_copies = |store: &ImageStore| images_of(store).makes_copies();
     assert!(makes_copies(&store) && !makes_copies(&Folder::new("no-copies").store()));
     let id = import(&folder, &store, &docker_archive("busybox:1", "1000", &layers())).unwrap();
     let image = store.resolve(&id).unwrap();
     let made = block_on(store.rootfs("c1", &image, &RootfsOptions::default())).unwrap();
     check_root(&made.path);
+    let [of_images, of_containers] = fs_info(&store);
+    assert!(of_containers.0 > 500_000 && of_containers != of_images, "{of_containers:?} {of_images:?}");
     assert!(block_on(store.rootfs_usage("c1")).unwrap().bytes > 0);
     block_on(store.remove_rootfs("c1")).unwrap();
     assert!(!made.path.exists());

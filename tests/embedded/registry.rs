@@ -14,8 +14,9 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use smol::block_on;
 use smolet::blocking::Blocking;
-use smolet::clock::{SharedClock, SystemClock};
-use smolet::image_store::{Digest, ImageStore, RootfsOptions};
+use smolet::clock::{Clock, SharedClock, Sleep, SystemClock};
+use smolet::image_store::{Digest, ImageStore, LayerSource, RootfsOptions};
+use smolet::model::{Mono, Now};
 use smolet::registry::{Hosts, Platform, Registries};
 
 use server::{Auth, Faults, LOGIN, Registry};
@@ -42,8 +43,8 @@ fn agent(root: &Path) -> (ImageStore, Registries) {
     (store, Registries::new(Hosts::default(), Platform::new("linux", "amd64", ""), clock, blocking))
 }
 
-/// A gzip layer with a file of that size, and the digest of its archive.
-fn layer(root: &Path, name: &str, bytes: &[u8]) -> (Vec<u8>, Digest) {
+/// The archive of a layer with that file.
+fn archive(root: &Path, name: &str, bytes: &[u8]) -> Vec<u8> {
     let directory = root.join(format!("layer-{name}"));
     fs::create_dir_all(&directory).unwrap();
     fs::write(directory.join(name), bytes).unwrap();
@@ -54,9 +55,83 @@ fn layer(root: &Path, name: &str, bytes: &[u8]) -> (Vec<u8>, Digest) {
         .output()
         .unwrap();
     assert!(tar.status.success());
+    tar.stdout
+}
+
+/// A gzip layer with that file, and the digest of its archive.
+fn layer(root: &Path, name: &str, bytes: &[u8]) -> (Vec<u8>, Digest) {
+    let archive = archive(root, name, bytes);
     let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
-    gzip.write_all(&tar.stdout).unwrap();
-    (gzip.finish().unwrap(), Digest::of(&tar.stdout))
+    gzip.write_all(&archive).unwrap();
+    (gzip.finish().unwrap(), Digest::of(&archive))
+}
+
+/// Its waits are ten times as short.
+struct Quick;
+
+impl Clock for Quick {
+    fn now(&self) -> Now {
+        SystemClock.now()
+    }
+
+    fn sleep_until(&self, at: Mono) -> Sleep {
+        let now = SystemClock.now().mono;
+        SystemClock.sleep_until(now + at.since(now) / 10)
+    }
+
+    fn boot_id(&self) -> Box<str> {
+        SystemClock.boot_id()
+    }
+}
+
+/// The registry would cut it.
+#[test]
+fn a_layer_that_waits_for_memory_holds_no_connection() {
+    let folder = Folder(PathBuf::from(format!("/var/tmp/smolet-registry-waits-{}", std::process::id())));
+    let root = folder.0.as_path();
+    fs::create_dir_all(root).unwrap();
+    // Its window is larger than what zstd layers have together: it is alone in memory.
+    let zstd = |name: &str, seed| {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let data: Vec<u8> = std::iter::repeat_with(|| random.u8(..)).take(2 << 20).collect();
+        let (archive, packed) = (archive(root, name, &data), root.join("layer.zst"));
+        let mut program = Command::new("zstd")
+            .args(["-q", "-f", "-1", "--long=25", "-o"])
+            .arg(&packed)
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        program.stdin.take().unwrap().write_all(&archive).unwrap();
+        assert!(program.wait().unwrap().success());
+        (fs::read(&packed).unwrap(), Digest::of(&archive))
+    };
+    let (held, pulled) = (zstd("held", 1), zstd("pulled", 2));
+    let registry = Registry::start();
+    registry.put_layers("team/app", "1", &[("amd64", "")], std::slice::from_ref(&pulled));
+    let (store, _) = agent(root);
+    let blocking = Rc::new(Blocking::on_this_thread());
+    let registries =
+        Registries::new(Hosts::default(), Platform::new("linux", "amd64", ""), Rc::new(Quick), blocking);
+    let image = format!("{}/team/app:1", registry.host());
+    block_on(async {
+        let lease = store.lease();
+        let size = held.0.len() as u64;
+        let source = LayerSource { digest: Digest::of(&held.0), size, diff_id: held.1 };
+        let mut writer = lease.layer(source).await.unwrap().unwrap();
+        writer.write(&held.0[..1 << 20]).await.unwrap();
+        let later = async {
+            // Longer than `REGISTRY_STALL_TIME` by that clock.
+            async_io::Timer::after(Duration::from_secs(4)).await;
+            drop(writer);
+            std::future::pending().await
+        };
+        smol::future::or(registries.pull(&store, &image, None), later).await.unwrap();
+    });
+    assert!(store.has_layer(&pulled.1));
+    let blob = format!("/blobs/{}", Digest::of(&pulled.0));
+    let of_layer = registry.log().into_iter().filter(|request| request.target.contains(&blob));
+    let asked: Vec<_> = of_layer.map(|request| request.headers.get("range").cloned()).collect();
+    assert!(asked.len() == 2 && asked[0].is_none() && asked[1].is_some(), "{asked:?}");
 }
 
 #[test]

@@ -587,6 +587,16 @@ pub fn layers_that_a_power_cut_may_have_emptied_are_unpacked_again(runtime: &Run
     }
     let left = format!("{foreign} is on one of them, and runs or is another agent's");
     assert!(agent.log().contains(&left), "{}", agent.log());
+    // The layer below it is doubted on, whatever is written out in this boot.
+    let told = || agent.log().lines().any(|line| line.contains("ImagesMayBeDamaged")).then_some(());
+    wait_for("the owner is told", PATIENCE, told);
+    let doubts =
+        |text: String| text.lines().filter_map(|line| line.strip_prefix('?').map(str::to_owned)).collect();
+    let doubts: Vec<String> = read().map(doubts).unwrap_or_default();
+    assert!(
+        !doubts.is_empty() && doubts.iter().all(|line| !after.contains('?') && after.contains(line)),
+        "{doubts:?}"
+    );
     runtime.remove_sandbox(&foreign);
     fs::remove_file(&archive).unwrap();
     agent.end_pods();

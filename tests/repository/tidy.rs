@@ -227,7 +227,13 @@ fn pure_files_neither_wait_nor_look_at_the_machine() {
 #[test]
 fn programs_get_the_environment_that_is_theirs() {
     // A monitor and a keeper have that environment themselves; one is started without any; doctor is a command.
-    let others = ["monitor/create.rs", "monitor/keeper.rs", "monitor/process.rs", "runtime/users.rs", "doctor/facts.rs"];
+    let others = [
+        "monitor/create.rs",
+        "monitor/keeper.rs",
+        "monitor/process.rs",
+        "runtime/users.rs",
+        "doctor/facts.rs",
+    ];
     let start = |source: &&Source| source.code.contains("Command::new(");
     let sources = sources();
     let mut starting: Vec<&str> = sources.iter().filter(start).map(|source| source.path.as_str()).collect();

@@ -206,7 +206,9 @@ fn what_does_not_fit_is_refused_and_nothing_is_installed() {
     };
     refused(&["--prefix"], "--prefix needs a value");
     refused(&["--prefix", "usr"], "an absolute path is needed");
-    refused(&["--prefix", "/opt/a b"], "letters, digits");
+    for prefix in ["/opt/a b", "/opt/a&b", "/opt/a|b", "/opt/a%b", "/opt/a$b", "/opt/a\\b"] {
+        refused(&["--prefix", prefix], "letters, digits");
+    }
     refused(&["--init=upstart"], "upstart is none of systemd, openrc, procd, none");
     refused(&["--purge"], "--purge goes with --uninstall");
     refused(&["--force"], "unknown option --force");
@@ -569,6 +571,41 @@ fn it_is_a_service_of_openrc() {
     assert!(is_started());
     run("sh", &["/usr/lib/smolet/install.sh", "--uninstall", "--purge"]);
     assert_eq!(written(&world, &over), before);
+}
+
+/// A build of Jenkins and of Yocto is in such directories.
+#[test]
+fn places_may_have_the_characters_of_builds() {
+    let own = Root::new("archive-job@2");
+    let archive = unpacked(&own.0.join("1.0+git~rc1"));
+    let prefix = "/opt/smolet@2+git~rc1";
+    let services = [
+        ("systemd", "etc/systemd/system/smolet.service", format!("\nExecStart={prefix}/bin/smolet run ")),
+        ("openrc", "etc/init.d/smolet", format!("\ncommand=\"{prefix}/bin/smolet\"\n")),
+        ("procd", "etc/init.d/smolet", format!("\tprocd_set_param command {prefix}/bin/smolet run ")),
+    ];
+    for shell in [&["dash"][..], &["busybox", "sh"]] {
+        for (init, service, line) in &services {
+            let image = own.0.join(format!("{}~{init}+1", shell[0]));
+            fs::create_dir(&image).unwrap();
+            let run = |installer: &Path, words: &[&str]| {
+                let mut command = Command::new(shell[0]);
+                command.args(&shell[1..]).arg(installer).arg("--root").arg(&image).args(words);
+                text(&command.output().unwrap())
+            };
+            let words = ["--init", init, "--prefix", prefix];
+            run(&archive.join("install.sh"), &words);
+            let service = fs::read_to_string(image.join(service)).unwrap();
+            assert!(service.contains(line), "{line}: {service}");
+            // Of a version that has fewer pages.
+            run(&archive.join("install.sh"), &[&words[..], &["--no-docs"]].concat());
+            let below = image.join(&prefix[1..]);
+            assert!(below.join("bin/smolet").exists());
+            assert!(!below.join("share/doc/smolet/docs/install.md.gz").exists());
+            run(&below.join("lib/smolet/install.sh"), &["--uninstall", "--purge", "--prefix", prefix]);
+            assert_eq!(fs::read_dir(&image).unwrap().count(), 0, "{init}");
+        }
+    }
 }
 
 /// What an image has for the service managers that are found in it, before anything runs there.
