@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::agent::{Agent, PATIENCE, is_release, smolet, text};
+use crate::agent::{Agent, PATIENCE, is_ready, is_release, smolet, text};
 use crate::finding::{Finding, settle};
 use crate::runtime::{Runtime, is_embedded, wait_for};
 
@@ -158,6 +158,13 @@ pub fn pods_end_in_the_runtime_that_a_node_leaves_and_run_embedded(runtime: &Run
     let further: Vec<String> = (PODS.len()..10).map(|number| format!("further-{number}")).collect();
     further.iter().for_each(|name| agent.apply_pod(name, &pod(name, "hostNetwork: false")));
     further.iter().for_each(|name| drop(agent.running(name)));
+    // A process through which no import has passed.
+    agent.stop();
+    agent.start();
+    wait_for("all pods are known again", PATIENCE, || {
+        let ready = agent.pods().iter().filter(|pod| pod.status.as_ref().is_some_and(is_ready)).count();
+        (ready == PODS.len() + further.len()).then_some(())
+    });
     settle(agent.pid(), SETTLE);
     let resident_kib = Finding::of(agent.pid()).resident_kib;
     println!("with 10 pods, as their runtime too: {resident_kib} KiB resident");
