@@ -25,9 +25,13 @@ pub(super) fn run(args: &mut Args) -> ExitCode {
     if flags.root_dir.is_none() {
         flags.root_dir = client::directories(socket).map(|of| of.root);
     }
-    let (config, bad_settings) = match Config::load(flags, Some(socket)) {
+    let loaded = Config::load(flags, Some(socket)).map_err(|error| error.to_string());
+    // The agent's start refuses that too.
+    #[cfg(feature = "tls")]
+    let loaded = loaded.and_then(|config| crate::k3s::check_credentials(&config).map(|()| config));
+    let (config, bad_settings) = match loaded {
         Ok(config) => (Some(config), None),
-        Err(error) => (facts::usual_settings(flags, socket), Some(error.to_string())),
+        Err(error) => (facts::usual_settings(flags, socket), Some(error)),
     };
     let Some(config) = config else { return fail(&bad_settings.unwrap_or_default()) };
     let findings = judge::judge(&facts::collect(&config, bad_settings));

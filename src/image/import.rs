@@ -127,9 +127,20 @@ struct ProcessedArchive {
     images: usize,
 }
 
-/// Inflates an archive into a file that is at that path for a moment only; `None`: it is not compressed. Blocks. The error follows
-/// the archive's name.
-pub type Inflate = fn(&File, &Path) -> Result<Option<File>, String>;
+/// Inflates an archive into a file that is at that path for a moment only. True: it may have a zstd window in memory. Blocks. The error
+/// follows the archive's name.
+pub type Inflate = fn(&File, &Path, bool) -> Result<Inflated, String>;
+
+/// What an archive is.
+#[derive(Debug)]
+pub enum Inflated {
+    /// It is not compressed.
+    Plain,
+    /// It was, and this is what it has.
+    File(File),
+    /// It may not have the zstd window that it needs.
+    NeedsWindow,
+}
 
 /// Imports the archives of one directory. Blocking work has its own thread, one at a time, and no permit of the shared pool: an
 /// archive may be a link to an unreachable file server, and then only the other archives wait.
@@ -358,17 +369,18 @@ impl Importer {
     /// after them.
     async fn import(&mut self, name: &str, records: &mut Records) -> Result<Stamp, Failure> {
         let began = self.clock.now().mono;
-        let (path, platform) = (self.dir.join(name), self.platform.clone());
+        let path = self.dir.join(name);
         let shown = path.display().to_string();
-        let inflate = self.inflate.clone();
-        let window = self.store.archive_window().await;
-        let read = unblock_apart(move || {
-            let _window = window;
-            read(&path, &platform, &inflate)
-        });
-        let read = read.await;
-        let read = read.map_err(Failure::NoThread)?;
-        let (file, stamp, mut plan) = read.map_err(Failure::Refused)?;
+        let mut window = None;
+        let (file, stamp, mut plan) = loop {
+            let (path, platform, inflate) = (path.clone(), self.platform.clone(), self.inflate.clone());
+            let read = unblock_apart(move || read(&path, &platform, &inflate, window.is_some())).await;
+            match read.map_err(Failure::NoThread)?.map_err(Failure::Refused)? {
+                Some(read) => break read,
+                // Only now: pulls over a bad link may have it for long.
+                None => window = Some(self.store.archive_window().await),
+            }
+        };
         let label = stamp.label(plan.images.len(), name);
         plan.retain(&mut |image| {
             let (is_missing, other) = standing(records.get(image), name, &label);
@@ -606,27 +618,31 @@ fn drain(watch: &OwnedFd) -> Result<usize, ()> {
     }
 }
 
-/// Opens an archive, inflates it if it is compressed, and plans its import. Blocks.
+/// Opens an archive, inflates it if it is compressed, and plans its import; `None`: for that it needs a zstd window. Blocks.
 fn read(
     path: &Path,
     platform: &Platform,
     (inflate, spool): &(Inflate, PathBuf),
-) -> Result<(File, Stamp, Plan), String> {
+    has_window: bool,
+) -> Result<Option<(File, Stamp, Plan)>, String> {
     let unread = |error: io::Error| format!("cannot be read: {error}");
     let mut file = open_linked(path).map_err(unread)?;
     let stamp = Stamp::of(&file.metadata().map_err(unread)?);
-    if let Some(plain) = inflate(&file, spool)? {
-        file = plain;
+    match inflate(&file, spool, has_window)? {
+        Inflated::Plain => {}
+        Inflated::File(plain) => file = plain,
+        Inflated::NeedsWindow => return Ok(None),
     }
     let index = Index::read(&file, file.metadata().map_err(unread)?.size())?;
     let plan = plan(&index, platform, &mut |at| read_at(&file, at))?;
-    Ok((file, stamp, plan))
+    Ok(Some((file, stamp, plan)))
 }
 
 /// Names of the images that an archive has for this node; `None` when it is compressed or no such archive. Blocks.
 pub(crate) fn names_in(archive: &Path) -> Option<Vec<String>> {
     let platform = Platform::here();
-    let (_, _, plan) = read(archive, &platform, &(|_, _| Ok(None), PathBuf::new())).ok()?;
+    let plain: Inflate = |_, _, _| Ok(Inflated::Plain);
+    let (_, _, plan) = read(archive, &platform, &(plain, PathBuf::new()), false).ok()??;
     Some(plan.images.into_iter().map(|image| image.name).collect())
 }
 

@@ -7,20 +7,25 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
 use super::decompress::{Decoder, GZIP, MAGIC_BYTES, ZSTD};
+use crate::image::import::Inflated;
 use crate::limits::{ARCHIVE_INFLATED_BYTES_MAX, ARCHIVE_ZSTD_WINDOW_BYTES_MAX, LAYER_FEED_BYTES};
 
-/// The archive in its plain form, in a file that is at `spool` for a moment only and gone with its last user; `None` when it is not
-/// compressed, or in a way that is not supported. Blocks.
+/// The archive in its plain form, in a file that is at `spool` for a moment only and gone with its last user; `Plain` when it is not
+/// compressed, or in a way that is not supported. With `has_window` it may have a window of `limits::ARCHIVE_ZSTD_WINDOW_BYTES_MAX` in
+/// memory. Blocks.
 ///
 /// # Errors
 /// The error, as a text that follows the archive's name.
-pub fn inflate(archive: &File, spool: &Path) -> Result<Option<File>, String> {
+pub fn inflate(archive: &File, spool: &Path, has_window: bool) -> Result<Inflated, String> {
     let unread = |error: io::Error| format!("cannot be read: {error}");
     let mut input = vec![0; LAYER_FEED_BYTES];
     let mut held = read(archive, &mut input, 0).map_err(unread)?;
     let start = &input[..held.min(MAGIC_BYTES)];
     if ![GZIP, ZSTD].iter().any(|magic| start.starts_with(magic)) {
-        return Ok(None);
+        return Ok(Inflated::Plain);
+    }
+    if start.starts_with(ZSTD) && !has_window {
+        return Ok(Inflated::NeedsWindow);
     }
     let wrong = |why: &dyn std::fmt::Display| format!("cannot be unpacked: {why}");
     let unwritten = |error: io::Error| format!("cannot be unpacked to {}: {error}", spool.display());
@@ -49,7 +54,7 @@ pub fn inflate(archive: &File, spool: &Path) -> Result<Option<File>, String> {
         at += held as u64;
     }
     decoder.finish().map_err(|refused| wrong(&refused))?;
-    Ok(Some(out))
+    Ok(Inflated::File(out))
 }
 
 fn read(archive: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
@@ -96,30 +101,33 @@ mod tests {
             (0..3_000_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
         let text = [piece.as_slice(), b"a seam", &piece].concat();
         fs::write(&plain, &text).unwrap();
-        assert!(inflate(&File::open(&plain).unwrap(), &spool).unwrap().is_none(), "it is not compressed");
+        let unpacked = |path: &Path| inflate(&File::open(path).unwrap(), &spool, true);
+        let unpacked_without = |path: &Path| inflate(&File::open(path).unwrap(), &spool, false).unwrap();
+        assert!(matches!(unpacked_without(&plain), Inflated::Plain));
         let gzip = through("gzip", &["-c"], &plain).expect("gzip is essential");
         let mut forms = vec![gzip];
         forms.extend(through("zstd", &["-c", "-3", "--long=25"], &plain));
         assert_eq!(forms.len(), 2, "zstd is there");
         for bytes in forms {
             fs::write(&packed, &bytes).unwrap();
+            let needs_window = matches!(unpacked_without(&packed), Inflated::NeedsWindow);
+            assert_eq!(needs_window, bytes.starts_with(ZSTD));
             // A file that another process was killed over.
             fs::write(&spool, "left").unwrap();
-            let out = inflate(&File::open(&packed).unwrap(), &spool).unwrap().expect("it is compressed");
+            let Inflated::File(out) = unpacked(&packed).unwrap() else { panic!("it is compressed") };
             assert!(!spool.exists(), "it has no name");
             assert_eq!(out.metadata().unwrap().len(), text.len() as u64);
             let mut found = vec![0; text.len()];
             out.read_exact_at(&mut found, 0).unwrap();
             assert!(found == text);
             fs::write(&packed, &bytes[..bytes.len() - 20]).unwrap();
-            let why = inflate(&File::open(&packed).unwrap(), &spool).unwrap_err();
+            let why = unpacked(&packed).unwrap_err();
             assert!(why.starts_with("cannot be unpacked: "), "{why}");
         }
         // A window of 128 MiB would need as much memory.
         let large = through("zstd", &["-c", "-1", "--long=27"], &plain).unwrap();
         fs::write(&packed, large).unwrap();
-        let found = inflate(&File::open(&packed).unwrap(), &spool).map(|_| ());
-        assert!(found.unwrap_err().contains("a window of more than 32 MiB"));
+        assert!(unpacked(&packed).unwrap_err().contains("a window of more than 32 MiB"));
         fs::remove_dir_all(root).unwrap();
     }
 }

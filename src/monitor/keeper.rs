@@ -42,6 +42,13 @@ pub fn arguments(oom_score_adj: i64, pid_file: &Path, runtime: &Path) -> [OsStri
     [MODE.into(), EXEC.into(), oom_score_adj.to_string().into(), pid_file.into(), runtime.into()]
 }
 
+/// The process ID that an OCI runtime has written to that file.
+#[must_use]
+pub fn pid_in(file: &Path) -> Option<Pid> {
+    let text = read_start(file, PID_BYTES_MAX).ok()?;
+    Pid::from_raw(std::str::from_utf8(&text).ok()?.trim().parse().ok()?)
+}
+
 /// Whether these words of a command line, the program's first, are those of a keeper.
 #[must_use]
 pub fn is_keeper(words: &[impl AsRef<str>]) -> bool {
@@ -69,9 +76,7 @@ pub(super) fn keep(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let _ = let_go();
     // Without its keeper a command has no exit code, and it is small.
     adjust_oom_score(b"-999");
-    let text = read_start(Path::new(&pid_file), PID_BYTES_MAX).unwrap_or_default();
-    let pid = std::str::from_utf8(&text).ok().and_then(|text| Pid::from_raw(text.trim().parse().ok()?));
-    let Some(pid) = pid else {
+    let Some(pid) = pid_in(Path::new(&pid_file)) else {
         end_children();
         return ExitCode::from(code_of(ran));
     };

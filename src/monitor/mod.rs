@@ -61,7 +61,7 @@ use crate::limits::{MONITOR_RECORD_BYTES_MAX, MONITOR_REPORT_TIME};
 
 pub use control::reopen_log;
 pub use create::{other_side, sent_terminal};
-pub use keeper::{arguments as keeper_arguments, is_keeper};
+pub use keeper::{arguments as keeper_arguments, is_keeper, pid_in};
 pub use process::main;
 pub use record::{
     Arguments, EXIT_CODE_UNKNOWN, Exit, Init, exit_of, init_of, is_alive, monitor_of, stat_field, stat_state,

@@ -191,7 +191,9 @@ pub(super) async fn remove_doubted(
         left.clear();
     }
     if let Err(error) = blocking.run(move || record.note_left(&left)).await {
-        log::warn!("unpacked-layers: {error}; layers that could not be removed count as undamaged");
+        log::warn!(
+            "unpacked-layers: not written: {error}; layers that could not be removed count as undamaged: crictl rmi IMAGE"
+        );
     }
 }
 

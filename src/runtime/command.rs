@@ -26,7 +26,7 @@ use crate::limits::{
     BUNDLE_SPEC_BYTES_MAX, EXEC_PID_PERIOD, EXEC_PID_TIME, EXEC_PROCESS_DEPTH_MAX, KIB,
     RUNTIME_ENTRIES_READ_MAX,
 };
-use crate::monitor::{keeper_arguments, stat_field};
+use crate::monitor::{keeper_arguments, pid_in, stat_field};
 use crate::oci;
 
 /// Why a command has no exit code.
@@ -166,11 +166,6 @@ fn kill_group(pid: Pid, keeper: Option<Pid>) {
     // It leads a session of its own. With crun before 1.20 one does that has ended and left it its group.
     let group = getpgid(Some(pid)).ok().filter(|group| Some(*group) != keeper).unwrap_or(pid);
     let _ = kill_process_group(group, Signal::KILL).or_else(|_| kill_process(pid, Signal::KILL));
-}
-
-fn pid_in(file: &Path) -> Option<Pid> {
-    let text = read_start(file, 32).ok()?;
-    Pid::from_raw(std::str::from_utf8(&text).ok()?.trim().parse().ok()?)
 }
 
 /// The files of commands in the containers below `dir`: a command that ends removes its own, and those of an agent that was killed stay.

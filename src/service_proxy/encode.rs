@@ -222,25 +222,27 @@ fn end_of(backend: &Backend) -> Vec<u8> {
     [&octets(backend.address)[..], &port(backend.port)].concat()
 }
 
-/// The endpoints of a group among a service's entries, with their indexes.
-fn ends_in(entries: &Entries, is_ipv6: bool, group: u32) -> impl Iterator<Item = (usize, &[u8])> {
+/// The address and port of each endpoint of a group among a service's entries, with their indexes.
+fn ends_in(entries: &Entries, is_ipv6: bool, group: u32) -> impl Iterator<Item = (usize, (IpAddr, u16))> {
     entries.iter().filter_map(move |of| {
         let (of_group, index) = of.key.split_first_chunk()?;
         let index = u32::from_ne_bytes(index.try_into().ok()?);
         let is_one =
             of.place == Place::Endpoints && of.is_ipv6 == is_ipv6 && *of_group == group.to_ne_bytes();
-        Some((usize::try_from(index).ok().filter(|_| is_one)?, of.value))
+        let (address, port) = read_address(of.value, is_ipv6).filter(|_| is_one)?;
+        let port = u16::from_be_bytes(*port.first_chunk()?);
+        Some((usize::try_from(index).ok()?, (address, port)))
     })
 }
 
-/// Those that were there keep their index, as far as there are so many; the others take what is free. `backends` are sorted.
-fn in_places<'a>(backends: &[Backend], before: impl Iterator<Item = (usize, &'a [u8])>) -> Vec<Backend> {
-    let ends: Vec<Vec<u8>> = backends.iter().map(end_of).collect();
-    let mut places = vec![None; ends.len()];
+/// Those that were there keep their index, as far as there are so many; the others take what is free. `backends` are sorted by address
+/// and port.
+fn in_places(backends: &[Backend], before: impl Iterator<Item = (usize, (IpAddr, u16))>) -> Vec<Backend> {
+    let mut places = vec![None; backends.len()];
     let mut rest: Vec<Option<&Backend>> = backends.iter().map(Some).collect();
     for (index, end) in before {
         if let Some(place) = places.get_mut(index)
-            && let Ok(found) = ends.binary_search_by(|of| of.as_slice().cmp(end))
+            && let Ok(found) = backends.binary_search_by_key(&end, |of| (of.address, of.port))
         {
             *place = rest[found].take();
         }

@@ -12,8 +12,9 @@ use smol::channel::Receiver;
 use smol::{LocalExecutor, block_on};
 use smolet::clock::{Clock as _, VirtualClock};
 use smolet::image::archive_store::{ArchiveImages as _, ArchiveStore};
-use smolet::image::import::{Importer, Inflate};
+use smolet::image::import::{Importer, Inflate, Inflated};
 use smolet::image::lists::ListedImages;
+use smolet::image_store::inflate::inflate;
 use smolet::image_store::{ImageStore, StoredImage};
 use smolet::model::Wall;
 
@@ -85,10 +86,10 @@ fn put(archives: &Path, name: &str, image: &str, content: &[u8]) {
 #[test]
 fn an_archive_without_room_is_tried_every_ten_minutes_and_holds_up_no_other() {
     static READ: AtomicUsize = AtomicUsize::new(0);
-    fn count(_: &File, path: &Path) -> Result<Option<File>, String> {
+    fn count(_: &File, path: &Path, _: bool) -> Result<Inflated, String> {
         assert!(!path.exists());
         READ.fetch_add(1, Ordering::SeqCst);
-        Ok(None)
+        Ok(Inflated::Plain)
     }
     let folder = Folder::new("archive-room");
     let made = "truncate -s 96M disk && mkfs.ext4 -q disk && mkdir images && mount -o loop disk images";
@@ -117,11 +118,8 @@ fn an_archive_without_room_is_tried_every_ten_minutes_and_holds_up_no_other() {
 
 #[test]
 fn a_new_version_of_an_archive_takes_the_pin_from_the_image_before() {
-    fn plain(_: &File, _: &Path) -> Result<Option<File>, String> {
-        Ok(None)
-    }
     let folder = Folder::new("archive-version");
-    let world = World::start(&folder, plain);
+    let world = World::start(&folder, inflate);
     world.until("it looks at the directory", |world| world.archives.is_dir());
     let mut ids = Vec::new();
     for content in ["first", "second, which is another one"] {
@@ -140,10 +138,30 @@ fn a_new_version_of_an_archive_takes_the_pin_from_the_image_before() {
     block_on(world.store.pin(&first.id.to_string(), true, stale)).unwrap();
     assert_eq!(world.store.labelled(), [(APP.to_owned(), second.labels[0].1.clone())]);
     drop(world);
-    let world = World::start(&folder, plain);
+    let world = World::start(&folder, inflate);
     world.run_for(Duration::from_millis(300));
     assert!(world.imported.is_empty(), "it is imported already");
     fs::remove_file(world.archives.join("app.tar")).unwrap();
     world.until("neither is pinned", |world| world.store.list().iter().all(|image| !image.pinned));
     assert!(world.store.labelled().is_empty());
+}
+
+/// A pull over a bad link may have all memory of windows for hours.
+#[test]
+fn only_an_archive_of_zstd_waits_for_the_memory_of_windows() {
+    let folder = Folder::new("archive-window");
+    let world = World::start(&folder, inflate);
+    let held = block_on(world.store.archive_window());
+    world.until("it looks at the directory", |world| world.archives.is_dir());
+    world.put("plain.tar", "app:1", b"plain");
+    world.until("the one that is not compressed is imported", |world| !world.imported.is_empty());
+    assert_eq!(block_on(world.imported.recv()).unwrap(), [APP]);
+    put(&folder.0, "packed.tar", "packed:1", b"packed");
+    let pack = "zstd -q packed.tar && mv packed.tar.zst archives/";
+    assert!(Command::new("sh").arg("-ec").arg(pack).current_dir(&folder.0).status().unwrap().success());
+    world.run_for(Duration::from_millis(500));
+    assert!(world.imported.is_empty(), "it waits");
+    drop(held);
+    world.until("the one of zstd is imported", |world| !world.imported.is_empty());
+    assert_eq!(block_on(world.imported.recv()).unwrap(), ["docker.io/library/packed:1"]);
 }
