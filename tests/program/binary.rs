@@ -157,6 +157,11 @@ fn the_agents_memory_is_not_dumpable() {
     assert!(agent.stop());
 }
 
+/// Whether the program under test, which need not be built as the tests are, has TLS.
+fn has_tls() -> bool {
+    cfg!(feature = "tls") && !runner::is_plain()
+}
+
 /// As k3s' installer names its program and the links to it.
 #[test]
 fn called_as_k3s_it_is_the_agent_and_refuses_the_rest() {
@@ -174,7 +179,7 @@ fn called_as_k3s_it_is_the_agent_and_refuses_the_rest() {
         let output = output.unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    let agent = if cfg!(feature = "tls") && !runner::is_plain() {
+    let agent = if has_tls() {
         "--server: is missing; give it, or K3S_URL"
     } else {
         "agent: needs TLS, and this program was built without it"
@@ -219,11 +224,10 @@ fn doctor_judges_the_machine_without_an_agent() {
     let (good, said, _) = doctor(&["--status-store-bytes", "1"]);
     let line = said.lines().find(|line| line.starts_with("problem   configuration ")).unwrap_or_default();
     assert!(!good && line.contains("--status-store-bytes: 1"), "{said}");
-    if cfg!(feature = "tls") {
-        let (good, said, _) = doctor(&["--server", "https://127.0.0.1:1"]);
-        let line = said.lines().find(|line| line.starts_with("problem   configuration ")).unwrap_or_default();
-        assert!(!good && line.contains("--server: needs --token-file"), "{said}");
-    }
+    let wanted = if has_tls() { "--server: needs --token-file" } else { "--server: this build has no TLS" };
+    let (good, said, _) = doctor(&["--server", "https://127.0.0.1:1"]);
+    let line = said.lines().find(|line| line.starts_with("problem   configuration ")).unwrap_or_default();
+    assert!(!good && line.contains(wanted), "{said}");
     node.fake.refuse_connections();
     let (good, said, _) = doctor(&[]);
     let line = said.lines().find(|line| line.starts_with("problem   runtime ")).unwrap_or_default();
