@@ -43,6 +43,7 @@ SUITE ?= bookworm
 MEMORY ?= 1024
 CUTS ?= 100
 CUTS_SHORT := 2
+BOARD_IMAGE = .cache/board/$(SUITE)-$(ARCH)$(if $(filter embedded,$(RUNTIME)),-embedded)$(if $(SELINUX),-selinux)
 # What the tests on an emulated kernel need of it.
 KERNEL_MODULES := wireguard veth bridge vxlan nf_tables nft_masq nft_chain_nat nft_ct
 # Processes that share the tests on a real containerd.
@@ -64,7 +65,7 @@ step = @printf '\n== %s  %(%H:%M:%S)T\n' '$(1)' -1
 # How long `make fuzz` runs each target.
 FUZZ_SECONDS ?= 600
 
-.PHONY: help demo demo-installed test lint fmt clippy deny deny-here unit unit-beside-release sim proto vectors attack embedded kernel network real real-embedded real-crio systemd board board-short real-beside-others size leftovers sweep package packages dist pages arm arm-build arm-all bench fuzz fuzz-build clean setup \
+.PHONY: help demo demo-installed test lint fmt clippy deny deny-here unit unit-beside-release sim proto vectors attack embedded kernel network real real-embedded real-crio systemd board board-image board-short real-beside-others size leftovers sweep package packages dist pages arm arm-build arm-all bench fuzz fuzz-build clean setup \
 	setup-rust release
 
 help:  ## this list
@@ -194,18 +195,21 @@ systemd: setup package  ## the release binary with the cgroup driver systemd and
 	$(TEST) --quiet --test systemd -- --nocapture --test-threads=4
 
 board: ARM_TARGET = $(patsubst $(ARCH)=%,%,$(filter $(ARCH)=%,$(ARM_PACKAGES)))
-board: setup-rust pages  ## an emulated ARM board: the package, pods, reboots, clocks, full disks, CUTS (100) power cuts. RUNTIME=embedded: without containerd; SUITE=trixie; SELINUX=1; MEMORY=512; ARCH=armhf; STEPS='WORDS': some of it
+board: setup-rust pages  ## an emulated ARM board: the package, pods, reboots, clocks, full disks, CUTS (100) power cuts. RUNTIME=embedded: without containerd; SUITE=trixie; SELINUX=1; MEMORY=512; ARCH=armhf; STEPS='WORDS': some of it; BOARD_BINARY=FILE: that program
 	$(call step,a board of $(ARCH))
-	@tests/env/setup.sh board
-	@SUITE=$(SUITE) SELINUX=$(SELINUX) tests/env/board-image.sh $(ARCH) .cache/board/$(SUITE)-$(ARCH)$(if $(SELINUX),-selinux) & image=$$!; \
+	@$(MAKE) --no-print-directory board-image & image=$$!; \
 	trap 'kill $$image 2>/dev/null || true' EXIT; \
-	cross/arm.sh release $(ARM_TARGET) >/dev/null; \
+	$(if $(BOARD_BINARY),,cross/arm.sh release $(ARM_TARGET) >/dev/null;) \
 	$(TEST) --quiet --test board --no-run; \
 	wait $$image
-	@dist/build.sh $(ARCH) "$$(cross/arm.sh path $(ARM_TARGET))/release/smolet" target/pages target/packages >/dev/null
+	@dist/build.sh $(ARCH) "$(or $(BOARD_BINARY),$$(cross/arm.sh path $(ARM_TARGET))/release/smolet)" target/pages target/packages >/dev/null
 	@trap 'tests/env/board.sh down target/tmp/board' EXIT; \
-	export ARCH=$(ARCH) SUITE=$(SUITE) SELINUX=$(SELINUX) MEMORY=$(MEMORY) SMOLET_BOARD_CUTS=$(CUTS) SMOLET_BOARD_RUNTIME=$(RUNTIME); \
+	export IMAGE=$(CURDIR)/$(BOARD_IMAGE) ARCH=$(ARCH) SELINUX=$(SELINUX) MEMORY=$(MEMORY) SMOLET_BOARD_CUTS=$(CUTS) SMOLET_BOARD_RUNTIME=$(RUNTIME); \
 	SMOLET_PACKAGE=$(CURDIR)/target/packages/smolet_$(VERSION)_$(ARCH).deb $(TEST) --quiet --test board -- $(STEPS)
+
+board-image:  ## the system of that board alone
+	@tests/env/setup.sh board
+	@SUITE=$(SUITE) RUNTIME=$(RUNTIME) SELINUX=$(SELINUX) tests/env/board-image.sh $(ARCH) $(BOARD_IMAGE)
 
 board-short:  ## the same in short, in twelve minutes: the most valuable steps, two power cuts
 	@SMOLET_BOARD_SHORT=1 $(MAKE) --no-print-directory board CUTS=$(CUTS_SHORT)

@@ -181,7 +181,7 @@ mod tests {
         let error = parts(&root.join("volumes").join(NFS), 1).expect_err("mounted");
         assert_eq!(error.kind(), io::ErrorKind::ResourceBusy);
         assert!(volume.join("kept").exists() && own.join("file").exists(), "nothing is touched");
-        unmount(&volume, UnmountFlags::NOFOLLOW).unwrap();
+        unmount(&volume, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).unwrap();
         // A process wrote here locally what was meant for the server.
         std::fs::write(volume.join("local"), "x").unwrap();
         let error = pod_dir(&root).expect_err("not empty").0;

@@ -252,8 +252,9 @@ mod tests {
         fn drop(&mut self) {
             let _ = remove_pod_dir(&self.0.join("pod"));
             let volume = self.0.join("volume");
-            while unmount(volume.join("dir/usb"), UnmountFlags::NOFOLLOW).is_ok() {}
-            while unmount(&volume, UnmountFlags::NOFOLLOW).is_ok() {}
+            let lazily = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+            while unmount(volume.join("dir/usb"), lazily).is_ok() {}
+            while unmount(&volume, lazily).is_ok() {}
             let _ = std::fs::remove_dir_all(&self.0);
         }
     }

@@ -4,7 +4,7 @@
 //! One board goes through all steps in order, as a device goes through its life: installed, used, tormented, purged. A step that fails
 //! ends itself, not the run, unless the board no longer answers. `SMOLET_PACKAGE` names the package, `SMOLET_BOARD_SHORT=1` takes the steps
 //! of the short form only, `SMOLET_BOARD_CUTS` says how often the power is cut, `SMOLET_BOARD_SEED` repeats a run's
-//! instants, `SMOLET_BOARD_RUNTIME=embedded` removes containerd first, `SELINUX=1` is a board with SELinux. Arguments are parts of names of steps.
+//! instants, `SMOLET_BOARD_RUNTIME=embedded` is a board without containerd, `SELINUX=1` is a board with SELinux. Arguments are parts of names of steps.
 
 #![allow(missing_docs, unreachable_pub, clippy::pedantic, clippy::unwrap_used, clippy::expect_used)]
 #![allow(clippy::print_stdout, reason = "figures, and what the board said last")]

@@ -17,7 +17,6 @@ pub fn installed(board: &Board) {
     board.wait();
     board.figure("kernel's start → ssh answers, first boot", format!("{:.0} s", board.seconds_to_ssh()));
     assert_eq!(board.run("stat -f -c %T /sys/fs/cgroup"), "cgroup2fs");
-    runtime::choose(board);
     let package = package();
     board.upload(&package, "/root/smolet.deb");
     let bytes = std::fs::metadata(&package).unwrap().len();

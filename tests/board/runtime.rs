@@ -12,14 +12,8 @@ pub fn has_selinux() -> bool {
     std::env::var_os("SELINUX").is_some_and(|value| !value.is_empty())
 }
 
-/// Before the package is installed. The embedded runtime is the default where no other one is; its network is its own.
-pub fn choose(board: &Board) {
-    if is_embedded() {
-        board.run("systemctl stop containerd && dpkg --purge --force-depends containerd runc && rm /etc/cni/net.d/*");
-    }
-}
-
-/// After it, as docs/embedded.md says; until then the node is not ready, and says so.
+/// After the package is installed, as docs/embedded.md says; until then the node is not ready, and says so. The embedded runtime is the
+/// default where no other one is.
 pub fn permit(board: &Board) {
     if !is_embedded() {
         return;

@@ -86,6 +86,6 @@ fn without_an_agent_it_is_found_out_whether_overlays_can_be_mounted() {
         |path: &Path| fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
     assert!(names(&at("over")).is_empty(), "nothing of it stays");
     assert!(names(&machine.root).iter().all(|name| !name.to_string_lossy().starts_with('.')));
-    output(Command::new("umount").arg(at("over")));
+    output(Command::new("umount").arg("--lazy").arg(at("over")));
     machine.assert_clean();
 }

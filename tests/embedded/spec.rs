@@ -357,7 +357,7 @@ fn mounts_propagate() {
     }];
     let seen = bundle.run("mount -t tmpfs of-container /shared/out && touch /shared/out/x && echo good");
     let is_there = Path::new(&host).join("out/x").exists();
-    let unmounted = Command::new("umount").args(["-R", &host]).status().unwrap().success();
+    let unmounted = Command::new("umount").args(["--recursive", "--lazy", &host]).status().unwrap().success();
     assert!(seen == "good" && is_there && unmounted, "{seen}");
 }
 

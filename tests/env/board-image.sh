@@ -4,8 +4,8 @@
 #
 #   board-image.sh arm64|armhf DIR    makes DIR/{base.img,vmlinuz,initrd,key} unless they are of this recipe; Debian 12, root
 #
-# In the environment: SUITE, Debian's name of the board's release (bookworm); SELINUX=1, with Debian's policy of SELinux, permissive, in the
-# place of AppArmor.
+# In the environment: SUITE, Debian's name of the board's release (bookworm); RUNTIME=embedded, without containerd, runc and a network of
+# the pods; SELINUX=1, with Debian's policy of SELinux, permissive, in the place of AppArmor.
 #
 # The mirror is the one of this machine's apt. Everything that can be done without the emulator is done here: the kernel is
 # unpacked and not installed, and the initrd is a busybox with the modules of the disk (update-initramfs takes six times as
@@ -106,6 +106,22 @@ E
     (cd "$tree" && find . | cpio -o -H newc --quiet | gzip -1) >"$work/initrd.gz"
 }
 
+# The network of the pods.
+pods_network() {
+    mkdir -p "$1/etc/cni/net.d"
+    cat >"$1/etc/cni/net.d/10-pods.conflist" <<'E'
+{
+  "cniVersion": "0.4.0",
+  "name": "pods",
+  "plugins": [
+    { "type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+      "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.88.0.0/24" }]], "routes": [{ "dst": "0.0.0.0/0" }] } },
+    { "type": "portmap", "capabilities": { "portMappings": true } }
+  ]
+}
+E
+}
+
 # What mmdebstrap has done of the system; the rest of it.
 customize() {
     local root=$1 pause version
@@ -123,23 +139,16 @@ customize() {
     # What would run by itself while something is measured.
     chroot "$root" systemctl -q mask apt-daily.timer apt-daily-upgrade.timer man-db.timer e2scrub_all.timer \
         e2scrub_reap.service dpkg-db-backup.timer fstrim.timer
+    # Debian 13 has a hundred profiles for programs that are not here: the emulator needs half a minute for them at each boot.
+    if [ -d "$root/etc/apparmor.d" ]; then
+        find "$root/etc/apparmor.d" -maxdepth 1 -type f ! -name crun ! -name runc ! -name unix-chkpwd ! -name unprivileged_userns -delete
+    fi
     # Look-ups of names cost seconds in an emulator.
     printf 'UseDNS no\nGSSAPIAuthentication no\n' >"$root/etc/ssh/sshd_config.d/board.conf"
-    # The network of the pods.
-    mkdir -p "$root/etc/cni/net.d"
-    cat >"$root/etc/cni/net.d/10-pods.conflist" <<'E'
-{
-  "cniVersion": "0.4.0",
-  "name": "pods",
-  "plugins": [
-    { "type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
-      "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.88.0.0/24" }]], "routes": [{ "dst": "0.0.0.0/0" }] } },
-    { "type": "portmap", "capabilities": { "portMappings": true } }
-  ]
-}
-E
-    pause=$(chroot "$root" containerd config default 2>/dev/null | sed -n 's/.*sandbox_image = "\(.*\)"/\1/p')
-    image_archives "$pause" "$root/root/images"
+    # The embedded runtime makes its own.
+    [ "${RUNTIME:-}" = embedded ] || pods_network "$root"
+    pause=$(chroot "$root" containerd config default 2>/dev/null | sed -n 's/.*sandbox_image = "\(.*\)"/\1/p') || true
+    image_archives "${pause:-registry.k8s.io/pause:3.10}" "$root/root/images"
     dpkg-deb --fsys-tarfile "$work/debs"/linux-image-*.deb |
         tar -x --keep-directory-symlink -C "$root" --exclude=./usr/share/doc
     version=$(cd "$root/lib/modules" && echo *)
@@ -158,7 +167,7 @@ fi
 
 recipe=$({ cat "$here/board-image.sh" "$here/images.sh"; tar -C "$here" --sort=name --mtime=@0 -c stand-ins; } | sha256sum | cut -d' ' -f1)
 [ "$(cat "$out/recipe" 2>/dev/null)" != "$recipe" ] || exit 0
-echo "board: making the image of $SUITE${SELINUX:+ with SELinux} for $arch in $out; some minutes"
+echo "board: making $out; some minutes"
 rm -rf "$out"
 mkdir -p "$out"
 work=$(mktemp -d "$out/work.XXXXXX")
@@ -176,8 +185,9 @@ while read -r suite uri; do
     mirrors+=("deb $uri $suite main")
 done < <(suites)
 [ ${#mirrors[@]} -gt 0 ] || die "apt has no Debian 12 here"
-packages=systemd-sysv,udev,dbus,libpam-systemd,openssh-server,containerd,runc,crun,containernetworking-plugins,iptables
+packages=systemd-sysv,udev,dbus,libpam-systemd,openssh-server,crun,containernetworking-plugins,iptables
 packages+=,procps,iproute2,kmod,netbase
+[ "${RUNTIME:-}" = embedded ] || packages+=,containerd,runc
 if [ -n "${SELINUX:-}" ]; then packages+=,selinux-policy-default; else packages+=,apparmor; fi
 downloads
 # What it mounts ends with it.
@@ -191,4 +201,4 @@ mke2fs -q -t ext4 -E lazy_itable_init=0,lazy_journal_init=0 -L board -d "$work/t
 mv "$work/base.img" "$work/vmlinuz" "$out/"
 mv "$work/initrd.gz" "$out/initrd"
 echo "$recipe" >"$out/recipe"
-echo "board: the image of $SUITE for $arch takes $(du -h "$out/base.img" | cut -f1)"
+echo "board: it takes $(du -h "$out/base.img" | cut -f1)"

@@ -7,8 +7,8 @@
 #   board.sh cut DIR                a power cut: the emulator is killed, and what the disk had not flushed is lost
 #   board.sh down DIR               ends it and removes DIR; of a run that was killed too
 #
-# In the environment: IMAGE (.cache/board/$SUITE-$ARCH), SUITE (bookworm), ARCH (arm64), MEMORY in MiB (1024), CPUS (2), APPEND (words for the kernel),
-# SELINUX=1 (that image, and the kernel's security module).
+# In the environment of `up`: IMAGE (the one of DIR's last boot, else .cache/board/bookworm-$ARCH), ARCH (arm64), MEMORY in MiB (1024), CPUS (2),
+# APPEND (words for the kernel), SELINUX=1 (the kernel's security module).
 # The console is in DIR/console.log, the emulator's monitor at DIR/monitor; ssh is at a free port of 127.0.0.1.
 #
 # What the disk loses: each boot writes to an overlay of its own with clusters of 4 KiB. Where a cluster is in it is written
@@ -19,7 +19,6 @@ set -euo pipefail
 export LC_ALL=C
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 ARCH=${ARCH:-arm64}
-IMAGE=$(realpath -m "${IMAGE:-$repo/.cache/board/${SUITE:-bookworm}-$ARCH${SELINUX:+-selinux}}")
 
 die() {
     echo "board.sh: $*" >&2
@@ -42,6 +41,7 @@ up() {
     *) die "unknown architecture $ARCH; one of: arm64 armhf" ;;
     esac
     [ -e "$IMAGE/recipe" ] || die "no image in $IMAGE; tests/env/board-image.sh makes it"
+    echo "$IMAGE" >image
     ! pid >/dev/null || die "$DIR: it runs"
     [ -e disk.qcow2 ] || overlay disk "$IMAGE/base.img" raw
     fold
@@ -116,6 +116,7 @@ DIR=$(realpath -m "$2")
 shift 2
 [ "$command" = up ] || [ -d "$DIR" ] || { [ "$command" = down ] && exit 0; } || die "$DIR is not there"
 mkdir -p "$DIR"
+IMAGE=$(realpath -m "${IMAGE:-$(cat "$DIR/image" 2>/dev/null || echo "$repo/.cache/board/bookworm-$ARCH")}")
 # Sockets have short names there, wherever it is.
 cd "$DIR"
 case $command in
