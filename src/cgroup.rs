@@ -95,7 +95,7 @@ impl Cgroups {
     }
 
     /// Kills the processes in the pod's cgroups and returns the names of the existing ones: systemd would wait ninety seconds
-    /// for the processes when it stops them. Only for a pod without containers in the runtime.
+    /// for the processes when it stops them. Only for a pod whose containers have ended.
     pub fn end_pod(&self, node: &NodeSettings, uid: &str) -> (Vec<String>, SortedSet<i32>) {
         let mut removed = Removed::default();
         if uid.is_empty() || uid.contains('/') {

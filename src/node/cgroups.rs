@@ -246,6 +246,21 @@ impl NodeCgroups {
         Ok(())
     }
 
+    /// Kills what a pod whose containers have ended still has running, so that the next attempt can remove them: after a
+    /// `StartContainer` that was interrupted containerd can take a container for ended whose process runs, stops it no more, and does not
+    /// remove it (`cannot delete running task`). The kubelet's `podContainerManagerImpl.Destroy` kills too, whatever the runtime has.
+    pub(super) async fn end<R: Runtime>(&self, ctx: &ActContext<R>, uid: &PodUid) {
+        let (hierarchies, node, of) =
+            (self.hierarchies.clone(), NodeSettings::clone(&ctx.node), uid.to_string());
+        let ending = ctx.manager.blocking.run_for(uid, move || {
+            let (_, killed) = hierarchies.end_pod(&node, &of);
+            log_killed(&of, &killed);
+        });
+        if let Err(stuck) = ending.await {
+            log::warn!("pod {uid}: what its ended containers have left running was not killed: {stuck}");
+        }
+    }
+
     /// Removes the pod's cgroups from the hierarchies, its NFS mounts, then its directory or a part of it, as `remove` does. The
     /// directory is last: after a kill of the agent, the sweep finds the pod by it.
     pub(super) async fn remove<R: Runtime>(
@@ -332,7 +347,7 @@ impl Classes {
 fn log_killed(uid: &str, killed: &SortedSet<i32>) {
     if !killed.is_empty() {
         log::warn!(
-            "pod {uid}: killed processes {killed:?}, which belong to no container that the runtime knows"
+            "pod {uid}: killed processes {killed:?}, which belong to no container that the runtime has running"
         );
     }
 }

@@ -259,7 +259,10 @@ pub(super) async fn remove<R: Runtime>(
     key: &PodKey,
     observed: &ObservedPod,
 ) -> Result<(), String> {
-    remove_pod(ctx, key, observed).await?;
+    if let Err(error) = remove_pod(ctx, key, observed).await {
+        cgroups.end(ctx, &key.uid).await;
+        return Err(error);
+    }
     remove_disk(ctx, cgroups, &key.uid, volume::remove_pod_dir).await?;
     cgroups.forget_written(&key.uid);
     Ok(())

@@ -1,6 +1,10 @@
 //! A runtime that fails, loses its state, disconnects and returns.
 
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
 use std::time::Duration;
+
+use smolet::config::Config;
 
 use crate::common::fake::Program;
 use crate::world::{World, names};
@@ -258,6 +262,68 @@ fn a_failed_stop_is_retried_until_the_pod_is_removed() {
             assert!(times.len() >= 3 && times[1] - times[0] >= 10, "{method}: {times:?}");
         }
     }
+}
+
+/// A process in the cgroup of a pod, below a root of the test's own.
+struct InCgroup {
+    /// In each hierarchy: the agent has its classes there too.
+    roots: Vec<PathBuf>,
+    pod: String,
+    process: Child,
+}
+
+impl InCgroup {
+    fn new(root: &str, uid: &str) -> Self {
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+        let roots: Vec<PathBuf> = (mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()))
+            .filter(|line| line[2].starts_with("cgroup"))
+            .map(|line| Path::new(line[1]).join(root.trim_start_matches('/')))
+            .collect();
+        let pod = format!("kubepods/besteffort/pod{uid}");
+        let app = roots.first().expect("the machine has cgroups").join(&pod).join("app");
+        std::fs::create_dir_all(&app).expect("cgroups need root");
+        let process = Command::new("sleep").arg("600").spawn().unwrap();
+        std::fs::write(app.join("cgroup.procs"), process.id().to_string()).unwrap();
+        Self { roots, pod, process }
+    }
+}
+
+impl Drop for InCgroup {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let app = format!("{}/app", self.pod);
+        for root in &self.roots {
+            for below in [&app, &self.pod, "kubepods/besteffort", "kubepods/burstable", "kubepods", ""] {
+                let _ = std::fs::remove_dir(root.join(below));
+            }
+        }
+    }
+}
+
+/// After a start that was interrupted, containerd can take a container for ended whose process runs: it stops it no more, and does not
+/// remove it.
+#[test]
+fn a_process_of_an_ended_container_is_killed_when_its_container_cannot_be_removed() {
+    let world = World::without_agent();
+    let root = format!("/smolet-test-ended-{}", std::process::id());
+    world.put("web", APP);
+    let cgroups =
+        Config { cgroup_root: root.clone(), cgroup_mounts: "/sys/fs/cgroup".into(), ..world.config() };
+    world.start_with(cgroups);
+    world.until("web running", |world| world.phase("web") == "Running");
+    let uid = world.pod("web").and_then(|pod| pod.metadata.uid).unwrap();
+    let mut left = InCgroup::new(&root, &uid);
+    for method in ["RemoveContainer", "RemovePodSandbox"] {
+        world.fake.fail(method, 1, UNKNOWN, "cannot delete running task");
+    }
+    world.remove("web");
+    world.until("an attempt", |world| world.count("RemovePodSandbox web#0") == 1);
+    world.wait("the end of the process", |_| left.process.try_wait().unwrap().is_some());
+    assert!(world.pod("web").is_some(), "it is not removed yet");
+    world.until("the next attempt", |world| world.pods().is_empty());
+    assert!(world.fake.state().sandboxes.is_empty());
+    assert!(!left.roots[0].join(&left.pod).exists());
 }
 
 #[test]
