@@ -257,7 +257,9 @@ impl NodeCgroups {
             log_killed(&of, &killed);
         });
         if let Err(stuck) = ending.await {
-            log::warn!("pod {uid}: what its ended containers have left running was not killed: {stuck}");
+            log::warn!(
+                "pod {uid}: what its ended containers have left running was not killed: {stuck}; tried again"
+            );
         }
     }
 

@@ -41,8 +41,8 @@ up() {
     *) die "unknown architecture $ARCH; one of: arm64 armhf" ;;
     esac
     [ -e "$IMAGE/recipe" ] || die "no image in $IMAGE; tests/env/board-image.sh makes it"
-    echo "$IMAGE" >image
     ! pid >/dev/null || die "$DIR: it runs"
+    echo "$IMAGE" >image
     [ -e disk.qcow2 ] || overlay disk "$IMAGE/base.img" raw
     fold
     overlay run disk.qcow2 qcow2
