@@ -15,8 +15,8 @@ pub const SOCKET_TURN_TIME: Duration = Duration::from_millis(5);
 pub const POLLS_PER_TURN_MAX: usize = 16;
 /// How long a poll of a task or a turn of the loop may hold the thread. Longer: it is counted, and logged with the task's name.
 pub const POLL_TIME_MAX: Duration = Duration::from_millis(100);
-/// Least time between two such log lines. More often: only counted. A slow board has one a minute, for each of which systemd-journald
-/// wrote some 80 KiB to its flash.
-pub const POLL_LOG_PERIOD: Duration = Duration::from_hours(1);
+/// Least time between two such log lines, unless the later poll took twice as long. More often: only counted. A slow board has one a minute,
+/// for each of which systemd-journald wrote some 80 KiB to its flash, which is to get 1 MiB a day.
+pub const POLL_LOG_PERIOD: Duration = Duration::from_hours(24);
 /// How long the loop processes events before the tasks have their turn. Reached: the loop continues after them.
 pub const LOOP_TURN_TIME: Duration = Duration::from_millis(10);

@@ -54,7 +54,7 @@ const STEPS: &[Step] = &[
     ("the agent killed, stopped, restarted; containerd killed", Long, trouble::kills),
     ("a reboot ends the pods first", Both, boots::graceful),
     ("the gateway's pods run from image archives", Long, pods::gateway),
-    ("an idle minute with 5 and with 10 pods", Long, idle::with_pods),
+    ("an idle minute with 5, 10 and 20 pods", Long, idle::with_pods),
     ("an hour of rest", Named, idle::hour),
     ("the clock is stepped while pods run", Long, boots::clock_steps),
     ("no network at boot, in 2038", Long, boots::without_network),
