@@ -68,3 +68,7 @@ pub const MONITOR_LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 const _: () = assert!(ATTACH_FRAME_BYTES_MAX >= OUTPUT_READ_BYTES);
 const _: () = assert!(ATTACH_UNSENT_BYTES_MAX >= 2 * (64 * KIB + 2 * OUTPUT_READ_BYTES));
+/// How often it is tried to record an exit where there is no space for it, and the time between two tries: a day. Then it is unknown.
+pub const MONITOR_EXIT_TRIES: u32 = 86_400;
+/// See [`MONITOR_EXIT_TRIES`].
+pub const MONITOR_EXIT_PAUSE: Duration = Duration::from_secs(1);

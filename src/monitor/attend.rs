@@ -5,7 +5,7 @@
 //! take what it has. Once the container's first process has ended no client holds its output: its last words are in the log.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -27,8 +27,9 @@ use super::{MonitorError, control, names, pid_of, timespec};
 use crate::cgroup;
 use crate::filesystem::read_start;
 use crate::limits::{
-    LOG_BATCH_BYTES, MONITOR_IDLE_TIME, MONITOR_REAP_PERIOD, MONITOR_RECORD_BYTES_MAX,
-    MONITOR_STARTER_PAUSE_MAX, OUTPUT_DRAIN_IDLE_TIME, OUTPUT_DRAIN_TIME, OUTPUT_READ_BYTES,
+    LOG_BATCH_BYTES, MONITOR_EXIT_PAUSE, MONITOR_EXIT_TRIES, MONITOR_IDLE_TIME, MONITOR_REAP_PERIOD,
+    MONITOR_RECORD_BYTES_MAX, MONITOR_STARTER_PAUSE_MAX, OUTPUT_DRAIN_IDLE_TIME, OUTPUT_DRAIN_TIME,
+    OUTPUT_READ_BYTES,
 };
 use crate::model::Wall;
 
@@ -479,10 +480,20 @@ impl Monitor {
         }
         let _ = std::fs::remove_dir(self.directory.join(names::IO));
         let Ok(text) = serde_json::to_vec(&exit) else { return };
-        // The agent sees the rename at once; a power cut before the sync leaves a container whose exit is unknown.
-        if let Ok(file) = place(&self.directory, names::EXIT, &text) {
-            let _ = file.sync_all();
-            let _ = File::open(&self.directory).and_then(|directory| directory.sync_all());
+        for _ in 0..MONITOR_EXIT_TRIES {
+            match place(&self.directory, names::EXIT, &text) {
+                // The agent sees the rename at once; a power cut before the sync leaves a container whose exit is unknown.
+                Ok(file) => {
+                    let _ = file.sync_all();
+                    let _ = File::open(&self.directory).and_then(|directory| directory.sync_all());
+                    return;
+                }
+                // Nobody else knows the exit: it waits for space.
+                Err(error) if error.kind() == ErrorKind::StorageFull => {
+                    std::thread::sleep(MONITOR_EXIT_PAUSE);
+                }
+                Err(_) => return,
+            }
         }
     }
 }

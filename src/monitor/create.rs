@@ -211,8 +211,8 @@ fn fifos(directory: &Path, arguments: &Arguments) -> Result<(Stdios, Ends), Moni
     let output = |name| {
         let path = made(name)?;
         let ours = opened(&path, OFlags::RDONLY | OFlags::NONBLOCK)?;
-        // For reading too: the container's FIFO has a reader, whatever happens to the monitor.
-        let theirs = opened(&path, OFlags::RDWR)?;
+        // For writing alone: programs take an output that can be read for one whose reader is gone (tail, Python's asyncio).
+        let theirs = opened(&path, OFlags::WRONLY)?;
         Ok::<_, MonitorError>((ours, Stdio::from(theirs)))
     };
     let (stdout, their_stdout) = output(names::STDOUT)?;

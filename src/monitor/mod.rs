@@ -19,8 +19,9 @@
 //! | `exit` | [`Exit`], appears whole by a rename when the container has ended and its output is in the log |
 //!
 //! **The end of a monitor.** It goes on when the agent ends. Who has [`launch`]ed it reaps it; one of [`spawn`] and [`adopt`] is
-//! started by a process that ends at once, and is nobody's child. When a monitor is killed, its container goes on: the container
-//! has its own FIFOs open for reading and for writing, so that they never break, and keep 64 KiB of output; then a write waits.
+//! started by a process that ends at once, and is nobody's child. When a monitor is killed, its container goes on: the agent
+//! holds the container's outputs ([`hold_outputs`]), so that they do not break, and keep 64 KiB of output; then a write waits. Where neither lives
+//! a write fails (`EPIPE`), as behind a shim of containerd that was killed.
 //! [`adopt`] starts a new monitor, which goes on with log, attach and exit. Three things are lost: the exit code (the new monitor
 //! is no parent; it is [`EXIT_CODE_UNKNOWN`]), input that was to be closed after the first client (`stdin_once`: the container
 //! reads its end), and a terminal: it hangs up, the container gets SIGHUP and reads its end, and what it prints is lost, as with
@@ -54,6 +55,7 @@ use std::process::{Child, Stdio};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use rustix::process::Pid;
 
@@ -130,6 +132,16 @@ impl std::error::Error for MonitorError {
             Self::Refused(_) | Self::Failed(_) | Self::Died(_) | Self::DeadlineExceeded(_) => None,
         }
     }
+}
+
+/// Reading ends of a container's outputs; none with a terminal.
+pub type HeldOutputs = [Option<OwnedFd>; 2];
+
+/// Opens the outputs of a container that runs. While they are held, and nothing is read from them, what it writes waits for its next
+/// monitor. It does not block: opening a FIFO with `O_NONBLOCK` waits for nobody.
+pub fn hold_outputs(directory: &Path) -> HeldOutputs {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    [names::STDOUT, names::STDERR].map(|name| open(directory.join(name), flags, Mode::empty()).ok())
 }
 
 /// Names of the files in a container's directory.

@@ -42,7 +42,7 @@ use super::watch::Watch;
 use crate::cri::{RuntimeError, RuntimeEventKind, RuntimeResult};
 use crate::limits::{KILL_TIME, KILL_TRIES, RUNTIME_CONTAINERS_MAX};
 use crate::model::{ContainerId, SandboxId, SortedMap};
-use crate::monitor::{self, Launched};
+use crate::monitor::{self, HeldOutputs, Launched};
 use crate::proto::runtime::v1 as cri;
 
 /// Exit code and reason of a container that could not be started (containerd `StartContainer`).
@@ -72,6 +72,8 @@ pub(super) struct Container {
     end: Cell<Option<Sender<()>>>,
     /// Closed when it has ended.
     ended: Receiver<()>,
+    /// What it prints while it has no monitor is kept.
+    outputs: Cell<HeldOutputs>,
     of: OfSandbox,
     rate: Rate,
 }
@@ -144,6 +146,7 @@ impl Container {
             writing,
             end,
             ended,
+            outputs: Cell::default(),
             of,
             rate: Rate::default(),
         })
@@ -412,10 +415,16 @@ impl Containers {
     ) -> RuntimeResult<()> {
         let started = monitors::wait(&self.context, self.run_dir(&container.id), launched).await;
         started.map_err(|error| failed(error.to_string()))?;
+        self.hold_outputs(container);
         self.set_running(container, Duration::ZERO).await;
         // A quick one has ended already: its exit came while the turn was held.
         ends::look(self, container).await;
         Ok(())
+    }
+
+    /// Until it ends.
+    pub(super) fn hold_outputs(&self, container: &Container) {
+        container.outputs.set(monitor::hold_outputs(&self.run_dir(&container.id)));
     }
 
     /// Its first process was started, so long ago.
@@ -455,6 +464,7 @@ impl Containers {
             record.message = message.into();
         }
         container.end.take();
+        container.outputs.take();
         self.publish(RuntimeEventKind::Exited, container);
         if let Err(error) = self.write(container).await {
             log::warn!("container {}: {error}", container.id);

@@ -176,6 +176,7 @@ async fn starting(containers: &Rc<Containers>, container: &Rc<Container>) {
 }
 
 async fn running(containers: &Rc<Containers>, container: &Rc<Container>) {
+    containers.hold_outputs(container);
     // Watched first: an exit between the two would be missed.
     ends::watch(containers, None, container.id()).await;
     ends::look(containers, container).await;

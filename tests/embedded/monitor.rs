@@ -551,10 +551,47 @@ fn slow_clients_hold_the_container_for_a_bounded_time() {
     assert_eq!(logged + BYTES / (line.len() + 1), BYTES);
 }
 
-fn kill_monitor(container: &Container, created: monitor::Created) {
+/// Somebody holds its outputs meanwhile, as the agent does.
+#[must_use]
+fn kill_monitor(container: &Container, created: monitor::Created) -> monitor::HeldOutputs {
+    let held = monitor::hold_outputs(&container.directory());
     let killed = Command::new("kill").args(["-9", &created.monitor.to_string()]).status().unwrap();
     assert!(killed.success());
     until("the monitor is gone", || (!monitor::is_alive(&container.directory()).unwrap()).then_some(()));
+    held
+}
+
+/// tail of coreutils 8.32 and Python's asyncio take an output from which something can be read for one whose reader is gone.
+#[test]
+fn outputs_are_for_writing_alone() {
+    let container = Container::plain(&format!("echo started; {WAIT}"));
+    let created = container.run();
+    container.until_logged("started");
+    for number in [1, 2] {
+        let info = fs::read_to_string(format!("/proc/{}/fdinfo/{number}", created.pid)).unwrap();
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:")).unwrap().trim();
+        assert_eq!(u32::from_str_radix(flags, 8).unwrap() & 3, 1, "O_WRONLY: {info}");
+    }
+    container.go();
+    assert_eq!(container.exit().code, 0);
+}
+
+/// The agent's directory of runtime state is full: nobody else knows the code.
+#[test]
+fn an_exit_waits_for_space() {
+    let container = Container::plain(&format!("{WAIT}; exit 6"));
+    let _small = Small::over(container.directory(), "64k");
+    monitor::write_arguments(&container.directory(), &container.arguments).unwrap();
+    container.run();
+    let init = monitor::init_of(&container.directory()).unwrap().unwrap();
+    let fill = container.directory().join("fill");
+    fs::write(&fill, vec![0; 1 << 20]).unwrap_err();
+    container.go();
+    until("it ends", || (!init.is_there()).then_some(()));
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(monitor::is_alive(&container.directory()).unwrap());
+    fs::remove_file(&fill).unwrap();
+    assert_eq!(container.exit().code, 6);
 }
 
 #[test]
@@ -563,7 +600,7 @@ fn a_container_outlives_its_monitor_and_is_adopted() {
         Container::plain(&format!("echo one; {WAIT}; echo two; busybox rm /go; {WAIT}; echo three"));
     let created = container.run();
     container.until_logged("one");
-    kill_monitor(&container, created);
+    let _held = kill_monitor(&container, created);
     // Nobody reads, and nothing breaks.
     container.go();
     until("the container went on", || (!container.arguments.bundle.join("rootfs/go").exists()).then_some(()));
@@ -586,7 +623,7 @@ fn a_container_that_ended_without_its_monitor_is_reported() {
     let container = Container::plain(&format!("{WAIT}; exit 9"));
     let created = container.run();
     let init = monitor::init_of(&container.directory()).unwrap().unwrap();
-    kill_monitor(&container, created);
+    let _held = kill_monitor(&container, created);
     container.go();
     until("it ends", || (!init.is_there()).then_some(()));
     monitor::adopt(&program(), &container.directory()).unwrap();
@@ -611,7 +648,7 @@ fn a_monitor_goes_on_without_the_log_that_cannot_be_opened() {
         Container::plain(&format!("echo one; {WAIT}; echo two; busybox rm /go; {WAIT}; echo three"));
     let created = container.run();
     container.until_logged("one");
-    kill_monitor(&container, created);
+    let _held = kill_monitor(&container, created);
     let (log, beside) = (container.root.path().join("logs/0.log"), container.root.path().join("logs/beside"));
     fs::rename(&log, &beside).unwrap();
     fs::create_dir(&log).unwrap();
@@ -631,7 +668,7 @@ fn a_terminal_hangs_up_with_its_monitor() {
     let container = Container::new("read line; exit 8", |arguments, _| arguments.tty = true);
     let created = container.run();
     let init = monitor::init_of(&container.directory()).unwrap().unwrap();
-    kill_monitor(&container, created);
+    let _held = kill_monitor(&container, created);
     until("it reads the end", || (!init.is_there()).then_some(()));
     monitor::adopt(&program(), &container.directory()).unwrap();
     assert_eq!(container.exit().code, EXIT_CODE_UNKNOWN);
@@ -656,7 +693,7 @@ fn input_that_stays_open_outlives_the_monitor() {
         });
     let created = container.run();
     let directory = container.directory();
-    kill_monitor(&container, created);
+    let _held = kill_monitor(&container, created);
     monitor::adopt(&program(), &directory).unwrap();
     smol::block_on(async {
         let (mut receiver, sender) = attach::connect(&directory, ALL).await.unwrap();
