@@ -298,6 +298,8 @@ pub const IMAGE_ARCHIVE_QUIET: Duration = Duration::from_secs(2);
 pub const IMAGE_ARCHIVE_RETRY: Duration = Duration::from_secs(30);
 /// Wait before an archive is imported again that found no space on the disk: each try unpacks it, and writes.
 pub const IMAGE_ARCHIVE_SPACE_RETRY: Duration = Duration::from_mins(10);
+/// The longest such wait, which doubles with each try: a card wears out where an archive never fits.
+pub const IMAGE_ARCHIVE_SPACE_RETRY_MAX: Duration = Duration::from_hours(24);
 /// How long the runtime may take to list, by its name, an image that was put into its store. Longer: the import ends without it.
 pub const IMAGE_KNOWN_TIME: Duration = Duration::from_secs(10);
 /// Records of imported images that are read. More: the rest counts as not imported, and is imported again.
@@ -308,6 +310,8 @@ const _: () = assert!(IMAGE_CHUNK_BYTES < GRPC_REQUEST_BYTES_MAX);
 
 /// Snapshots of containerd that are listed. More: no layer is recorded or removed.
 pub const SNAPSHOTS_MAX: usize = 2048;
+/// Digests of blobs and archives that are known of containerd. More: layers of the rest count as ones that it cannot unpack again.
+pub const BLOBS_MAX: usize = 8192;
 /// Snapshots on one another. Further down none is looked at: images have at most 127 layers.
 pub const SNAPSHOTS_DEPTH_MAX: usize = 130;
 /// How often it is tried to remove layers that a power cut may have damaged.

@@ -9,7 +9,7 @@
 //! of the archive), so nothing is imported twice, not even after a restart, and no other state is stored. An imported image
 //! is pinned for as long as its archive exists: runtimes report that, and garbage collection keeps it. An archive that could
 //! not be imported is retried when it changes, or when the agent starts; one that found no space, or that the disk failed, after
-//! [`IMAGE_ARCHIVE_SPACE_RETRY`] too.
+//! [`IMAGE_ARCHIVE_SPACE_RETRY`] too, and then after twice as long each time.
 //!
 //! An image in several archives belongs to the last of them by name: archives are processed from the last to the first, and
 //! none takes over an image of a later one. When that one is removed, or no longer has the image, the others are processed
@@ -39,8 +39,8 @@ use crate::cri::store::{Labels, Target};
 use crate::cri::{ImageStore, Runtime as _, RuntimeError};
 use crate::filesystem::open_linked;
 use crate::limits::{
-    IMAGE_ARCHIVE_QUIET, IMAGE_ARCHIVE_RETRY, IMAGE_ARCHIVE_SPACE_RETRY, IMAGE_ARCHIVES_MAX,
-    IMAGE_CHUNK_BYTES, IMAGE_KNOWN_TIME, INOTIFY_BUFFER_BYTES, MANIFEST_DIR_ENTRIES_MAX,
+    IMAGE_ARCHIVE_QUIET, IMAGE_ARCHIVE_RETRY, IMAGE_ARCHIVE_SPACE_RETRY, IMAGE_ARCHIVE_SPACE_RETRY_MAX,
+    IMAGE_ARCHIVES_MAX, IMAGE_CHUNK_BYTES, IMAGE_KNOWN_TIME, INOTIFY_BUFFER_BYTES, MANIFEST_DIR_ENTRIES_MAX,
 };
 use crate::model::Mono;
 use crate::model::backoff::GoDuration;
@@ -51,7 +51,7 @@ pub const ARCHIVE_LABEL: &str = "smolet.io/archive";
 pub(super) const PINNED_LABEL: &str = "io.cri-containerd.pinned";
 
 /// What follows the error of an archive that found no space.
-const NEXT_TRY: &str = "; tried again every ten minutes, and when the archive changes";
+const NEXT_TRY: &str = "; tried again in ten minutes, later on less often, and when the archive changes";
 
 /// Name of the lease that a node's imports hold.
 pub fn lease(node_name: &str) -> String {
@@ -121,8 +121,8 @@ struct ProcessedArchive {
     archive: (String, Stamp),
     /// It cannot be imported.
     refused: bool,
-    /// It found no space, and is tried again then.
-    again: Option<Mono>,
+    /// It found no space, and is tried again then, after that wait.
+    again: Option<(Mono, Duration)>,
     /// Images that had its label then. Fewer now: somebody has removed one, and it is processed again.
     images: usize,
 }
@@ -204,7 +204,7 @@ impl Importer {
                     self.settled
                         .iter()
                         .filter_map(|settled| settled.again)
-                        .map(|again| again.since(now))
+                        .map(|(again, _)| again.since(now))
                         .min()
                 }
                 Err(why) => {
@@ -273,7 +273,7 @@ impl Importer {
         }
         let (archives, now) = (found.archives, self.clock.now().mono);
         self.settled.retain(|settled| archives.contains(&settled.archive));
-        let is_due = |settled: &mut ProcessedArchive| settled.again.is_some_and(|again| again <= now);
+        let is_due = |settled: &mut ProcessedArchive| settled.again.is_some_and(|(again, _)| again <= now);
         let retried: Vec<ProcessedArchive> = self.settled.extract_if(.., is_due).collect();
         let of_runtime = |failure: Failure| format!("{shown}: {}", failure.of_runtime());
         let mut records: Records = match self.store.labelled().await {
@@ -305,10 +305,15 @@ impl Importer {
                 Ok(()) => (false, None),
                 Err(ref failure @ (Failure::Refused(ref why) | Failure::Disk(ref why))) => {
                     let is_retried = matches!(failure, Failure::Disk(_)) || is_no_space(why);
-                    let again = is_retried.then(|| self.clock.now().mono + IMAGE_ARCHIVE_SPACE_RETRY);
+                    let last =
+                        retried.iter().find(|before| before.archive == archive).and_then(|of| of.again);
+                    let wait = last.map_or(IMAGE_ARCHIVE_SPACE_RETRY, |(_, wait)| {
+                        (2 * wait).min(IMAGE_ARCHIVE_SPACE_RETRY_MAX)
+                    });
+                    let again = is_retried.then(|| (self.clock.now().mono + wait, wait));
                     let retry = if again.is_some() { NEXT_TRY } else { "" };
                     // Each line wears the flash out that is full: it is said once.
-                    let is_said = again.is_some() && retried.iter().any(|before| before.archive == archive);
+                    let is_said = again.is_some() && last.is_some();
                     let level = if is_said { log::Level::Debug } else { log::Level::Warn };
                     log::log!(level, "{}: {why}{retry}", self.dir.join(&archive.0).display());
                     (true, again)

@@ -76,6 +76,23 @@ impl ImageStore {
         let failed = |error| ImageStoreError::io(format!("importing {}", path.display()), error);
         let archive = Arc::new(read.await.map_err(failed)??);
         let lease = self.lease();
+        let imported = self.import_images(&archive, &lease, path, is_wanted, stored).await;
+        drop(lease);
+        if imported.is_err() {
+            self.end_failed().await;
+        }
+        imported
+    }
+
+    async fn import_images(
+        &self,
+        archive: &Arc<Archive>,
+        lease: &Lease,
+        path: &Path,
+        is_wanted: &dyn Fn(&str) -> bool,
+        stored: &mut Vec<(String, StoredImage)>,
+    ) -> ImageStoreResult<()> {
+        let failed = |error| ImageStoreError::io(format!("importing {}", path.display()), error);
         for index in 0..archive.plan.images.len() {
             if !is_wanted(&archive.plan.images[index].name) {
                 continue;
@@ -83,7 +100,7 @@ impl ImageStore {
             let of = archive.clone();
             let planned = self.inner.blocking.run_alone(move || of.image(index)).await.map_err(failed)??;
             for (source, extent) in &planned.layers {
-                self.import_layer(&lease, &archive, *source, *extent).await?;
+                self.import_layer(lease, archive, *source, *extent).await?;
             }
             let known = self.list().into_iter().find(|image| image.id == Digest::of(&planned.config));
             let new = NewImage {
@@ -94,7 +111,7 @@ impl ImageStore {
                 pinned: known.as_ref().is_some_and(|image| image.pinned),
                 labels: known.map(|image| image.labels).unwrap_or_default(),
             };
-            stored.push((planned.name, self.commit_image(&lease, new).await?));
+            stored.push((planned.name, self.commit_image(lease, new).await?));
         }
         Ok(())
     }

@@ -8,7 +8,12 @@ use std::path::Path;
 
 use super::decompress::{Decoder, GZIP, MAGIC_BYTES, ZSTD};
 use crate::image::import::Inflated;
-use crate::limits::{ARCHIVE_INFLATED_BYTES_MAX, ARCHIVE_ZSTD_WINDOW_BYTES_MAX, LAYER_FEED_BYTES};
+use crate::limits::{
+    ARCHIVE_INFLATED_BYTES_MAX, ARCHIVE_ZSTD_WINDOW_BYTES_MAX, LAYER_DISK_FREE_MIN, LAYER_FEED_BYTES,
+};
+
+/// After so many bytes it is looked how much of the disk is free.
+const MEASURED_BYTES: u64 = 4 << 20;
 
 /// The archive in its plain form, in a file that is at `spool` for a moment only and gone with its last user; `Plain` when it is not
 /// compressed, or in a way that is not supported. With `has_window` it may have a window of `limits::ARCHIVE_ZSTD_WINDOW_BYTES_MAX` in
@@ -32,7 +37,8 @@ pub fn inflate(archive: &File, spool: &Path, has_window: bool) -> Result<Inflate
     let mut decoder =
         Decoder::with_window(start, ARCHIVE_ZSTD_WINDOW_BYTES_MAX).map_err(|refused| wrong(&refused))?;
     let mut out = unnamed(spool).map_err(unwritten)?;
-    let (mut at, mut length) = (held as u64, 0);
+    has_space(&out).map_err(unwritten)?;
+    let (mut at, mut length, mut measured) = (held as u64, 0, 0);
     loop {
         let mut rest = &input[..held];
         loop {
@@ -43,6 +49,10 @@ pub fn inflate(archive: &File, spool: &Path, has_window: bool) -> Result<Inflate
                 return Err(wrong(&format!("it has more than {ARCHIVE_INFLATED_BYTES_MAX} bytes")));
             }
             out.write_all(step.out).map_err(unwritten)?;
+            if length - measured >= MEASURED_BYTES {
+                measured = length;
+                has_space(&out).map_err(unwritten)?;
+            }
             if rest.is_empty() && step.out.is_empty() {
                 break;
             }
@@ -55,6 +65,15 @@ pub fn inflate(archive: &File, spool: &Path, has_window: bool) -> Result<Inflate
     }
     decoder.finish().map_err(|refused| wrong(&refused))?;
     Ok(Inflated::File(out))
+}
+
+/// Other writers of the disk have their share of it yet.
+fn has_space(out: &File) -> io::Result<()> {
+    let disk = rustix::fs::fstatvfs(out)?;
+    if disk.f_bavail.saturating_mul(disk.f_frsize) < LAYER_DISK_FREE_MIN {
+        return Err(io::ErrorKind::StorageFull.into());
+    }
+    Ok(())
 }
 
 fn read(archive: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {

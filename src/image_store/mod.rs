@@ -104,6 +104,8 @@ struct State {
     parked: Vec<Parked>,
     /// When leftovers were looked for last.
     swept: Option<Instant>,
+    /// A pull or an import that has not ended yet found no space.
+    found_no_space: bool,
 }
 
 impl State {
@@ -188,6 +190,7 @@ impl ImageStore {
                     parked: Vec::new(),
                     released: SortedMap::default(),
                     swept: None,
+                    found_no_space: false,
                 }),
                 turn: Arc::default(),
                 removal: Arc::default(),
@@ -367,6 +370,10 @@ impl ImageStore {
             disk.write_blob(&blobs.0)?;
             disk.write_blob(&blobs.1)?;
             write_image(&disk, &state, written)?;
+            // Whatever their records say for now: a tag is one image's, as it is when the store is opened.
+            for other in &moved {
+                state.borrow_mut().put(other.clone());
+            }
             moved.into_iter().try_for_each(|other| write_image(&disk, &state, other))
         });
         let stored = stored.await;

@@ -153,9 +153,19 @@ impl ImageStore {
         self.remove_leftovers(if is_short { INGEST_KEPT_SHORT } else { INGEST_KEPT }).await;
     }
 
-    /// There is no space: whatever nobody uses is removed.
+    /// There is no space: whatever nobody uses is removed. What the pull itself has brought follows when it [ends](Self::end_failed).
     pub(super) async fn make_space(&self) {
+        self.inner.state.borrow_mut().found_no_space = true;
         self.remove_leftovers(Duration::ZERO).await;
+    }
+
+    /// A pull or an import has failed, and its lease has ended. Where it found no space, what it brought would keep the disk full, and
+    /// would not be enough for the next try either.
+    pub async fn end_failed(&self) {
+        let found_no_space = std::mem::take(&mut self.inner.state.borrow_mut().found_no_space);
+        if found_no_space {
+            self.remove_leftovers(Duration::ZERO).await;
+        }
     }
 
     /// Removes whole layers and parts that were not changed for that long, and the oldest parts beyond their bounds.

@@ -37,6 +37,8 @@ enum Ended {
     Cut { why: String, after: Option<Duration> },
     /// From the beginning.
     Wrong(String),
+    /// The response has other bytes than those that were asked for, by its head: what has arrived stays.
+    Head(String),
     /// Another host may have it.
     Host(RegistryError),
     /// What has come cannot be read, and was not verified yet: another host may have what the digest says.
@@ -70,6 +72,8 @@ struct Host<'a> {
     /// When it may be asked again.
     from: Option<Mono>,
     restarts: u32,
+    /// It is asked for all of the blob, and what has arrived is passed over.
+    whole: bool,
 }
 
 /// Takes the host that is asked next: the first one that may be asked now, else the one that may be asked the earliest.
@@ -92,7 +96,7 @@ pub(super) async fn fetch<S: BlobSink>(
     sink: &mut S,
     progress: &dyn Fn(u64),
 ) -> RegistryResult<()> {
-    let host = |(place, endpoint)| Host { endpoint, place, tries: 0, from: None, restarts: 0 };
+    let host = |(place, endpoint)| Host { endpoint, place, tries: 0, from: None, restarts: 0, whole: false };
     let in_order = client.answering_first(endpoints.iter().copied()).enumerate();
     let mut hosts: VecDeque<Host<'_>> = in_order.map(host).collect();
     let mut first = None;
@@ -108,7 +112,7 @@ pub(super) async fn fetch<S: BlobSink>(
         let endpoint = host.endpoint;
         progress(sink.offset());
         let before = sink.offset();
-        let source = Source { client, endpoint, repository, blob, progress };
+        let source = Source { client, endpoint, repository, blob, whole: host.whole, progress };
         let ended = match source.part(sink).await {
             Ok(()) => match sink.finish().await {
                 Ok(()) => return Ok(()),
@@ -151,6 +155,16 @@ pub(super) async fn fetch<S: BlobSink>(
                 host.restarts += 1;
                 same = Some(host);
             }
+            Ended::Head(why) => {
+                if host.restarts == REGISTRY_RESTARTS_MAX {
+                    first.get_or_insert(RegistryError::Content(format!("{}: {why}", endpoint.host())));
+                    continue;
+                }
+                log::debug!("layer {} of {}: {why}; asking for all of it", blob.digest, endpoint.host());
+                host.restarts += 1;
+                host.whole = true;
+                same = Some(host);
+            }
             Ended::Host(error) => {
                 first.get_or_insert(error);
             }
@@ -175,6 +189,7 @@ struct Source<'a> {
     endpoint: &'a Endpoint,
     repository: &'a str,
     blob: &'a Descriptor,
+    whole: bool,
     progress: &'a dyn Fn(u64),
 }
 
@@ -192,7 +207,7 @@ impl Source<'_> {
             repository: self.repository,
             part: &part,
             accept: "*/*",
-            from: offset,
+            from: if self.whole { 0 } else { offset },
         };
         let mut answer = self.client.send(&call).await.map_err(|error| match error {
             error if error.asks_for_long_wait() => Ended::Host(error),
@@ -252,20 +267,20 @@ impl Source<'_> {
     fn begin(&self, answer: &Answer, offset: u64) -> Result<u64, Ended> {
         let size = self.blob.size;
         match answer.status {
-            416 => Err(Ended::Wrong(format!("has no bytes from {offset} on, of {size} by the manifest"))),
+            416 => Err(Ended::Head(format!("has no bytes from {offset} on, of {size} by the manifest"))),
             206 => {
                 let range = answer.header("content-range").and_then(content_range);
                 if range.is_some_and(|(from, all)| from == offset && all.is_none_or(|all| all == size)) {
                     Ok(0)
                 } else {
-                    Err(Ended::Wrong(format!("answers with another range than {offset} to {size}")))
+                    Err(Ended::Head(format!("answers with another range than {offset} to {size}")))
                 }
             }
             _ => {
                 let length = answer.header("content-length").and_then(|length| length.parse::<u64>().ok());
                 match length {
                     Some(length) if length != size => {
-                        Err(Ended::Wrong(format!("has {length} bytes, {size} by the manifest")))
+                        Err(Ended::Head(format!("has {length} bytes, {size} by the manifest")))
                     }
                     Some(_) | None => Ok(offset),
                 }

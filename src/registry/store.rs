@@ -57,11 +57,16 @@ impl Registries {
     ) -> RegistryResult<Pulled> {
         let running = Running { of: self, progress: Progress::default() };
         self.running.borrow_mut().push((image.into(), running.progress.clone()));
-        let store = StoreOfPull::new(store);
+        let of_pull = StoreOfPull::new(store);
         let Self { hosts, platform, clock, lookups, blocking, running: _ } = self;
         let pull =
-            Pull { hosts, store: &store, clock, lookups, blocking, platform, progress: &running.progress };
-        pull.image(image, auth).await
+            Pull { hosts, store: &of_pull, clock, lookups, blocking, platform, progress: &running.progress };
+        let pulled = pull.image(image, auth).await;
+        drop(of_pull);
+        if pulled.is_err() {
+            store.end_failed().await;
+        }
+        pulled
     }
 
     /// The pulls under way: image and layers.

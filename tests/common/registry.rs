@@ -67,6 +67,8 @@ pub struct Faults {
     pub stalls: u32,
     /// The bodies of refusals do not come. HEAD, whose responses have none, is not refused.
     pub silent_refusals: bool,
+    /// So many requests for ranges are answered with a page of something in between: a proxy, a portal.
+    pub pages: u32,
     /// Requests for layers are answered like this always.
     pub layers: Option<u16>,
     /// With this `Retry-After`.
@@ -508,6 +510,10 @@ fn respond(request: &Logged, address: SocketAddr, state: &mut State, scheme: &st
         range.strip_prefix("bytes=").unwrap().strip_suffix('-').unwrap().parse::<usize>().unwrap()
     });
     let response = match from {
+        Some(_) if state.faults.pages > 0 => {
+            state.faults.pages -= 1;
+            return Response::new(200, "<p>Who are you?</p>");
+        }
         Some(_) if state.faults.refuses_ranges => Response::error(416, "RANGE_INVALID", "no"),
         Some(from) => {
             let all = bytes.len();

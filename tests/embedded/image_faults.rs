@@ -190,6 +190,11 @@ fn a_pull_that_fills_the_disk_leaves_it_as_it_was() {
     for left in ["ingest", "layers"] {
         assert_eq!(names(&folder.0.join("images").join(left)), [""; 0], "{left}");
     }
+    // Nor do those that it had room for keep the disk full.
+    let error =
+        import(&folder, &store, &docker_archive("large:1", "", &[idle, large])).unwrap_err().to_string();
+    assert!(error.to_ascii_lowercase().contains("no s"), "{error}");
+    assert_eq!(names(&folder.0.join("images/layers")), [""; 0]);
     // There is room for another one.
     let small = random_file(4, 8 << 20);
     pull(&store, &small, &small, &mut std::iter::empty()).unwrap();

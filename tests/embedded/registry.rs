@@ -248,3 +248,34 @@ fn a_mirrors_damaged_layer_comes_from_the_registry() {
     };
     assert_eq!((layers(&mirror), layers(&origin)), (2, 2), "in two pulls");
 }
+
+#[test]
+fn an_image_without_room_leaves_none_of_its_layers() {
+    let folder = Folder(PathBuf::from(format!("/var/tmp/smolet-registry-room-{}", std::process::id())));
+    let root = folder.0.as_path();
+    fs::create_dir_all(root.join("images")).unwrap();
+    let disk = "truncate -s 64M disk && mkfs.ext4 -q disk && mount -o loop disk images";
+    assert!(Command::new("sh").args(["-c", disk]).current_dir(root).status().unwrap().success());
+    let random = |seed, bytes| {
+        let mut random = fastrand::Rng::with_seed(seed);
+        std::iter::repeat_with(|| random.u8(..)).take(bytes).collect::<Vec<_>>()
+    };
+    let layers = [("one", 15 << 20), ("two", 15 << 20), ("three", 50 << 20)];
+    let layers: Vec<_> =
+        (0..).zip(layers).map(|(seed, (name, bytes))| layer(root, name, &random(seed, bytes))).collect();
+    let registry = Registry::start();
+    registry.put_layers("team/large", "1", &[("amd64", "")], &layers);
+    registry.put_layers("team/small", "1", &[("amd64", "")], &layers[..2]);
+    let (store, registries) = agent(root);
+    let left =
+        || ["ingest", "layers"].map(|name| fs::read_dir(root.join("images").join(name)).unwrap().count());
+    // Whatever is there of it would be there at the next try too, and keep the disk full for as long as its pod is there.
+    for _ in 0..2 {
+        let large = block_on(registries.pull(&store, &format!("{}/team/large:1", registry.host()), None));
+        let error = large.unwrap_err().to_string();
+        assert!(error.to_ascii_lowercase().contains("no s"), "{error}");
+        assert_eq!(left(), [0, 0]);
+    }
+    block_on(registries.pull(&store, &format!("{}/team/small:1", registry.host()), None)).unwrap();
+    assert_eq!(left(), [0, 2]);
+}
