@@ -29,6 +29,7 @@ macro_rules! method {
 }
 
 const WRITE: &str = method!("content", "Content/Write");
+const LIST_CONTENT: &str = method!("content", "Content/List");
 const UPDATE_CONTENT: &str = method!("content", "Content/Update");
 const CREATE_LEASE: &str = method!("leases", "Leases/Create");
 const DELETE_LEASE: &str = method!("leases", "Leases/Delete");
@@ -38,8 +39,11 @@ const LIST_IMAGES: &str = method!("images", "Images/List");
 const LIST_SNAPSHOTS: &str = method!("snapshots", "Snapshots/List");
 const REMOVE_SNAPSHOT: &str = method!("snapshots", "Snapshots/Remove");
 
-/// `Kind.COMMITTED` of a snapshot.
+/// Values of a snapshot's `Kind`.
+const VIEW: u64 = 1;
 const COMMITTED: u64 = 3;
+/// Label of a blob that was unpacked: the digest of the archive that it is the compressed form of.
+const UNCOMPRESSED: &str = "containerd.io/uncompressed";
 
 /// Labels of a blob or an image record.
 pub type Labels = BTreeMap<String, String>;
@@ -62,10 +66,28 @@ pub struct Snapshot {
     pub name: Box<str>,
     /// The key of the one below; empty for none.
     pub parent: Box<str>,
-    /// A layer that was unpacked to its end.
-    pub is_committed: bool,
+    /// What it is.
+    pub kind: SnapshotKind,
     /// When it was made, by the wall clock, in nanoseconds: one that is unpacked again has the same name and another time.
     pub made_at: u64,
+}
+
+/// What a snapshot is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SnapshotKind {
+    /// A layer that was unpacked to its end.
+    Committed,
+    /// What is written on top of one, or a layer while it is unpacked.
+    Active,
+    /// A read-only mount: an image that is a volume.
+    View,
+}
+
+impl Snapshot {
+    /// A layer that was unpacked to its end.
+    pub fn is_committed(&self) -> bool {
+        self.kind == SnapshotKind::Committed
+    }
 }
 
 /// containerd's image store.
@@ -218,6 +240,26 @@ impl ImageStore {
         Ok(found)
     }
 
+    /// Tells `each` the digest of every blob, and of the archive that a blob is the compressed form of, where it was unpacked once.
+    pub async fn archives(&self, mut each: impl FnMut(&str)) -> RuntimeResult<()> {
+        let mut info = |field: Field<'_>| {
+            if let Field { number: 1, value: Value::Bytes { kept, length } } = field
+                && kept.len() as u64 == length
+                && let Ok(blob) = proto::Info::decode(kept)
+            {
+                each(&blob.digest);
+                if let Some(archive) = blob.labels.get(UNCOMPRESSED) {
+                    each(archive);
+                }
+            }
+            Ok(())
+        };
+        let (request, timeout) = (proto::ListContentRequest::default(), Some(self.timeout));
+        let listed =
+            self.plain.stream_fields(LIST_CONTENT, &request, timeout, IMAGE_RECORD_BYTES_MAX, &mut info);
+        listed.await.map_err(|error| blame(LIST_CONTENT, error))
+    }
+
     /// Removes a snapshot that nothing is on; a missing one is no error.
     pub async fn remove_snapshot(&self, snapshotter: &str, name: &str) -> RuntimeResult<()> {
         let request =
@@ -248,8 +290,12 @@ fn snapshot(bytes: &[u8]) -> Option<Snapshot> {
         }
         _ => {}
     })?;
-    let is_committed = kind == COMMITTED;
-    Some(Snapshot { name: name?, parent: parent.unwrap_or_default(), is_committed, made_at })
+    let kind = match kind {
+        COMMITTED => SnapshotKind::Committed,
+        VIEW => SnapshotKind::View,
+        _ => SnapshotKind::Active,
+    };
+    Some(Snapshot { name: name?, parent: parent.unwrap_or_default(), kind, made_at })
 }
 
 /// An upload of a blob: one piece at a time, each after the previous one is confirmed.

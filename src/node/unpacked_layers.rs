@@ -17,11 +17,12 @@ use std::path::{Path, PathBuf};
 
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
-use crate::cri::store::{ImageStore, Snapshot};
+use crate::cri::store::{ImageStore, Snapshot, SnapshotKind};
 use crate::cri::{GrpcRuntime, Runtime as _, RuntimeError};
 use crate::filesystem::{read_linked, replace};
+use crate::image_store::Digest;
 use crate::limits::{
-    LAYERS_NAMED_MAX, SNAPSHOT_TRIES, SNAPSHOTS_DEPTH_MAX, SNAPSHOTS_MAX, TORN_CNI_WAIT,
+    BLOBS_MAX, LAYERS_NAMED_MAX, SNAPSHOT_TRIES, SNAPSHOTS_DEPTH_MAX, SNAPSHOTS_MAX, TORN_CNI_WAIT,
     UNPACKED_LAYERS_BYTES_MAX,
 };
 use crate::metrics::Counter;
@@ -68,7 +69,7 @@ impl LayerRecord {
         let left: Vec<&str> = there.lines().filter(|line| line.starts_with('?')).collect();
         let all = left.contains(&ALL_DOUBTED.trim_end());
         let (mut names, mut times, mut doubts) = (Vec::new(), Vec::new(), Vec::new());
-        for layer in layers.iter().filter(|layer| layer.is_committed) {
+        for layer in layers.iter().filter(|layer| layer.is_committed()) {
             let line = doubt(layer);
             if left.contains(&line.trim_end()) || (all && !is_known(&there, layer)) {
                 doubts.push(line);
@@ -108,7 +109,7 @@ const ALL_DOUBTED: &str = "?\n";
 /// What is to be done about layers that stay doubted, by what [`doubted`] says of them. PURE.
 fn advice(doubted: &[&Snapshot]) -> String {
     let of_kind = |is_layer| {
-        let names = doubted.iter().filter(move |of| of.is_committed == is_layer).map(|of| &*of.name);
+        let names = doubted.iter().filter(move |of| of.is_committed() == is_layer).map(|of| &*of.name);
         let shown = names.clone().take(LAYERS_NAMED_MAX).collect::<Vec<_>>().join(", ");
         (names.count(), shown)
     };
@@ -145,7 +146,7 @@ fn doubted<'a>(snapshots: &'a [Snapshot], known: &str) -> Vec<&'a Snapshot> {
         .iter()
         .map(|of| {
             let parent = snapshots.iter().position(|other| other.name == of.parent);
-            (parent, of.is_committed && !is_known(known, of))
+            (parent, of.is_committed() && !is_known(known, of))
         })
         .collect();
     // How many each has below it, itself included; 0 for one that is known and on known ones. A circle ends at the limit.
@@ -178,7 +179,7 @@ pub(super) async fn remove_doubted(
             clock.sleep(TORN_CNI_WAIT * 2).await;
         }
         // Boxed: it ends before the pods' tasks begin.
-        failure = Box::pin(try_remove(runtime, &store, &known, removed, &mut left)).await.err();
+        failure = Box::pin(try_remove(runtime, &store, &known, removed, blocking, &mut left)).await.err();
         if failure.is_none() {
             break;
         }
@@ -197,12 +198,44 @@ pub(super) async fn remove_doubted(
     }
 }
 
+/// Digests of containerd's blobs and of the archives that they are the compressed form of.
+async fn archives(store: &ImageStore) -> Result<Vec<Digest>, String> {
+    let mut archives = Vec::new();
+    let each = |digest: &str| {
+        if archives.len() < BLOBS_MAX
+            && let Some(digest) = Digest::parse(digest)
+        {
+            archives.push(digest);
+        }
+    };
+    store.archives(each).await.map_err(|error| error.to_string())?;
+    Ok(archives)
+}
+
+/// Whether containerd can unpack that layer from one of these again. Its name is its chain ID (OCI image-spec): the digest of its archive,
+/// on other layers that of the name of the one below and of its archive's digest. PURE.
+fn has_archive(layer: &Snapshot, archives: &[Digest]) -> bool {
+    let Some(name) = Digest::parse(&layer.name) else { return false };
+    let chain_id = |archive: &Digest| match &*layer.parent {
+        "" => *archive,
+        parent => Digest::of(format!("{parent} {archive}").as_bytes()),
+    };
+    archives.iter().any(|archive| chain_id(archive) == name)
+}
+
+/// Whether somebody may have written what is in it. Where it is no container of the CRI, that is another program's (`ctr run`, nerdctl), but for
+/// what containerd was interrupted in unpacking. PURE.
+fn is_written(of: &Snapshot) -> bool {
+    of.kind == SnapshotKind::Active && !of.name.starts_with("extract-")
+}
+
 /// `left`: the layers that are not removed, a [`doubt`] each; as it was where they cannot be listed.
 async fn try_remove(
     runtime: &GrpcRuntime,
     store: &ImageStore,
     known: &str,
     removed: &Counter,
+    blocking: &Blocking,
     left: &mut String,
 ) -> Result<(), String> {
     let text = |error: RuntimeError| error.to_string();
@@ -212,15 +245,17 @@ async fn try_remove(
     };
     let snapshots = store.snapshots(snapshotter).await.map_err(text)?;
     let doubted = doubted(&snapshots, known);
-    *left = doubted.iter().filter(|of| of.is_committed).map(|of| doubt(of)).collect();
+    *left = doubted.iter().filter(|of| of.is_committed()).map(|of| doubt(of)).collect();
     if doubted.is_empty() {
         return Ok(());
     }
-    let settings = runtime.settings().await.map_err(text)?;
-    if settings.is_some_and(|settings| settings.contains("\"discardUnpackedLayers\":true")) {
-        return Err("containerd keeps no blobs (discard_unpacked_layers)".to_owned());
-    }
-    let mut on_top: Vec<OnTop> = doubted.iter().map(|_| OnTop::Nothing).collect();
+    let archives = archives(store).await?;
+    let layers: Vec<Snapshot> = doubted.iter().copied().cloned().collect();
+    let lost =
+        blocking.run(move || layers.iter().map(|layer| !has_archive(layer, &archives)).collect::<Vec<_>>());
+    let lost = lost.await;
+    let unless_of_the_cri = |of: &&Snapshot| if is_written(of) { OnTop::Left } else { OnTop::Nothing };
+    let mut on_top: Vec<OnTop> = doubted.iter().map(unless_of_the_cri).collect();
     let place = |id: &str| doubted.iter().position(|snapshot| *snapshot.name == *id);
     let mut foreign = Vec::new();
     let mut sandbox = |of: SandboxItem| {
@@ -242,9 +277,12 @@ async fn try_remove(
     runtime.list_containers(None, &mut container).await.map_err(text)?;
     let mut failure = Ok(());
     left.clear();
-    for (snapshot, on_top) in doubted.into_iter().zip(&on_top) {
-        let Snapshot { name, is_committed, .. } = snapshot;
+    for ((snapshot, on_top), lost) in doubted.into_iter().zip(&on_top).zip(lost) {
+        let (name, is_committed) = (&snapshot.name, snapshot.is_committed());
         let done = match on_top {
+            OnTop::Nothing if is_committed && lost => {
+                Err(format!("{name}: containerd keeps no blob to unpack it from (discard_unpacked_layers)"))
+            }
             OnTop::Left => Err(format!("{name} is on one of them, and runs or is another agent's")),
             OnTop::Container => runtime.remove_container(&ContainerId::from(&**name)).await.map_err(text),
             // Which stops it too.
@@ -252,8 +290,8 @@ async fn try_remove(
             OnTop::Nothing => store.remove_snapshot(snapshotter, name).await.map_err(text),
         };
         match &done {
-            Ok(()) if *is_committed => removed.inc(),
-            Err(_) if *is_committed => left.push_str(&doubt(snapshot)),
+            Ok(()) if is_committed => removed.inc(),
+            Err(_) if is_committed => left.push_str(&doubt(snapshot)),
             Ok(()) | Err(_) => {}
         }
         failure = failure.and(done);
@@ -275,7 +313,8 @@ mod tests {
     use super::*;
 
     fn snapshot(name: &str, parent: &str, is_committed: bool) -> Snapshot {
-        Snapshot { name: name.into(), parent: parent.into(), is_committed, made_at: 7 }
+        let kind = if is_committed { SnapshotKind::Committed } else { SnapshotKind::Active };
+        Snapshot { name: name.into(), parent: parent.into(), kind, made_at: 7 }
     }
 
     #[test]
@@ -304,6 +343,39 @@ mod tests {
         // A runtime that names a layer as its own parent.
         let circle = [snapshot("a", "b", true), snapshot("b", "a", true)];
         assert_eq!(doubted(&circle, "").len(), 2);
+    }
+
+    #[test]
+    fn a_layer_has_the_archive_whose_chain_id_is_its_name() {
+        let [base, app, other] = ["base", "app", "other"].map(|name| Digest::of(name.as_bytes()));
+        let on_base = Digest::of(format!("{base} {app}").as_bytes()).to_string();
+        let lowest = snapshot(&base.to_string(), "", true);
+        let upper = snapshot(&on_base, &base.to_string(), true);
+        for (archives, expected) in [
+            (vec![base, app, other], [true, true]),
+            (vec![base, other], [true, false]),
+            (vec![app], [false, true]),
+        ] {
+            assert_eq!(
+                [&lowest, &upper].map(|layer| has_archive(layer, &archives)),
+                expected,
+                "{archives:?}"
+            );
+        }
+        assert!(!has_archive(&snapshot("base", "", true), &[base]), "no chain ID");
+    }
+
+    #[test]
+    fn what_no_container_of_the_cri_has_written_stays() {
+        let of = |name, kind| Snapshot { kind, ..snapshot(name, "sha256:1", false) };
+        for (snapshot, expected) in [
+            (of("nerdctls", SnapshotKind::Active), true),
+            (of("extract-1-a sha256:2", SnapshotKind::Active), false),
+            (of("an image as a volume", SnapshotKind::View), false),
+            (of("sha256:2", SnapshotKind::Committed), false),
+        ] {
+            assert_eq!(is_written(&snapshot), expected, "{snapshot:?}");
+        }
     }
 
     #[test]

@@ -39,6 +39,11 @@ pub struct UpdateRequest {
     #[prost(message, optional, tag = "2")]
     pub update_mask: ::core::option::Option<FieldMask>,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListContentRequest {
+    #[prost(string, repeated, tag = "1")]
+    pub filters: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
 /// google.protobuf.FieldMask
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FieldMask {

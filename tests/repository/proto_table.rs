@@ -100,7 +100,7 @@ fn containerds_messages_and_methods_are_upstreams() {
         assert!(method.is_some(), "upstream has no {package}.v1.{service}/{name}");
         called += 1;
     }
-    assert_eq!(called, 9);
+    assert_eq!(called, 10);
 }
 
 /// How many messages and fields were compared.
