@@ -65,7 +65,7 @@ step = @printf '\n== %s  %(%H:%M:%S)T\n' '$(1)' -1
 # How long `make fuzz` runs each target.
 FUZZ_SECONDS ?= 600
 
-.PHONY: help demo demo-installed test lint fmt clippy deny deny-here unit unit-beside-release sim proto vectors attack embedded kernel network real real-embedded real-crio systemd board board-image board-short real-beside-others size leftovers sweep package packages dist pages arm arm-build arm-all bench fuzz fuzz-build clean setup \
+.PHONY: help demo demo-installed test lint fmt clippy deny deny-here unit unit-beside-release sim proto vectors attack embedded kernel network real real-embedded real-crio systemd board board-image board-short real-beside-others size leftovers sweep package packages dist dist-parts dist-of-parts pages arm arm-build arm-all bench fuzz fuzz-build clean setup \
 	setup-rust release
 
 help:  ## this list
@@ -257,6 +257,18 @@ dist: release pages  ## a release, in target/dist: packages of all kinds and arc
 	@cross/arm.sh release $(foreach package,$(ARM_PACKAGES),$(lastword $(subst =, ,$(package)))) >/dev/null
 	@dist/release.sh target/pages target/dist amd64=$(STATIC)=$(RELEASE) \
 		$(foreach package,$(ARM_PACKAGES),$(package)=$$(cross/arm.sh path $(lastword $(subst =, ,$(package))))/release/smolet)
+	@cd target/dist && cat SHA256SUMS
+
+dist-parts: dist  ## target/parts.tar: programs, pages and SBOMs, of which `make dist-of-parts` makes the same release elsewhere
+	@rm -rf target/parts && mkdir -p target/parts && cp -r target/pages target/dist/*.cdx.json target/parts/
+	@cp $(RELEASE) target/parts/amd64
+	@$(foreach package,$(ARM_PACKAGES),cp "$$(cross/arm.sh path $(lastword $(subst =, ,$(package))))/release/smolet" target/parts/$(firstword $(subst =, ,$(package))) &&) true
+	@tar -cf target/parts.tar -C target parts
+
+dist-of-parts:  ## the release of target/parts.tar, signed: nothing is compiled or downloaded where the keys are
+	@rm -rf target/parts && tar -xf target/parts.tar -C target
+	@SBOM=target/parts dist/release.sh target/parts/pages target/dist amd64=$(STATIC)=target/parts/amd64 \
+		$(foreach package,$(ARM_PACKAGES),$(package)=target/parts/$(firstword $(subst =, ,$(package))))
 	@cd target/dist && cat SHA256SUMS
 
 pages: setup-rust  ## man pages and completions, below target/pages

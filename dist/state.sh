@@ -14,8 +14,10 @@ has_pods() {
 # the logins of registries.
 purge_state() {
     if has_pods; then
-        echo "smolet: pods are left, and $state stays with their volumes. End them (crictl stopp, crictl rmp), unmount" >&2
-        echo "smolet: what is left mounted there, and remove it." >&2
+        # Without its agent the embedded runtime has nobody who could be asked to end them.
+        how="End them (crictl stopp, crictl rmp), unmount what is left mounted there"
+        [ ! -d "$state/runtime" ] || how="Reboot, which ends them"
+        echo "smolet: pods are left, and $state stays with their volumes. $how, and remove it." >&2
         return 0
     fi
     for entry in "$state"/* "$state"/.[!.]*; do

@@ -246,7 +246,8 @@ procd_set_param() { echo "$*"; }
 enable() { ln -sf "../init.d/smolet" "/etc/rc.d/S$START"smolet; ln -sf ../init.d/smolet "/etc/rc.d/K$STOP"smolet; }
 disable() { rm -f /etc/rc.d/???smolet; }
 enabled() { [ -L "/etc/rc.d/S$START"smolet ]; }
-stop() { echo stop; }
+procd_kill() { [ -z "$ends" ] || kill "$ends"; }
+stop() { echo stop; stop_service; procd_kill; service_stopped; }
 restart() { echo restart; start_service; }
 start() { start_service; }
 . "$initscript"
@@ -298,7 +299,8 @@ fn openwrts_package_is_as_opkg_reads_it() {
     text(&there(&["env", "IPKG_INSTROOT=/", "sh", "/tmp/ipk/control/postinst"]));
     assert!(!root.path("/etc/rc.d/S95smolet").is_symlink(), "an image is not this machine");
     let told = text(&there(&["sh", "/tmp/ipk/control/postinst"]));
-    let command = "command /usr/bin/smolet run --config /etc/smolet/config.yaml --oom-score-adj -999 --root-dir /srv/smolet";
+    let command = "command /usr/bin/smolet run --config /etc/smolet/config.yaml --oom-score-adj -999 --root-dir /srv/smolet \
+        --container-log-max-size 256Ki --container-log-max-files 2";
     assert_eq!(told.lines().map(str::trim).take(3).collect::<Vec<_>>(), ["restart", "open", command]);
     assert!(told.contains("\nrespawn 3600 5 0\n") && told.ends_with("close\n"), "{told}");
     assert!(root.path("/etc/rc.d/S95smolet").is_symlink() && root.path("/etc/rc.d/K05smolet").is_symlink());
@@ -315,21 +317,34 @@ fn openwrts_package_is_as_opkg_reads_it() {
         "-999",
         "--root-dir",
         "/srv/smolet",
+        "--container-log-max-size",
+        "256Ki",
+        "--container-log-max-files",
+        "2",
         "--help",
     ];
     text(&there(&[&["/usr/bin/smolet"], &words[..]].concat()));
     fs::write(root.path("/etc/default/smolet"), "SMOLET_EXTRA_ARGS='--root-dir=/mnt/sda1/smolet'\n").unwrap();
     let told = text(&there(&["/etc/init.d/smolet", "start"]));
-    assert!(told.contains("config.yaml --oom-score-adj -999 --root-dir=/mnt/sda1/smolet\n"), "{told}");
-    fs::write(root.path("/etc/smolet/config.yaml"), "oomScoreAdj: -500\n").unwrap();
+    let logs = "--container-log-max-size 256Ki --container-log-max-files 2";
+    let expected = format!("config.yaml --oom-score-adj -999 {logs} --root-dir=/mnt/sda1/smolet\n");
+    assert!(told.contains(&expected) && told.contains("\nterm_timeout 30\n"), "{told}");
+    fs::write(root.path("/etc/smolet/config.yaml"), "oomScoreAdj: -500\ncontainerLogMaxSize: 1Mi\n").unwrap();
+    let arguments = "SMOLET_EXTRA_ARGS='--shutdown-on-sigterm --root-dir=/mnt/sda1/smolet'\n";
+    fs::write(root.path("/etc/default/smolet"), arguments).unwrap();
     let told = text(&there(&["/etc/init.d/smolet", "start"]));
-    assert!(told.contains("config.yaml --root-dir=/mnt/sda1/smolet\n"), "{told}");
+    let expected =
+        "config.yaml --container-log-max-files 2 --shutdown-on-sigterm --root-dir=/mnt/sda1/smolet\n";
+    assert!(told.contains(expected) && told.contains("\nterm_timeout 300\n"), "{told}");
+    // procd itself would not wait for the end of its pods.
+    let ends = "mkdir -p /var/run; (sh -c 'trap \"sleep 1; exit\" TERM; while :; do sleep 0.1; done' & echo $! >/var/run/smolet.pid); \
+                sleep 0.3; /etc/init.d/smolet stop; kill -0 $(cat /var/run/smolet.pid) 2>/dev/null || echo ended";
+    assert_eq!(text(&there(&["sh", "-c", ends])), "stop\nended\n");
     // What an upgrade of the firmware keeps.
     let kept = fs::read_to_string(root.path("/lib/upgrade/keep.d/smolet")).unwrap();
-    assert!(
-        ["/etc/smolet/", "/etc/default/smolet"].iter().all(|path| kept.lines().any(|line| line == *path)),
-        "{kept}"
-    );
+    // A node that has joined k3s is known by its password, and its name may have a part of that directory.
+    let to_keep = ["/etc/smolet/", "/etc/default/smolet", "/srv/smolet/k3s/", "/etc/rancher/node/"];
+    assert!(to_keep.iter().all(|path| kept.lines().any(|line| line == *path)), "{kept}");
     // Beside the archive's there is no package.
     fs::create_dir_all(root.path("/usr/local/lib/smolet")).unwrap();
     fs::write(root.path("/usr/local/lib/smolet/installed"), "").unwrap();
@@ -426,20 +441,21 @@ fn a_release_is_whole_and_the_same_again() {
         secret.to_str().unwrap(),
     ]);
     // Of these nothing is seen in what comes out.
-    let release = |out: &Path, umask: &str, zone: &str, scratch: &Path| {
+    let release = |out: &Path, umask: &str, zone: &str, scratch: &Path, sboms: &Path| {
         let mut release = Command::new("sh");
         release.args(["-c", "umask $0 && exec \"$@\"", umask]).arg(repository().join("dist/release.sh"));
         release.arg(repository().join("target/pages")).arg(out);
         release.arg(format!("amd64={triple}={}", tested_program().display()));
-        release.env("TZ", zone).env("COSIGN_KEY", &secret).env("TMPDIR", scratch).current_dir("/");
+        release.env("TZ", zone).env("COSIGN_KEY", &secret).env("TMPDIR", scratch).env("SBOM", sboms);
+        release.current_dir("/");
         text(&release.output().unwrap());
     };
-    release(&out, "022", "Asia/Tokyo", &own.0.join("tmp"));
-    // Another file system, whose directories have other sizes.
+    release(&out, "022", "Asia/Tokyo", &own.0.join("tmp"), Path::new(""));
+    // Another file system, whose directories have other sizes; and SBOMs that are there, as where a release is signed.
     let (again, scratch) =
         (own.0.join("again"), Path::new("/dev/shm").join(format!("smolet-release-{}", std::process::id())));
     fs::create_dir(&scratch).unwrap();
-    release(&again, "077", "America/Lima", &scratch);
+    release(&again, "077", "America/Lima", &scratch, &out);
     fs::remove_dir(&scratch).expect("nothing is left there");
     for entry in fs::read_dir(&out).unwrap() {
         let name = entry.unwrap().file_name();
