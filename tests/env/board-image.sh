@@ -36,18 +36,28 @@ suites() {
         sort -u | sed "s/^bookworm/$SUITE/"
 }
 
-# Lists of its own below $work/apt: this machine does not become one of two architectures.
+# Lists of its own below $work/apt: this machine does not become one of two architectures. A suite whose lists are not whole, as while its
+# mirror is being synchronised, is left out, but not the release itself.
 foreign_apt() {
-    local lists=$work/apt suite uri
+    local lists=$work/apt by="[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]" suite uri
     mkdir -p "$lists/state/lists/partial" "$lists/cache/archives/partial"
     : >"$lists/status"
-    while read -r suite uri; do
-        echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $uri $suite main"
-    done < <(suites) >"$lists/sources.list"
     apt_options=(-o "Dir::Etc::SourceList=$lists/sources.list" -o Dir::Etc::SourceParts=/dev/null
         -o "Dir::State=$lists/state" -o "Dir::State::status=$lists/status" -o "Dir::Cache=$lists/cache"
         -o APT::Sandbox::User=root -o "APT::Architecture=$arch" -o "APT::Architectures=$arch")
-    apt-get "${apt_options[@]}" -qq update
+    mirrors=()
+    while read -r suite uri; do
+        echo "deb $by $uri $suite main" >"$lists/sources.list"
+        if apt-get "${apt_options[@]}" -o APT::Get::List-Cleanup=0 -qq update >"$lists/log" 2>&1; then
+            mirrors+=("deb $uri $suite main")
+        elif [ "$suite" = "$SUITE" ]; then
+            die "the lists of $suite: $(cat "$lists/log")"
+        else
+            echo "board: without $suite, whose lists are not whole: $(head -n 1 "$lists/log")"
+        fi
+    done < <(suites)
+    [ ${#mirrors[@]} -gt 0 ] || die "apt has no Debian 12 here"
+    printf '%s\n' "${mirrors[@]/#deb/deb $by}" >"$lists/sources.list"
 }
 
 # The kernel and busybox-static of that architecture, below $work/debs.
@@ -180,11 +190,6 @@ if ! arch-test "$arch" >/dev/null 2>&1; then
     update-binfmts --enable $handler
 fi
 
-mirrors=()
-while read -r suite uri; do
-    mirrors+=("deb $uri $suite main")
-done < <(suites)
-[ ${#mirrors[@]} -gt 0 ] || die "apt has no Debian 12 here"
 packages=systemd-sysv,udev,dbus,libpam-systemd,openssh-server,crun,containernetworking-plugins,iptables
 packages+=,procps,iproute2,kmod,netbase
 [ "${RUNTIME:-}" = embedded ] || packages+=,containerd,runc

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Installs what the build, the tests and the demo need on Debian 12 and is not there yet; quiet and idempotent.
 #
-#   setup.sh runtime     containerd, runc, CNI plugins, static busybox, iptables, nftables
+#   setup.sh runtime     containerd, runc, CNI plugins, static busybox, iptables, nftables, zstd
 #   setup.sh systemd     systemd, its tools and a bus daemon, not started
 #   setup.sh board       what makes and emulates a board of ARM
 #   setup.sh kernel      what emulates a machine with Debian's kernel
@@ -56,6 +56,8 @@ runtime() {
     has nft || need+=(nftables)
     # Images are made of it: a dynamic busybox would find no libc there.
     [ -n "$(busybox_static)" ] || need+=(busybox-static)
+    # Some of their layers and archives are compressed with it.
+    has zstd || need+=(zstd)
     install "${need[@]}"
 }
 
@@ -66,6 +68,8 @@ systemd() {
     has dbus-daemon || need+=(dbus-daemon)
     [ -e /usr/share/dbus-1/system.conf ] || need+=(dbus-system-bus-common)
     has nsenter || need+=(util-linux)
+    # It reads Yocto's recipe as BitBake does.
+    has python3 || need+=(python3)
     install "${need[@]}"
 }
 
@@ -85,6 +89,7 @@ board() {
     has ssh || need+=(openssh-client)
     has depmod || need+=(kmod)
     has cpio || need+=(cpio)
+    has xz || need+=(xz-utils)
     install "${need[@]}"
 }
 

@@ -257,7 +257,6 @@ impl<'r> Agent<'r> {
         smolet().args(arguments).arg("--socket").arg(self.socket()).output().expect("smolet can be run")
     }
 
-    /// `smolet pods -o json`; none while the agent does not answer.
     /// The page of `/metrics`.
     pub fn metrics(&self) -> String {
         let mut stream = UnixStream::connect(self.socket()).expect("the agent listens");
@@ -267,6 +266,7 @@ impl<'r> Agent<'r> {
         page
     }
 
+    /// `smolet pods -o json`; none while the agent does not answer.
     pub fn pods(&self) -> Vec<Pod> {
         let output = self.ask(&["pods", "-o", "json"]);
         if !output.status.success() {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::agent::{Agent, PATIENCE, is_ready, is_release, smolet, text};
 use crate::finding::{Finding, settle};
+use crate::registry::{Registry, STAYS, TestImage, architecture};
 use crate::runtime::{Runtime, is_embedded, wait_for};
 
 /// The container says that it was started.
@@ -30,6 +31,12 @@ fn pod(name: &str, settings: &str) -> String {
 const NODE_RESIDENT_KIB_MAX: u64 = 6 * 1024 + 512;
 /// What the start leaves to be done is done when nothing was written for that long.
 const SETTLE: Duration = Duration::from_secs(15);
+
+/// The same while layers arrive whose windows take all of the 8 MiB that there are for them (docs/promises.md).
+const RESIDENT_KIB_MAX: u64 = 18 * 1024;
+/// Pods whose images come from a registry, and what their layer is made of.
+const PULLED: [&str; 2] = ["pulled", "pulled-too"];
+const CONTENT_BYTES: usize = 32 << 20;
 
 const PODS: [(&str, &str); 3] =
     [("web", "hostNetwork: false"), ("shared", "shareProcessNamespace: true"), ("host", "hostNetwork: true")];
@@ -170,8 +177,9 @@ pub fn pods_end_in_the_runtime_that_a_node_leaves_and_run_embedded(runtime: &Run
     println!("with 10 pods, as their runtime too: {resident_kib} KiB resident");
     // A debug build is another program.
     assert!(!is_release() || resident_kib <= NODE_RESIDENT_KIB_MAX, "{resident_kib} KiB");
+    large_layers_are_pulled(&agent);
 
-    let names = || PODS.iter().map(|(name, _)| *name).chain(further.iter().map(String::as_str));
+    let names = || PODS.iter().map(|(name, _)| *name).chain(further.iter().map(String::as_str)).chain(PULLED);
     names().for_each(|name| agent.delete(name));
     wait_for("the pods have ended", PATIENCE, || {
         let log_dirs = names().any(|name| agent.log_dir(name).is_some());
@@ -181,4 +189,46 @@ pub fn pods_end_in_the_runtime_that_a_node_leaves_and_run_embedded(runtime: &Run
     wait_for("nothing is left of them", PATIENCE, || {
         (monitors(&run_dir).is_empty() && mounts(&[&agent.dir]).is_empty()).then_some(())
     });
+}
+
+/// `bytes` that zstd makes no smaller: xorshift64.
+fn noise(mut seed: u64, bytes: usize) -> Vec<u8> {
+    let word = |_| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed.to_le_bytes()
+    };
+    (0..bytes / 8).flat_map(word).collect()
+}
+
+/// Each of these layers needs all the memory that layers have together: how far one is can be seen, and the whole agent, with what it
+/// knows of 10 pods, keeps to its promise.
+fn large_layers_are_pulled(agent: &Agent) {
+    let serve = |(number, name): (usize, &'static str)| {
+        let image = TestImage::of_zstd(&agent.dir, architecture(), &noise(number as u64 + 1, CONTENT_BYTES));
+        let registry = Registry::start(&image, &[name], "");
+        registry.hold(true);
+        let spec = format!(
+            "\n  terminationGracePeriodSeconds: 2\n  containers:\n  - {{name: app, image: '{}/{name}:1', command: {STAYS}}}",
+            registry.address
+        );
+        agent.apply_pod(name, &spec);
+        let megabytes = |bytes: usize| format!("{}.{}", bytes / 1_000_000, bytes % 1_000_000 / 100_000);
+        // The first one holds the memory.
+        let received = if number == 0 { image.layer.len() / 2 } else { 0 };
+        let [received, all] = [received, image.layer.len()].map(megabytes);
+        let shown = format!("/{name}:1: {received} of {all} MB, 0 of 1 layers");
+        wait_for(&shown, PATIENCE, || {
+            let described = agent.ask(&["describe", &agent.full(name)]);
+            String::from_utf8_lossy(&described.stdout).contains(&shown).then_some(())
+        });
+        registry
+    };
+    let served: Vec<Registry> = PULLED.into_iter().enumerate().map(serve).collect();
+    served.iter().for_each(|registry| registry.hold(false));
+    PULLED.iter().for_each(|name| drop(agent.running(name)));
+    let resident_kib_max = Finding::of(agent.pid()).resident_kib_max;
+    println!("at most, pulling layers of zstd: {resident_kib_max} KiB resident");
+    assert!(!is_release() || resident_kib_max <= RESIDENT_KIB_MAX, "{resident_kib_max} KiB");
 }

@@ -9,6 +9,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
@@ -19,6 +20,9 @@ pub const STAYS: &str =
 
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+const LAYER_ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
+/// Manifests and configurations are shorter.
+const HELD_BYTES_MIN: usize = 1 << 20;
 pub const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
 pub fn digest(bytes: &[u8]) -> String {
@@ -48,14 +52,32 @@ impl TestImage {
         let layer = fs::read(&tar).unwrap();
         fs::remove_dir_all(root).unwrap();
         fs::remove_file(tar).unwrap();
+        Self::of(architecture, &digest(&layer), LAYER, layer)
+    }
+
+    /// The same with a file of `content` more, and zstd's layer, whose window is as large as smolet has memory for all layers'.
+    pub fn of_zstd(dir: &Path, architecture: &str, content: &[u8]) -> Self {
+        let root = dir.join("rootfs");
+        fs::create_dir_all(root.join("data")).unwrap();
+        fs::write(root.join("data/content"), content).unwrap();
+        let image = Self::new(dir, "zstd", architecture);
+        let tar = dir.join("layer.tar");
+        fs::write(&tar, &image.layer).unwrap();
+        let packed = Command::new("zstd").args(["-q", "-c", "-1", "--long=23"]).arg(&tar).output();
+        fs::remove_file(tar).unwrap();
+        Self::of(architecture, &digest(&image.layer), LAYER_ZSTD, packed.expect("zstd is there").stdout)
+    }
+
+    /// Of one layer, with the digest of its archive.
+    fn of(architecture: &str, diff_id: &str, kind: &str, layer: Vec<u8>) -> Self {
         let config = json!({
             "architecture": architecture, "os": "linux", "config": {"Cmd": ["/bin/busybox"]},
-            "rootfs": {"type": "layers", "diff_ids": [digest(&layer)]},
+            "rootfs": {"type": "layers", "diff_ids": [diff_id]},
         });
         let config = config.to_string().into_bytes();
         let blob = |kind: &str, bytes: &[u8]| json!({"mediaType": kind, "digest": digest(bytes), "size": bytes.len()});
         let manifest = json!({"schemaVersion": 2, "mediaType": MANIFEST, "config": blob(CONFIG, &config),
-            "layers": [blob(LAYER, &layer)]});
+            "layers": [blob(kind, &layer)]});
         Self { manifest: manifest.to_string().into_bytes(), config, layer }
     }
 
@@ -111,6 +133,8 @@ struct Served {
     login: String,
     /// Path and login of each request.
     seen: Mutex<Vec<(String, String)>>,
+    /// What is longer than [`HELD_BYTES_MIN`] stops in its middle for so long.
+    holds: AtomicBool,
     ends: AtomicBool,
 }
 
@@ -130,8 +154,8 @@ impl Registry {
         }
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port on loopback");
         let address = listener.local_addr().unwrap();
-        let (seen, ends) = Default::default();
-        let served = Arc::new(Served { files, login: basic(login), seen, ends });
+        let (seen, holds, ends) = Default::default();
+        let served = Arc::new(Served { files, login: basic(login), seen, holds, ends });
         let shared = served.clone();
         let thread = std::thread::spawn(move || {
             for stream in listener.incoming() {
@@ -144,6 +168,11 @@ impl Registry {
             }
         });
         Self { address, served, thread: Some(thread) }
+    }
+
+    /// Layers stop in their middle until this is taken back.
+    pub fn hold(&self, holds: bool) {
+        self.served.holds.store(holds, Ordering::SeqCst);
     }
 
     /// Path and login of each request so far.
@@ -206,7 +235,15 @@ impl Served {
             digest(body)
         );
         let body = if method == "HEAD" { &[][..] } else { body };
-        let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
+        let is_on = |what: &AtomicBool| what.load(Ordering::SeqCst);
+        let is_held = body.len() > HELD_BYTES_MIN && is_on(&self.holds);
+        let (first, rest) = body.split_at(if is_held { body.len() / 2 } else { body.len() });
+        if stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(first)).is_ok() {
+            while is_held && is_on(&self.holds) && !is_on(&self.ends) {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            let _ = stream.write_all(rest);
+        }
         let _ = stream.shutdown(Shutdown::Write);
     }
 }
