@@ -259,15 +259,17 @@ dist: release pages  ## a release, in target/dist: packages of all kinds and arc
 		$(foreach package,$(ARM_PACKAGES),$(package)=$$(cross/arm.sh path $(lastword $(subst =, ,$(package))))/release/smolet)
 	@cd target/dist && cat SHA256SUMS
 
-dist-parts: dist  ## target/parts.tar: programs, pages and SBOMs, of which `make dist-of-parts` makes the same release elsewhere
+dist-parts: dist  ## target/parts.tar: programs, pages, SBOMs and copyrights, of which `make dist-of-parts` makes the same release elsewhere
 	@rm -rf target/parts && mkdir -p target/parts && cp -r target/pages target/dist/*.cdx.json target/parts/
+	@for arch in amd64 $(foreach package,$(ARM_PACKAGES),$(firstword $(subst =, ,$(package)))); do \
+		tar -xzOf target/dist/smolet_$(VERSION)_linux_$$arch.tar.gz --wildcards '*/copyright' >target/parts/$$arch.copyright || exit; done
 	@cp $(RELEASE) target/parts/amd64
 	@$(foreach package,$(ARM_PACKAGES),cp "$$(cross/arm.sh path $(lastword $(subst =, ,$(package))))/release/smolet" target/parts/$(firstword $(subst =, ,$(package))) &&) true
 	@tar -cf target/parts.tar -C target parts
 
 dist-of-parts:  ## the release of target/parts.tar, signed: nothing is compiled or downloaded where the keys are
 	@rm -rf target/parts && tar -xf target/parts.tar -C target
-	@SBOM=target/parts dist/release.sh target/parts/pages target/dist amd64=$(STATIC)=target/parts/amd64 \
+	@PARTS=$(CURDIR)/target/parts dist/release.sh target/parts/pages target/dist amd64=$(STATIC)=target/parts/amd64 \
 		$(foreach package,$(ARM_PACKAGES),$(package)=target/parts/$(firstword $(subst =, ,$(package))))
 	@cd target/dist && cat SHA256SUMS
 

@@ -11,7 +11,7 @@
 # binaries from wherever cross/arm.sh has put them. The same input gives the same bytes.
 # ARM_HOME: where cross/arm.sh has its tools (default: .cache/arm of the repository).
 # MINISIGN_KEY: minisign's secret key, which signs what an archive holds (dist/sign.sh). APK_KEY: an RSA key in PEM that signs
-# Alpine's package. Keys stay outside of the repository.
+# Alpine's package. Keys stay outside of the repository. PARTS: a directory with ARCH.copyright, made before: then no cargo is needed.
 set -euo pipefail
 export LC_ALL=C
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -46,7 +46,11 @@ if readelf -lW "$binary" | grep -q INTERP; then die "$binary needs a shared C li
 # copyright LICENSE: of which parts the program is made, and the texts that their licences want beside it, but for that of the
 # Apache License, which is at LICENSE.
 copyright() {
-    local license=$1 crates manifests manifest name version licence file
+    local license=$1 crates manifests manifest name version licence file first='smolet is under the Apache License, version 2.0'
+    if [ -n "${PARTS:-}" ]; then
+        sed "1s|.*|$first: $license|" "$PARTS/$arch.copyright"
+        return
+    fi
     # What only the build has (proc macros) is not in the program.
     crates=$(cd "$repo" && cargo tree --locked --offline --quiet --edges normal,no-proc-macro --target "$triple" \
         --prefix none --no-dedupe --format '{p} {l}')
@@ -54,7 +58,7 @@ copyright() {
     manifests=$(cd "$repo" && cargo metadata --locked --offline --format-version 1 --filter-platform "$triple")
     manifests=$(grep -o '"manifest_path":"[^"]*"' <<<"$manifests" | cut -d'"' -f4)
     cat <<E
-smolet is under the Apache License, version 2.0: $license
+$first: $license
 
 Its program holds Rust's standard library (MIT OR Apache-2.0), musl (MIT), the compiler's routines of Zig (MIT), and these
 crates, under these licences:

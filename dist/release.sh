@@ -5,8 +5,9 @@
 #   release.sh PAGES OUT ARCH=TARGET=BINARY...
 #
 # The same commit and programs give the same bytes. MINISIGN_KEY, COSIGN_KEY, APK_KEY: the keys that sign, see dist/sign.sh and
-# dist/build.sh; without them nothing is signed. cosign's signatures differ each time, as ECDSA's do. SBOM: a directory with the SBOMs, made and
-# validated before; then neither a compiler nor a program of others runs where the keys are, but Debian's.
+# dist/build.sh; without them nothing is signed. cosign's signatures differ each time, as ECDSA's do. PARTS: a directory with the SBOMs, made and
+# validated before, and a copyright of each architecture (dist/build.sh); then neither a compiler nor a program of others runs where the keys are,
+# but Debian's.
 set -euo pipefail
 export LC_ALL=C
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -51,14 +52,14 @@ for one; do
         "$dist/build.sh" "$arch" "$binary" "$pages" "$to" "$format" >/dev/null
     done
     sbom=smolet_${version}_$arch.cdx.json
-    if [ -n "${SBOM:-}" ]; then cp "$SBOM/$sbom" "$out/"; else
+    if [ -n "${PARTS:-}" ]; then cp "$PARTS/$sbom" "$out/"; else
         (cd "$repo" && "$dist/sbom.py" "$target" "$(rustc --version | cut -d' ' -f2)") >"$out/$sbom"
     fi
     sum=$(sha256sum <"$out/smolet_${version}_linux_$arch.tar.gz" | cut -d' ' -f1)
     sums+="SRC_URI[$arch.sha256sum] = \"$sum\""$'\n'
 done
 # What a machine can say of them by their own schema, before anyone else finds it wrong.
-[ -n "${SBOM:-}" ] || PYTHONPATH=$repo/.cache/tools/sbom "$dist/sbom.py" --validate "$out"/*.cdx.json
+[ -n "${PARTS:-}" ] || PYTHONPATH=$repo/.cache/tools/sbom "$dist/sbom.py" --validate "$out"/*.cdx.json
 
 # What is committed, and nothing else.
 git -C "$repo" -c tar.umask=0022 archive --format=tar --prefix="smolet-$version/" HEAD | gzip -9n >"$out/smolet_${version}_source.tar.gz"

@@ -441,21 +441,31 @@ fn a_release_is_whole_and_the_same_again() {
         secret.to_str().unwrap(),
     ]);
     // Of these nothing is seen in what comes out.
-    let release = |out: &Path, umask: &str, zone: &str, scratch: &Path, sboms: &Path| {
+    let release = |out: &Path, umask: &str, zone: &str, scratch: &Path, parts: Option<&Path>| {
         let mut release = Command::new("sh");
         release.args(["-c", "umask $0 && exec \"$@\"", umask]).arg(repository().join("dist/release.sh"));
         release.arg(repository().join("target/pages")).arg(out);
         release.arg(format!("amd64={triple}={}", tested_program().display()));
-        release.env("TZ", zone).env("COSIGN_KEY", &secret).env("TMPDIR", scratch).env("SBOM", sboms);
-        release.current_dir("/");
+        release.env("TZ", zone).env("COSIGN_KEY", &secret).env("TMPDIR", scratch).current_dir("/");
+        if let Some(parts) = parts {
+            // Without the compiler.
+            release.env("PARTS", parts).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        }
         text(&release.output().unwrap());
     };
-    release(&out, "022", "Asia/Tokyo", &own.0.join("tmp"), Path::new(""));
-    // Another file system, whose directories have other sizes; and SBOMs that are there, as where a release is signed.
+    release(&out, "022", "Asia/Tokyo", &own.0.join("tmp"), None);
+    let parts = own.0.join("parts");
+    let made = format!(
+        "mkdir {0} && cp {1}/*.cdx.json {0}/ && tar -xzOf {1}/smolet_*_linux_amd64.tar.gz --wildcards '*/copyright' >{0}/amd64.copyright",
+        parts.display(),
+        out.display()
+    );
+    run(&["sh", "-c", &made]);
+    // Another file system, whose directories have other sizes; and of parts that are there, as where a release is signed.
     let (again, scratch) =
         (own.0.join("again"), Path::new("/dev/shm").join(format!("smolet-release-{}", std::process::id())));
     fs::create_dir(&scratch).unwrap();
-    release(&again, "077", "America/Lima", &scratch, &out);
+    release(&again, "077", "America/Lima", &scratch, Some(&parts));
     fs::remove_dir(&scratch).expect("nothing is left there");
     for entry in fs::read_dir(&out).unwrap() {
         let name = entry.unwrap().file_name();
