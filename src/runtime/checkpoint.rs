@@ -31,8 +31,8 @@ use super::status;
 use crate::cri::{RuntimeError, RuntimeResult};
 use crate::filesystem::{Filesystem, read_start};
 use crate::limits::{
-    CHECKPOINT_DISK_FREE_MIN, CHECKPOINT_TIME, CRIU_LOG_BYTES_MAX, KIB, PROGRAM_ERROR_BYTES_MAX,
-    SHOWN_SPEC_BYTES_MAX,
+    CHECKPOINT_DISK_FREE_MIN, CHECKPOINT_SWEEP_PERIOD, CHECKPOINT_TIME, CRIU_LOG_BYTES_MAX, KIB,
+    PROGRAM_ERROR_BYTES_MAX, SHOWN_SPEC_BYTES_MAX,
 };
 use crate::model::Wall;
 use crate::monitor;
@@ -75,9 +75,12 @@ fn archive(settings: &Settings) -> PathBuf {
     settings.root_dir.join("checkpoint.tar")
 }
 
-/// Removes what an agent that was killed has left. A CRIU that outlived it cannot go on then, and undoes what it did. Blocking.
-pub(super) fn sweep(settings: &Settings) {
+/// Removes what an agent that was killed has left, and says whether there was something. A CRIU that outlived it cannot go on then, and
+/// undoes what it did. Blocking.
+pub(super) fn sweep(settings: &Settings) -> bool {
+    let mut found = false;
     for path in [dir(settings), archive(settings)] {
+        found |= path.symlink_metadata().is_ok();
         if let Err(error) = remove(&path) {
             log::warn!(
                 "checkpoint: {} cannot be removed: {error}; the next checkpoint or start tries again",
@@ -85,6 +88,25 @@ pub(super) fn sweep(settings: &Settings) {
             );
         }
     }
+    found
+}
+
+/// Where an agent was killed, its programs may have outlived it: runc makes its directory, and `tar` its archive, after that agent's end and
+/// this one's beginning. Removes them too, until nothing comes any more.
+pub(super) fn sweep_later(containers: &Rc<Containers>) -> smol::Task<()> {
+    let of_task = containers.clone();
+    let sweep_again = async move {
+        let context = &of_task.context;
+        loop {
+            context.clock.sleep(CHECKPOINT_SWEEP_PERIOD).await;
+            let _turn = of_task.turn_of_checkpoint().await;
+            let settings = context.settings.clone();
+            if !context.blocking(move || sweep(&settings)).await {
+                break;
+            }
+        }
+    };
+    containers.context.task("rest of a checkpoint", sweep_again)
 }
 
 fn remove(path: &Path) -> io::Result<()> {

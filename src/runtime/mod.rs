@@ -90,8 +90,8 @@ pub struct Embedded {
     sandboxes: Rc<Sandboxes>,
     containers: Rc<Containers>,
     execs: Rc<Execs>,
-    /// Ends with the last clone.
-    _ends: Rc<smol::Task<()>>,
+    /// They end with the last clone.
+    _tasks: Rc<[Option<smol::Task<()>>; 2]>,
 }
 
 #[allow(clippy::unused_async, reason = "every call of the CRI is awaited, whatever it does")]
@@ -115,19 +115,26 @@ impl Embedded {
         let context = Rc::new(Context::new(settings, blocking, clock, executor, (node, features)));
         let settings = context.settings.clone();
         let begin = move || {
-            checkpoint::sweep(&settings);
-            read_bounded(&settings.pod_cidr(), KEPT_POD_CIDR_BYTES_MAX).unwrap_or_default()
+            let was_cut = checkpoint::sweep(&settings);
+            (was_cut, read_bounded(&settings.pod_cidr(), KEPT_POD_CIDR_BYTES_MAX).unwrap_or_default())
         };
-        let kept = context.blocking(begin).await;
+        let (was_cut, kept) = context.blocking(begin).await;
         *context.pod_cidr.borrow_mut() = String::from_utf8(kept).unwrap_or_default();
         Box::pin(makers::end_commands(&context)).await;
         let sandboxes = Box::pin(Sandboxes::open(context.clone())).await?;
         let containers = Containers::new(context.clone(), images);
         let containers = containers.map_err(|error| container_calls::no_inotify(&error))?;
-        let ends = Rc::new(container_calls::follow_ends(&containers, &sandboxes));
+        let ends = container_calls::follow_ends(&containers, &sandboxes);
         Box::pin(recovery::recover(&containers, &sandboxes)).await?;
         sandboxes.collect_garbage_later();
-        Ok(Self { context, sandboxes, containers, execs: Rc::default(), _ends: ends })
+        let swept = was_cut.then(|| checkpoint::sweep_later(&containers));
+        Ok(Self {
+            context,
+            sandboxes,
+            containers,
+            execs: Rc::default(),
+            _tasks: Rc::new([Some(ends), swept]),
+        })
     }
 
     /// `RunPodSandbox`.

@@ -115,7 +115,8 @@ fn a_container_is_in_an_archive_and_runs_on() {
 /// Nothing of a checkpoint is beside the runtime's records, and its container runs: it answers, and its log grows.
 async fn assert_untouched(machine: &Machine, runtime: &smolet::runtime::Embedded, id: &str) {
     let left = |name: &str| machine.root.join("state").join(name).exists();
-    assert!(!left("checkpoint") && !left("checkpoint.tar"));
+    // What outlived a killed agent may still have begun.
+    until("nothing of it", async || !left("checkpoint") && !left("checkpoint.tar")).await;
     let status = container_of(runtime, id).await;
     assert_eq!((status.state(), status.exit_code), (cri::ContainerState::ContainerRunning, 0));
     assert_eq!(exec(runtime, id, "echo here").await.unwrap().stdout, b"here\n");
@@ -176,6 +177,23 @@ fn criu_of(machine: &Machine) -> Vec<Pid> {
             || (line.contains("checkpoint") && line.contains(&root) && name == b"runc\n")
     };
     pids.filter(is_criu).collect()
+}
+
+#[test]
+fn what_a_killed_agents_programs_make_later_is_removed_too() {
+    let machine = Machine::new();
+    let rest = machine.root.join("state/checkpoint");
+    std::fs::create_dir_all(&rest).unwrap();
+    machine.run(async {
+        let _runtime = machine.open().await;
+        assert!(!rest.exists());
+        // runc and tar have just begun.
+        let archive = rest.with_extension("tar");
+        std::fs::create_dir_all(rest.join("checkpoint")).unwrap();
+        std::fs::write(&archive, "part of one").unwrap();
+        until("nothing of it", async || !rest.exists() && !archive.exists()).await;
+    });
+    machine.assert_clean();
 }
 
 #[test]
