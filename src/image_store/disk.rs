@@ -18,8 +18,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use minicbor::bytes::ByteVec;
-
 use super::digest::Digest;
 use super::error::{ImageStoreError, ImageStoreResult};
 use super::layer::{FILES, RECORD, RESTART, directory, read_point};
@@ -248,17 +246,14 @@ impl Disk {
         on_it.map(|(name, _)| name.clone()).filter(|name| self.is_mounted(name)).collect()
     }
 
-    /// The directories that a layer in the store does not describe.
+    /// The record of a layer in the store, with the directories that it does not describe.
     ///
     /// # Errors
-    /// Its record cannot be read.
-    pub(super) fn implicit_of(&self, diff_id: Digest) -> ImageStoreResult<Vec<ByteVec>> {
+    /// It cannot be read.
+    pub(super) fn layer_record(&self, diff_id: Digest) -> io::Result<Layer> {
         match self.read_layer(diff_id) {
-            Read::Whole(layer) => Ok(layer.implicit),
-            Read::Absent | Read::Unread(_) => Err(ImageStoreError::io(
-                format!("the record of layer {diff_id}"),
-                io::Error::from(io::ErrorKind::InvalidData),
-            )),
+            Read::Whole(layer) => Ok(layer),
+            Read::Absent | Read::Unread(_) => Err(io::ErrorKind::InvalidData.into()),
         }
     }
 

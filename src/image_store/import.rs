@@ -78,8 +78,8 @@ impl ImageStore {
         let lease = self.lease();
         let imported = self.import_images(&archive, &lease, path, is_wanted, stored).await;
         drop(lease);
-        if imported.is_err() {
-            self.end_failed().await;
+        if imported.as_ref().is_err_and(ImageStoreError::is_no_space) {
+            self.make_space().await;
         }
         imported
     }
@@ -164,11 +164,7 @@ impl ImageStore {
             layer
         });
         let failed = |error| ImageStoreError::io(format!("importing layer {}", source.digest), error);
-        let unpacked = unpacked.await.map_err(failed)?;
-        if unpacked.as_ref().is_err_and(ImageStoreError::is_no_space) {
-            self.make_space().await;
-        }
-        unpacked.map(drop)
+        unpacked.await.map_err(failed)?.map(drop)
     }
 }
 

@@ -6,6 +6,8 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
+use rustix::io::Errno;
+
 use super::decompress::{Decoder, GZIP, MAGIC_BYTES, ZSTD};
 use crate::image::import::Inflated;
 use crate::limits::{
@@ -71,7 +73,8 @@ pub fn inflate(archive: &File, spool: &Path, has_window: bool) -> Result<Inflate
 fn has_space(out: &File) -> io::Result<()> {
     let disk = rustix::fs::fstatvfs(out)?;
     if disk.f_bavail.saturating_mul(disk.f_frsize) < LAYER_DISK_FREE_MIN {
-        return Err(io::ErrorKind::StorageFull.into());
+        // In the words by which an import is tried again.
+        return Err(Errno::NOSPC.into());
     }
     Ok(())
 }

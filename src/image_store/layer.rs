@@ -95,14 +95,7 @@ impl Ingest {
             return Ok(resumed);
         }
         let failed = |error: io::Error| ImageStoreError::io(format!("making {}", dir.display()), error);
-        disk.set_aside(&dir).map_err(failed)?;
-        let files = dir.join(FILES);
-        for (path, mode) in [(&dir, 0o700), (&files, 0o755)] {
-            mkdirat(CWD, path, Mode::from(mode)).map_err(|error| failed(error.into()))?;
-        }
-        let root = directory(&files).map_err(failed)?;
-        futimens(&root, &EPOCH).map_err(|error| failed(error.into()))?;
-        let tree = Tree::new(root, form);
+        let tree = Tree::new(begin(disk, &dir).map_err(failed)?, form);
         Ok(Self::new(dir, source, tree))
     }
 
@@ -379,24 +372,7 @@ impl Ingest {
             implicit,
             form: self.tree.form_of_whole(),
         };
-        replace(&self.dir.join(RECORD), &self.dir.join("layer.new"), &record::to_bytes(&layer))
-            .map_err(failed)?;
-        for file in [RESTART, "clock"] {
-            let _ = std::fs::remove_file(self.dir.join(file));
-        }
-        syncfs(self.tree.root()).map_err(|error| failed(error.into()))?;
-        let to = disk.layer(wanted.diff_id);
-        match rename_new(&self.dir, &to) {
-            // The store does not know it: it may be damaged, and this one is not.
-            Err(error) if matches!(error.raw_os_error(), Some(EXIST | NOT_EMPTY)) => {
-                disk.set_aside(&to).and_then(|()| rename_new(&self.dir, &to))
-            }
-            renamed => renamed,
-        }
-        .map_err(failed)?;
-        for above in [to.parent(), self.dir.parent()].into_iter().flatten() {
-            directory(above).and_then(|above| Ok(rustix::fs::fsync(&above)?)).map_err(failed)?;
-        }
+        put(disk, &self.dir, &layer, self.tree.root()).map_err(failed)?;
         Ok(layer)
     }
 
@@ -418,6 +394,39 @@ impl Ingest {
 
 const EXIST: i32 = Errno::EXIST.raw_os_error();
 const NOT_EMPTY: i32 = Errno::NOTEMPTY.raw_os_error();
+
+/// Makes the directory of a layer that arrives, and returns that of its files.
+pub(super) fn begin(disk: &Disk, dir: &Path) -> io::Result<OwnedFd> {
+    disk.set_aside(dir)?;
+    let files = dir.join(FILES);
+    for (path, mode) in [(dir, 0o700), (&files, 0o755)] {
+        mkdirat(CWD, path, Mode::from(mode))?;
+    }
+    let root = directory(&files)?;
+    futimens(&root, &EPOCH)?;
+    Ok(root)
+}
+
+/// Puts a whole layer into the store, on the disk when this returns.
+pub(super) fn put(disk: &Disk, dir: &Path, layer: &Layer, root: &OwnedFd) -> io::Result<()> {
+    replace(&dir.join(RECORD), &dir.join("layer.new"), &record::to_bytes(layer))?;
+    for file in [RESTART, "clock"] {
+        let _ = std::fs::remove_file(dir.join(file));
+    }
+    syncfs(root)?;
+    let to = disk.layer(layer.diff_id);
+    match rename_new(dir, &to) {
+        // The store does not know it: it may be damaged, and this one is not.
+        Err(error) if matches!(error.raw_os_error(), Some(EXIST | NOT_EMPTY)) => {
+            disk.set_aside(&to).and_then(|()| rename_new(dir, &to))
+        }
+        renamed => renamed,
+    }?;
+    for above in [to.parent(), dir.parent()].into_iter().flatten() {
+        rustix::fs::fsync(&directory(above)?)?;
+    }
+    Ok(())
+}
 
 /// Renames a directory to a name that is free.
 fn rename_new(from: &Path, to: &Path) -> io::Result<()> {

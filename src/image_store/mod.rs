@@ -16,6 +16,7 @@ mod decompress;
 mod digest;
 mod disk;
 mod error;
+mod implicit;
 mod import;
 pub mod inflate;
 mod layer;
@@ -75,7 +76,7 @@ struct Inner {
     blocking: Rc<Blocking>,
     snapshotter: Snapshotter,
     state: Shared<State>,
-    /// Held while records are changed.
+    /// Held while records are changed, and while a layer is removed.
     turn: Arc<AsyncMutex<()>>,
     /// Held while what was set aside is removed.
     removal: Arc<AsyncMutex<()>>,
@@ -104,8 +105,6 @@ struct State {
     parked: Vec<Parked>,
     /// When leftovers were looked for last.
     swept: Option<Instant>,
-    /// A pull or an import that has not ended yet found no space.
-    found_no_space: bool,
 }
 
 impl State {
@@ -190,7 +189,6 @@ impl ImageStore {
                     parked: Vec::new(),
                     released: SortedMap::default(),
                     swept: None,
-                    found_no_space: false,
                 }),
                 turn: Arc::default(),
                 removal: Arc::default(),
@@ -345,42 +343,57 @@ impl ImageStore {
         let turn = self.inner.turn.lock_arc().await;
         lease.hold(&config.layers);
         let image = self.prepare(&new, &config)?;
-        let (moved, fixed) = {
+        let layers = self.layers_of(&image);
+        let moved: Vec<StoredImage> = {
             let state = self.inner.state.borrow();
             let is_moved = |tag: &Tag| image.tags.iter().any(|ours| ours.name == tag.name);
             let others = state.found.images.iter().filter(|other| other.id != image.id);
-            let moved: Vec<StoredImage> = others
+            others
                 .filter(|other| other.tags.iter().any(is_moved))
                 .map(|other| {
                     let mut other = other.clone();
                     other.tags.retain(|tag| !is_moved(tag));
                     other
                 })
-                .collect();
-            // The first image that has a layer says what lies below it.
-            let used: SortedSet<Digest> = layers_in_use(&state.found.images, &state.found.rootfs).collect();
-            let fixed: Vec<bool> = config.layers.iter().map(|layer| !used.contains(layer)).collect();
-            (moved, fixed)
+                .collect()
         };
         let (disk, state) = (self.inner.disk.clone(), self.inner.state.clone());
-        let (blobs, written) = ((new.manifest, new.config), image.clone());
+        let blobs = (new.manifest, new.config);
         let stored = self.inner.blocking.run(move || {
             let _turn = turn;
-            copy::describe_implicit(&disk, &config.layers, &fixed)?;
+            let layers = implicit::settle(&disk, &state, &layers)
+                .map_err(|error| ImageStoreError::io("describing directories of its layers", error))?;
+            let image = StoredImage { layers, ..image };
             disk.write_blob(&blobs.0)?;
             disk.write_blob(&blobs.1)?;
-            write_image(&disk, &state, written)?;
+            write_image(&disk, &state, image.clone())?;
             // Whatever their records say for now: a tag is one image's, as it is when the store is opened.
             for other in &moved {
                 state.borrow_mut().put(other.clone());
             }
-            moved.into_iter().try_for_each(|other| write_image(&disk, &state, other))
+            moved.into_iter().try_for_each(|other| write_image(&disk, &state, other)).map(|()| image)
         });
         let stored = stored.await;
         if stored.as_ref().is_err_and(ImageStoreError::is_no_space) {
             self.make_space().await;
         }
-        stored.map(|()| image)
+        stored
+    }
+
+    /// Which of its layers others have as well.
+    fn layers_of(&self, image: &StoredImage) -> implicit::Layers {
+        let state = self.inner.state.borrow();
+        let (all, found) = (&image.layers, &state.found);
+        let of_others = found.images.iter().map(|of| &of.layers);
+        let of_others = of_others.chain(found.rootfs.values().map(|of| &of.layers));
+        let same =
+            |other: &Vec<Digest>| all.iter().zip(other).take_while(|(ours, theirs)| ours == theirs).count();
+        let settled = of_others.map(same).max().unwrap_or_default();
+        let used: SortedSet<Digest> = layers_in_use(&found.images, &found.rootfs).collect();
+        let own = |index: usize| {
+            (index >= settled && used.contains(&all[index])).then(|| implicit::own_name(&all[..=index]))
+        };
+        implicit::Layers { all: all.clone(), settled, own: (0..all.len()).map(own).collect() }
     }
 
     /// The record of an image, with its new names beside those that it has.
@@ -395,15 +408,22 @@ impl ImageStore {
             return Err(invalid(format!("it has more than {LAYERS_PER_IMAGE_MAX} layers")));
         }
         let mut state = self.inner.state.borrow_mut();
+        let (id, manifest) = (Digest::of(&new.config), Digest::of(&new.manifest));
+        let known = state.found.images.iter().find(|image| image.id == id).cloned();
+        let is_there =
+            |image: &&StoredImage| image.layers.iter().all(|layer| state.found.layers.contains_key(layer));
+        // Some of them may be its own, with other names than in its configuration.
+        let layers = known
+            .as_ref()
+            .filter(is_there)
+            .map_or_else(|| config.layers.clone(), |image| image.layers.clone());
         let mut size = (new.manifest.len() + new.config.len()) as u64;
-        for layer in &config.layers {
+        for layer in &layers {
             let there = state.found.layers.get(layer);
             size += there.ok_or_else(|| invalid(format!("layer {layer} is not in the store")))?.counts.bytes;
         }
-        let (id, manifest) = (Digest::of(&new.config), Digest::of(&new.manifest));
         let full = full_name(&new.name).map_err(invalid)?;
         let ImageName { repository, tag, .. } = ImageName::parse(&full).map_err(invalid)?;
-        let known = state.found.images.iter().find(|image| image.id == id).cloned();
         if known.is_none() && state.found.images.len() >= STORED_IMAGES_MAX {
             let why =
                 format!("{STORE_IS_FULL}: it has {STORED_IMAGES_MAX} images; remove some (smolet image rm)");
@@ -439,7 +459,7 @@ impl ImageStore {
             manifest,
             tags,
             digests,
-            layers: config.layers.clone(),
+            layers,
             size,
             user: config.user.clone(),
             pinned,

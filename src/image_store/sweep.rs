@@ -110,9 +110,11 @@ impl ImageStore {
         for layer in removable {
             // Another call removes it, or a pull has begun to write it anew. One that comes now waits until it is gone.
             let Some(only) = self.try_only(layer) else { continue };
+            // An image that is being stored may use it.
+            let turn = self.inner.turn.lock_arc().await;
             let (disk, state) = (self.inner.disk.clone(), self.inner.state.clone());
-            let removed = self.long_work(move || {
-                let _only = only;
+            let removed = self.inner.blocking.run(move || {
+                let _held = (turn, only);
                 remove_layer(&disk, &state, layer);
             });
             removed.await;
@@ -153,19 +155,10 @@ impl ImageStore {
         self.remove_leftovers(if is_short { INGEST_KEPT_SHORT } else { INGEST_KEPT }).await;
     }
 
-    /// There is no space: whatever nobody uses is removed. What the pull itself has brought follows when it [ends](Self::end_failed).
-    pub(super) async fn make_space(&self) {
-        self.inner.state.borrow_mut().found_no_space = true;
+    /// There is no space: whatever nobody uses and no lease holds is removed. A pull or an import that found none calls it once its own lease has
+    /// ended, too: what it brought would keep the disk full, and would not be enough for the next try either.
+    pub async fn make_space(&self) {
         self.remove_leftovers(Duration::ZERO).await;
-    }
-
-    /// A pull or an import has failed, and its lease has ended. Where it found no space, what it brought would keep the disk full, and
-    /// would not be enough for the next try either.
-    pub async fn end_failed(&self) {
-        let found_no_space = std::mem::take(&mut self.inner.state.borrow_mut().found_no_space);
-        if found_no_space {
-            self.remove_leftovers(Duration::ZERO).await;
-        }
     }
 
     /// Removes whole layers and parts that were not changed for that long, and the oldest parts beyond their bounds.

@@ -223,6 +223,12 @@ fn has_archive(layer: &Snapshot, archives: &[Digest]) -> bool {
     archives.iter().any(|archive| chain_id(archive) == name)
 }
 
+/// Names of those of the layers that containerd cannot unpack again. PURE.
+fn without_archive(mut layers: Vec<Snapshot>, archives: &[Digest]) -> Vec<Box<str>> {
+    layers.retain(|layer| layer.is_committed() && !has_archive(layer, archives));
+    layers.into_iter().map(|layer| layer.name).collect()
+}
+
 /// Whether somebody may have written what is in it. Where it is no container of the CRI, that is another program's (`ctr run`, nerdctl), but for
 /// what containerd was interrupted in unpacking. PURE.
 fn is_written(of: &Snapshot) -> bool {
@@ -251,9 +257,7 @@ async fn try_remove(
     }
     let archives = archives(store).await?;
     let layers: Vec<Snapshot> = doubted.iter().copied().cloned().collect();
-    let lost =
-        blocking.run(move || layers.iter().map(|layer| !has_archive(layer, &archives)).collect::<Vec<_>>());
-    let lost = lost.await;
+    let lost = blocking.run(move || without_archive(layers, &archives)).await;
     let unless_of_the_cri = |of: &&Snapshot| if is_written(of) { OnTop::Left } else { OnTop::Nothing };
     let mut on_top: Vec<OnTop> = doubted.iter().map(unless_of_the_cri).collect();
     let place = |id: &str| doubted.iter().position(|snapshot| *snapshot.name == *id);
@@ -277,12 +281,14 @@ async fn try_remove(
     runtime.list_containers(None, &mut container).await.map_err(text)?;
     let mut failure = Ok(());
     left.clear();
-    for ((snapshot, on_top), lost) in doubted.into_iter().zip(&on_top).zip(lost) {
+    for (snapshot, on_top) in doubted.into_iter().zip(&on_top) {
         let (name, is_committed) = (&snapshot.name, snapshot.is_committed());
         let done = match on_top {
-            OnTop::Nothing if is_committed && lost => {
+            _ if lost.contains(name) => {
                 Err(format!("{name}: containerd keeps no blob to unpack it from (discard_unpacked_layers)"))
             }
+            // For nothing: the layer below it stays.
+            _ if !is_committed && lost.contains(&snapshot.parent) => Ok(()),
             OnTop::Left => Err(format!("{name} is on one of them, and runs or is another agent's")),
             OnTop::Container => runtime.remove_container(&ContainerId::from(&**name)).await.map_err(text),
             // Which stops it too.
@@ -363,6 +369,8 @@ mod tests {
             );
         }
         assert!(!has_archive(&snapshot("base", "", true), &[base]), "no chain ID");
+        let container = snapshot("container", &on_base, false);
+        assert_eq!(without_archive(vec![lowest, upper, container], &[base]), [on_base.into()]);
     }
 
     #[test]

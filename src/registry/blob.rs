@@ -38,7 +38,7 @@ enum Ended {
     /// From the beginning.
     Wrong(String),
     /// The response has other bytes than those that were asked for, by its head: what has arrived stays.
-    Head(String),
+    Head { why: String, refuses_ranges: bool },
     /// Another host may have it.
     Host(RegistryError),
     /// What has come cannot be read, and was not verified yet: another host may have what the digest says.
@@ -72,7 +72,7 @@ struct Host<'a> {
     /// When it may be asked again.
     from: Option<Mono>,
     restarts: u32,
-    /// It is asked for all of the blob, and what has arrived is passed over.
+    /// It refuses ranges: it is asked for all of the blob, and what has arrived is passed over.
     whole: bool,
 }
 
@@ -121,6 +121,11 @@ pub(super) async fn fetch<S: BlobSink>(
             Err(ended) => ended,
         };
         match ended {
+            Ended::Wrong(_) | Ended::Unread(_) => sink.restart().await.map_err(|error| store(&error))?,
+            Ended::Head { refuses_ranges, .. } => host.whole |= refuses_ranges,
+            Ended::Cut { .. } | Ended::Host(_) | Ended::Sink(_) => {}
+        }
+        match ended {
             Ended::Cut { why, after } => {
                 let came = sink.offset().saturating_sub(before);
                 let has_progress = came >= REGISTRY_PROGRESS_BYTES_MIN;
@@ -141,35 +146,20 @@ pub(super) async fn fetch<S: BlobSink>(
                     hosts.insert(at.unwrap_or(hosts.len()), host);
                 }
             }
-            Ended::Wrong(why) => {
-                sink.restart().await.map_err(|error| store(&error))?;
+            Ended::Wrong(why) | Ended::Head { why, .. } => {
                 if host.restarts == REGISTRY_RESTARTS_MAX {
                     first.get_or_insert(RegistryError::Content(format!("{}: {why}", endpoint.host())));
                     continue;
                 }
-                log::warn!(
-                    "layer {} of {}: {why}; fetching it from its beginning",
-                    blob.digest,
-                    endpoint.host()
-                );
+                let (digest, offset) = (blob.digest, sink.offset());
+                log::warn!("layer {digest} of {}: {why}; fetching it from byte {offset} on", endpoint.host());
                 host.restarts += 1;
-                same = Some(host);
-            }
-            Ended::Head(why) => {
-                if host.restarts == REGISTRY_RESTARTS_MAX {
-                    first.get_or_insert(RegistryError::Content(format!("{}: {why}", endpoint.host())));
-                    continue;
-                }
-                log::debug!("layer {} of {}: {why}; asking for all of it", blob.digest, endpoint.host());
-                host.restarts += 1;
-                host.whole = true;
                 same = Some(host);
             }
             Ended::Host(error) => {
                 first.get_or_insert(error);
             }
             Ended::Unread(why) => {
-                sink.restart().await.map_err(|error| store(&error))?;
                 let why = format!("{}: {why}", endpoint.host());
                 log::warn!("layer {}: {why}; this host is not asked for it again", blob.digest);
                 first.get_or_insert(RegistryError::Content(why));
@@ -266,21 +256,22 @@ impl Source<'_> {
     /// Looks at the response's head: how many bytes of it the sink has already.
     fn begin(&self, answer: &Answer, offset: u64) -> Result<u64, Ended> {
         let size = self.blob.size;
+        let head = |why, refuses_ranges| Ended::Head { why, refuses_ranges };
         match answer.status {
-            416 => Err(Ended::Head(format!("has no bytes from {offset} on, of {size} by the manifest"))),
+            416 => Err(head(format!("has no bytes from {offset} on, of {size} by the manifest"), true)),
             206 => {
                 let range = answer.header("content-range").and_then(content_range);
                 if range.is_some_and(|(from, all)| from == offset && all.is_none_or(|all| all == size)) {
                     Ok(0)
                 } else {
-                    Err(Ended::Head(format!("answers with another range than {offset} to {size}")))
+                    Err(head(format!("answers with another range than {offset} to {size}"), true))
                 }
             }
             _ => {
                 let length = answer.header("content-length").and_then(|length| length.parse::<u64>().ok());
                 match length {
                     Some(length) if length != size => {
-                        Err(Ended::Head(format!("has {length} bytes, {size} by the manifest")))
+                        Err(head(format!("has {length} bytes, {size} by the manifest"), false))
                     }
                     Some(_) | None => Ok(offset),
                 }

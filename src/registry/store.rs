@@ -7,6 +7,7 @@ use super::sink::{BlobSink, BlobStore, PulledImage, SinkError};
 use super::{Descriptor, Hosts, LayerProgress, Platform, Progress, Pull, Pulled, RegistryResult};
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
+use crate::image::gc::is_no_space;
 use crate::image_store::{Digest, ImageStore, ImageStoreError, LayerSource, LayerWriter, Lease, NewImage};
 use crate::net::Lookups;
 use crate::proto::runtime::v1::AuthConfig;
@@ -63,8 +64,8 @@ impl Registries {
             Pull { hosts, store: &of_pull, clock, lookups, blocking, platform, progress: &running.progress };
         let pulled = pull.image(image, auth).await;
         drop(of_pull);
-        if pulled.is_err() {
-            store.end_failed().await;
+        if pulled.as_ref().is_err_and(|error| is_no_space(&error.to_string())) {
+            store.make_space().await;
         }
         pulled
     }

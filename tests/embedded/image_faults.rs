@@ -9,6 +9,9 @@ use std::process::Command;
 
 use smol::block_on;
 use smol::future::poll_once;
+use smolet::image::gc::is_no_space;
+use smolet::image::import::Inflated;
+use smolet::image_store::inflate::inflate;
 use smolet::image_store::{Digest, ImageStore, ImageStoreError, RootfsOptions};
 
 use super::images::{
@@ -198,6 +201,22 @@ fn a_pull_that_fills_the_disk_leaves_it_as_it_was() {
     // There is room for another one.
     let small = random_file(4, 8 << 20);
     pull(&store, &small, &small, &mut std::iter::empty()).unwrap();
+}
+
+/// Others need some of the disk yet; and only in these words is it tried again.
+#[test]
+fn an_archive_is_inflated_to_a_bound_of_the_disk() {
+    let folder = Folder::new("inflated");
+    sh(&folder.0, "truncate -s 64M disk && mkfs.ext4 -q disk && mkdir images && mount -o loop disk images");
+    let unpack = |megabytes: u64| {
+        sh(&folder.0, &format!("head -c {megabytes}M /dev/zero | gzip -1 >packed"));
+        let packed = fs::File::open(folder.0.join("packed")).unwrap();
+        inflate(&packed, &folder.0.join("images/spool"), true)
+    };
+    assert!(matches!(unpack(20), Ok(Inflated::File(_))));
+    // There would be room for it.
+    let error = unpack(45).unwrap_err();
+    assert!(is_no_space(&error), "{error}");
 }
 
 /// Polls so many times, and drops it.

@@ -47,14 +47,14 @@ impl Drop for Folder {
 /// An entry of a layer.
 #[derive(Clone)]
 pub(super) struct Entry<'a> {
-    name: &'a str,
-    kind: u8,
-    link: &'a str,
-    mode: u32,
-    owner: (u32, u32),
-    device: (u32, u32),
-    pax: Vec<(&'a str, &'a [u8])>,
-    data: Vec<u8>,
+    pub(super) name: &'a str,
+    pub(super) kind: u8,
+    pub(super) link: &'a str,
+    pub(super) mode: u32,
+    pub(super) owner: (u32, u32),
+    pub(super) device: (u32, u32),
+    pub(super) pax: Vec<(&'a str, &'a [u8])>,
+    pub(super) data: Vec<u8>,
 }
 
 pub(super) fn entry<'a>(name: &'a str, kind: u8, data: &[u8]) -> Entry<'a> {
@@ -801,9 +801,9 @@ fn what_containers_have_written_is_counted_apart_from_images() {
     assert_eq!(fs_info(&store), [images, (0, 0)]);
 }
 
-#[test]
-fn containers_get_copies_where_overlayfs_cannot_be_mounted() {
-    let folder = Folder::new("native");
+/// A directory whose images are where no overlay can be mounted.
+pub(super) fn without_overlays(name: &str) -> Folder {
+    let folder = Folder::new(name);
     // The upper directory of an overlay cannot be on an overlay.
     for name in ["lower", "upper", "work", "images"] {
         fs::create_dir(folder.0.join(name)).unwrap();
@@ -813,6 +813,12 @@ fn containers_get_copies_where_overlayfs_cannot_be_mounted() {
     let options = std::ffi::CString::new(options).unwrap();
     let flags = rustix::mount::MountFlags::empty();
     rustix::mount::mount("overlay", folder.0.join("images"), "overlay", flags, Some(&*options)).unwrap();
+    folder
+}
+
+#[test]
+fn containers_get_copies_where_overlayfs_cannot_be_mounted() {
+    let folder = without_overlays("native");
     let store = folder.store();
     assert_eq!(store.snapshotter(), Snapshotter::Native);
     let makes_copies = |store: &ImageStore| images_of(store).makes_copies();

@@ -20,6 +20,7 @@ mod network_policy;
 mod recovery;
 mod registry;
 mod sandbox;
+mod shared_layers;
 mod shown;
 mod spec;
 mod spec_containerd;
