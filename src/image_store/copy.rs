@@ -1,7 +1,5 @@
 //! Copies of layers, where overlayfs cannot be mounted, and changes of owners for pods with user namespaces. I/O, blocking.
 //!
-//! A layer that other images have as well is linked, to have directories of its own (`super::implicit`).
-//!
 //! Layers are trees of their own making (`super::unpack`), at most `limits::LAYER_DEPTH_MAX` deep; the copies are made before a container
 //! sees them. Whiteouts and opaque directories are applied, holes stay holes, and files are cloned where the file system can.
 
@@ -83,35 +81,21 @@ struct Level {
 /// First names of files that have several, below the root of the copy.
 type Links = SortedMap<u64, CString>;
 
-/// What becomes of a tree.
-#[derive(Clone, Copy)]
-struct Way<'a> {
-    /// Owners.
-    shift: &'a Shift,
-    /// It is the same tree once more: directories are made, and files get a further name. Marks and whiteouts are files as others;
-    /// otherwise they are applied to what is there.
-    is_linked: bool,
-}
-
-impl<'a> Way<'a> {
-    fn copied(shift: &'a Shift) -> Self {
-        Self { shift, is_linked: false }
-    }
-}
-
 /// Copies a layer over what is there.
 pub(super) fn copy_layer(from: &Path, to: &Path, shift: &Shift) -> io::Result<()> {
-    copy_over(directory(from)?, &directory(to)?, Way::copied(shift))
+    copy_over(directory(from)?, &directory(to)?, shift)
 }
 
 /// Copies a directory, owners as they are.
 pub(super) fn copy_tree(from: OwnedFd, to: &Path) -> io::Result<()> {
-    copy_over(from, &directory(to)?, Way::copied(&Shift::default()))
+    copy_over(from, &directory(to)?, &Shift::default())
 }
 
-/// Makes a layer once more in an empty directory: its directories are its own, its files are the same.
-pub(super) fn link_layer(from: &Path, to: &Path) -> io::Result<()> {
-    copy_over(directory(from)?, &directory(to)?, Way { shift: &Shift::default(), is_linked: true })
+/// Gives a directory the owner, mode, attributes and times of another one.
+pub(super) fn describe_as(from: &OwnedFd, to: &OwnedFd) -> io::Result<()> {
+    let there = fstat(from)?;
+    describe((from, c"."), (to, c"."), &there, &Shift::default())?;
+    Ok(futimens(to, &times_of(&there))?)
 }
 
 /// Gives a directory the attributes of another one, without its content.
@@ -119,10 +103,10 @@ pub(super) fn copy_root(from: &Path, to: &Path) -> io::Result<()> {
     describe_as(&directory(from)?, &directory(to)?)
 }
 
-fn copy_over(from: OwnedFd, root: &OwnedFd, way: Way<'_>) -> io::Result<()> {
+fn copy_over(from: OwnedFd, root: &OwnedFd, shift: &Shift) -> io::Result<()> {
     let to = openat(root, c".", DIRECTORY, Mode::empty())?;
     let there = fstat(&from)?;
-    describe((&from, c"."), (&to, c"."), &there, way)?;
+    describe((&from, c"."), (&to, c"."), &there, shift)?;
     let mut links = Links::default();
     let (entries, times) = (Dir::read_from(&from)?, times_of(&there));
     let mut levels = vec![Level { from, to, entries, path: Vec::new(), times }];
@@ -141,27 +125,16 @@ fn copy_over(from: OwnedFd, root: &OwnedFd, way: Way<'_>) -> io::Result<()> {
         let path = [&level.path, name.to_bytes()].concat();
         if FileType::from_raw_mode(there.st_mode).is_dir() {
             let from = openat(&level.from, name, DIRECTORY, Mode::empty())?;
-            let to = copy_directory(level, name, &there, way)?;
+            let to = copy_directory(level, name, &there, shift)?;
             let (entries, times) = (Dir::read_from(&from)?, times_of(&there));
             if levels.len() > LAYER_DEPTH_MAX {
                 return Err(io::Error::other("a layer is too deep"));
             }
             levels.push(Level { from, to, entries, path: [&path, &b"/"[..]].concat(), times });
         } else {
-            if way.is_linked {
-                match linkat(&level.from, name, &level.to, name, AtFlags::empty()) {
-                    // It has as many names as the file system allows.
-                    Err(Errno::MLINK) => {}
-                    linked => {
-                        linked?;
-                        continue;
-                    }
-                }
-            } else {
-                remove_at(&level.to, name)?;
-                if is_whiteout(&level.from, name, &there) {
-                    continue;
-                }
+            remove_at(&level.to, name)?;
+            if is_whiteout(&level.from, name, &there) {
+                continue;
             }
             if there.st_nlink > 1
                 && let Some(first) = links.get(&there.st_ino)
@@ -169,7 +142,7 @@ fn copy_over(from: OwnedFd, root: &OwnedFd, way: Way<'_>) -> io::Result<()> {
                 linkat(root, &**first, &level.to, name, AtFlags::empty())?;
                 continue;
             }
-            copy_file(level, name, &there, way)?;
+            copy_file(level, name, &there, shift)?;
             if there.st_nlink > 1 && links.len() < COPY_LINKS_MAX {
                 links.insert(there.st_ino, CString::new(path)?);
             }
@@ -179,7 +152,7 @@ fn copy_over(from: OwnedFd, root: &OwnedFd, way: Way<'_>) -> io::Result<()> {
 }
 
 /// Makes the directory, or takes the one that a layer below has, unless this one hides it.
-fn copy_directory(level: &Level, name: &CStr, there: &Stat, way: Way<'_>) -> io::Result<OwnedFd> {
+fn copy_directory(level: &Level, name: &CStr, there: &Stat, shift: &Shift) -> io::Result<OwnedFd> {
     let is_there = statat(&level.to, name, AtFlags::SYMLINK_NOFOLLOW);
     let is_dir = is_there.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode).is_dir());
     let is_opaque = [Snapshotter::Overlay, Snapshotter::Native]
@@ -189,11 +162,11 @@ fn copy_directory(level: &Level, name: &CStr, there: &Stat, way: Way<'_>) -> io:
         remove_at(&level.to, name)?;
         mkdirat(&level.to, name, Mode::from(0o700))?;
     }
-    describe((&level.from, name), (&level.to, name), there, way)?;
+    describe((&level.from, name), (&level.to, name), there, shift)?;
     Ok(openat(&level.to, name, DIRECTORY, Mode::empty())?)
 }
 
-fn copy_file(level: &Level, name: &CStr, there: &Stat, way: Way<'_>) -> io::Result<()> {
+fn copy_file(level: &Level, name: &CStr, there: &Stat, shift: &Shift) -> io::Result<()> {
     match FileType::from_raw_mode(there.st_mode) {
         FileType::RegularFile => {
             let read = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -208,7 +181,7 @@ fn copy_file(level: &Level, name: &CStr, there: &Stat, way: Way<'_>) -> io::Resu
         }
         kind => mknodat(&level.to, name, kind, Mode::from(0o600), there.st_rdev)?,
     }
-    describe((&level.from, name), (&level.to, name), there, way)?;
+    describe((&level.from, name), (&level.to, name), there, shift)?;
     Ok(utimensat(&level.to, name, &times_of(there), AtFlags::SYMLINK_NOFOLLOW)?)
 }
 
@@ -267,27 +240,32 @@ fn describe(
     (from, source): (&OwnedFd, &CStr),
     (to, name): (&OwnedFd, &CStr),
     there: &Stat,
-    way: Way<'_>,
+    shift: &Shift,
 ) -> io::Result<()> {
-    let (uid, gid) = way.shift.of(there.st_uid, there.st_gid);
+    let (uid, gid) = shift.of(there.st_uid, there.st_gid);
     chownat(to, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
     if FileType::from_raw_mode(there.st_mode) != FileType::Symlink {
         chmodat(to, name, Mode::from_raw_mode(there.st_mode), AtFlags::empty())?;
     }
+    copy_xattrs((from, source), (to, name), shift)
+}
+
+fn copy_xattrs(
+    (from, source): (&OwnedFd, &CStr),
+    (to, name): (&OwnedFd, &CStr),
+    shift: &Shift,
+) -> io::Result<()> {
     let to = through(to, name);
     each_xattr(&through(from, source), &mut |name, value| {
-        if name == b"security.selinux" || !way.is_linked && name.starts_with(b"trusted.") {
-            return Ok(());
-        }
         let is_capability = name == CAPABILITY.as_bytes();
-        set_xattr(&to, name, &if is_capability { way.shift.capability(value) } else { value.into() })
+        set_xattr(&to, name, &if is_capability { shift.capability(value) } else { value.into() })
     })
 }
 
 /// Takes the name and the value of an extended attribute.
 type TakeXattr<'a> = dyn FnMut(&[u8], &[u8]) -> io::Result<()> + 'a;
 
-/// Calls it with each of the extended attributes.
+/// Calls it with each of the extended attributes that are an image's: not with the store's own marks and labels.
 pub(super) fn each_xattr(path: &Path, take: &mut TakeXattr<'_>) -> io::Result<()> {
     let mut names = vec![0_u8; LAYER_XATTR_BYTES_MAX];
     let length = match llistxattr(path, &mut names[..]) {
@@ -300,6 +278,9 @@ pub(super) fn each_xattr(path: &Path, take: &mut TakeXattr<'_>) -> io::Result<()
     }
     let mut value = vec![0_u8; LAYER_XATTR_BYTES_MAX];
     for xattr in names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+        if xattr.starts_with(b"trusted.") || xattr == b"security.selinux" {
+            continue;
+        }
         let size = lgetxattr(path, xattr, &mut value[..])?;
         take(xattr, &value[..size])?;
     }
@@ -320,13 +301,6 @@ fn remove_at(dir: &OwnedFd, name: &CStr) -> io::Result<()> {
         Err(Errno::ISDIR | Errno::PERM) => tree::remove(&through(dir, name), || true).map(drop),
         Err(error) => Err(error.into()),
     }
-}
-
-/// Gives a directory the owner, mode, attributes and times of another one.
-pub(super) fn describe_as(from: &OwnedFd, to: &OwnedFd) -> io::Result<()> {
-    let there = fstat(from)?;
-    describe((from, c"."), (to, c"."), &there, Way::copied(&Shift::default()))?;
-    Ok(futimens(to, &times_of(&there))?)
 }
 
 /// Gives everything in a root file system that no container has seen yet to the users of a user namespace.

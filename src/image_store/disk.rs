@@ -4,7 +4,7 @@
 //!     blobs/sha256/HEX     manifests and configurations
 //!     layers/DIFF_ID/      fs (the files), layer (the record)
 //!     records/ID           an image: names, layers, labels; written last, after everything that it names is on the disk
-//!     ingest/DIFF_ID/      layers that arrive
+//!     ingest/DIFF_ID/      layers that arrive; own-NAME: one of directories, while it is made
 //!     rootfs/CONTAINER/    record, upper, work, merged
 //!     empty/               a layer without files
 //!     removed/             layers, whole ones and parts, on their way out: a removal that ends in its midst leaves no half of one

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Owns the directory below `images` (`disk`). Layers are content-addressed by the digest of their archive and kept unpacked only: no
-//! compressed layer is written. `tar`, `sparse`, `decompress`, `record`, `digest`, `name` are PURE; `unpack`, `layer`, `disk`, `rootfs`
-//! and `copy` do blocking I/O, on threads of `blocking`. State in memory is a copy of the records; it changes with the disk, on the same
+//! compressed layer is written; but for those that the store makes of directories (`implicit`). `tar`, `sparse`, `decompress`, `record`, `digest`, `name` are PURE; `unpack`, `layer`, `disk`, `rootfs`,
+//! `copy` and `implicit` do blocking I/O, on threads of `blocking`. State in memory is a copy of the records; it changes with the disk, on the same
 //! thread, so that a call which is dropped has happened in both or in neither.
 
 mod copy;
@@ -343,26 +343,30 @@ impl ImageStore {
         let turn = self.inner.turn.lock_arc().await;
         lease.hold(&config.layers);
         let image = self.prepare(&new, &config)?;
-        let layers = self.layers_of(&image);
-        let moved: Vec<StoredImage> = {
+        let (moved, layers) = {
             let state = self.inner.state.borrow();
             let is_moved = |tag: &Tag| image.tags.iter().any(|ours| ours.name == tag.name);
             let others = state.found.images.iter().filter(|other| other.id != image.id);
-            others
+            let moved: Vec<StoredImage> = others
                 .filter(|other| other.tags.iter().any(is_moved))
                 .map(|other| {
                     let mut other = other.clone();
                     other.tags.retain(|tag| !is_moved(tag));
                     other
                 })
-                .collect()
+                .collect();
+            let used: SortedSet<Digest> = layers_in_use(&state.found.images, &state.found.rootfs).collect();
+            let layers: Vec<(Digest, bool)> =
+                config.layers.iter().map(|layer| (*layer, used.contains(layer))).collect();
+            (moved, layers)
         };
         let (disk, state) = (self.inner.disk.clone(), self.inner.state.clone());
         let blobs = (new.manifest, new.config);
         let stored = self.inner.blocking.run(move || {
             let _turn = turn;
-            let layers = implicit::settle(&disk, &state, &layers)
-                .map_err(|error| ImageStoreError::io("describing directories of its layers", error))?;
+            let failed =
+                |error| ImageStoreError::io(format!("describing directories of image {}", image.id), error);
+            let layers = implicit::describe(&disk, &state, &layers).map_err(failed)?;
             let image = StoredImage { layers, ..image };
             disk.write_blob(&blobs.0)?;
             disk.write_blob(&blobs.1)?;
@@ -380,22 +384,6 @@ impl ImageStore {
         stored
     }
 
-    /// Which of its layers others have as well.
-    fn layers_of(&self, image: &StoredImage) -> implicit::Layers {
-        let state = self.inner.state.borrow();
-        let (all, found) = (&image.layers, &state.found);
-        let of_others = found.images.iter().map(|of| &of.layers);
-        let of_others = of_others.chain(found.rootfs.values().map(|of| &of.layers));
-        let same =
-            |other: &Vec<Digest>| all.iter().zip(other).take_while(|(ours, theirs)| ours == theirs).count();
-        let settled = of_others.map(same).max().unwrap_or_default();
-        let used: SortedSet<Digest> = layers_in_use(&found.images, &found.rootfs).collect();
-        let own = |index: usize| {
-            (index >= settled && used.contains(&all[index])).then(|| implicit::own_name(&all[..=index]))
-        };
-        implicit::Layers { all: all.clone(), settled, own: (0..all.len()).map(own).collect() }
-    }
-
     /// The record of an image, with its new names beside those that it has.
     fn prepare(&self, new: &NewImage, config: &name::Config) -> ImageStoreResult<StoredImage> {
         let invalid = |reason: String| ImageStoreError::invalid(format!("image {}", new.name), reason);
@@ -408,22 +396,15 @@ impl ImageStore {
             return Err(invalid(format!("it has more than {LAYERS_PER_IMAGE_MAX} layers")));
         }
         let mut state = self.inner.state.borrow_mut();
-        let (id, manifest) = (Digest::of(&new.config), Digest::of(&new.manifest));
-        let known = state.found.images.iter().find(|image| image.id == id).cloned();
-        let is_there =
-            |image: &&StoredImage| image.layers.iter().all(|layer| state.found.layers.contains_key(layer));
-        // Some of them may be its own, with other names than in its configuration.
-        let layers = known
-            .as_ref()
-            .filter(is_there)
-            .map_or_else(|| config.layers.clone(), |image| image.layers.clone());
         let mut size = (new.manifest.len() + new.config.len()) as u64;
-        for layer in &layers {
+        for layer in &config.layers {
             let there = state.found.layers.get(layer);
             size += there.ok_or_else(|| invalid(format!("layer {layer} is not in the store")))?.counts.bytes;
         }
+        let (id, manifest) = (Digest::of(&new.config), Digest::of(&new.manifest));
         let full = full_name(&new.name).map_err(invalid)?;
         let ImageName { repository, tag, .. } = ImageName::parse(&full).map_err(invalid)?;
+        let known = state.found.images.iter().find(|image| image.id == id).cloned();
         if known.is_none() && state.found.images.len() >= STORED_IMAGES_MAX {
             let why =
                 format!("{STORE_IS_FULL}: it has {STORED_IMAGES_MAX} images; remove some (smolet image rm)");
@@ -459,7 +440,7 @@ impl ImageStore {
             manifest,
             tags,
             digests,
-            layers,
+            layers: config.layers.clone(),
             size,
             user: config.user.clone(),
             pinned,

@@ -62,7 +62,7 @@ fn sum(body: &[u8]) -> [u8; SUM_BYTES] {
 /// A layer in the store.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Layer {
-    /// Digest of its archive, uncompressed.
+    /// Digest of its archive, uncompressed; its name if the store made it (`super::implicit`).
     #[n(0)]
     pub diff_id: Digest,
     /// What it takes.

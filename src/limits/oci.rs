@@ -36,8 +36,10 @@ pub const DEVICE_ENTRIES_MAX: usize = 65536;
 pub const APPARMOR_PROFILES_BYTES_MAX: usize = 256 << 10;
 /// How long a client waits for a checkpoint where it says nothing else, and at most. Expired: it is told so, and the checkpoint goes on.
 pub const CHECKPOINT_TIME: Duration = Duration::from_mins(4);
-/// How often the rest of a checkpoint whose agent was killed is looked for, until there is none.
+/// How long after a start, and between two looks, the rest of a checkpoint whose agent was killed is looked for.
 pub const CHECKPOINT_SWEEP_PERIOD: Duration = Duration::from_secs(5);
+/// How often it is. Later: the next checkpoint or start removes it.
+pub const CHECKPOINT_SWEEPS: usize = 12;
 /// Bytes of CRIU's log in which its error is looked for. Full: an error beyond them is not shown.
 pub const CRIU_LOG_BYTES_MAX: usize = 1 << 20;
 /// Bytes that a disk keeps free when a checkpoint is written to it. Less: it is refused.

@@ -223,10 +223,12 @@ fn has_archive(layer: &Snapshot, archives: &[Digest]) -> bool {
     archives.iter().any(|archive| chain_id(archive) == name)
 }
 
-/// Names of those of the layers that containerd cannot unpack again. PURE.
+/// Names of those of the layers that containerd cannot unpack again, sorted. PURE.
 fn without_archive(mut layers: Vec<Snapshot>, archives: &[Digest]) -> Vec<Box<str>> {
     layers.retain(|layer| layer.is_committed() && !has_archive(layer, archives));
-    layers.into_iter().map(|layer| layer.name).collect()
+    let mut names: Vec<Box<str>> = layers.into_iter().map(|layer| layer.name).collect();
+    names.sort_unstable();
+    names
 }
 
 /// Whether somebody may have written what is in it. Where it is no container of the CRI, that is another program's (`ctr run`, nerdctl), but for
@@ -284,11 +286,11 @@ async fn try_remove(
     for (snapshot, on_top) in doubted.into_iter().zip(&on_top) {
         let (name, is_committed) = (&snapshot.name, snapshot.is_committed());
         let done = match on_top {
-            _ if lost.contains(name) => {
+            _ if lost.binary_search(name).is_ok() => {
                 Err(format!("{name}: containerd keeps no blob to unpack it from (discard_unpacked_layers)"))
             }
             // For nothing: the layer below it stays.
-            _ if !is_committed && lost.contains(&snapshot.parent) => Ok(()),
+            _ if !is_committed && lost.binary_search(&snapshot.parent).is_ok() => Ok(()),
             OnTop::Left => Err(format!("{name} is on one of them, and runs or is another agent's")),
             OnTop::Container => runtime.remove_container(&ContainerId::from(&**name)).await.map_err(text),
             // Which stops it too.

@@ -6,7 +6,8 @@
 //!                            ├► 404, 401, a long Retry-After ...   this host is not asked for the blob again
 //!                            ├► bytes that the sink cannot read    nor here: a mirror's damaged copy, or a page that says so
 //!                            ├► taken late by the sink             the connection is closed meanwhile; then the same host again
-//!                            ├► 416, another size, range or digest    from the beginning, REGISTRY_RESTARTS_MAX times
+//!                            ├► another digest                     from the beginning, REGISTRY_RESTARTS_MAX times
+//!                            ├► 416, another size or range         at the offset, as often; the host knows no Range then, but for the size
 //!                            ├► cut after bytes came               the same host again, after the first wait
 //!                            └► cut, stalled, refused, 429, 5xx    the next host at once; a host again after a wait that grows
 //!                                                                  until a byte arrives, REGISTRY_TRIES_MAX times

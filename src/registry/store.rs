@@ -4,7 +4,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::sink::{BlobSink, BlobStore, PulledImage, SinkError};
-use super::{Descriptor, Hosts, LayerProgress, Platform, Progress, Pull, Pulled, RegistryResult};
+use super::{
+    Descriptor, Hosts, LayerProgress, Platform, Progress, Pull, Pulled, RegistryError, RegistryResult,
+};
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::image::gc::is_no_space;
@@ -64,7 +66,7 @@ impl Registries {
             Pull { hosts, store: &of_pull, clock, lookups, blocking, platform, progress: &running.progress };
         let pulled = pull.image(image, auth).await;
         drop(of_pull);
-        if pulled.as_ref().is_err_and(|error| is_no_space(&error.to_string())) {
+        if matches!(&pulled, Err(RegistryError::Store(why)) if is_no_space(why)) {
             store.make_space().await;
         }
         pulled

@@ -31,8 +31,8 @@ use super::status;
 use crate::cri::{RuntimeError, RuntimeResult};
 use crate::filesystem::{Filesystem, read_start};
 use crate::limits::{
-    CHECKPOINT_DISK_FREE_MIN, CHECKPOINT_SWEEP_PERIOD, CHECKPOINT_TIME, CRIU_LOG_BYTES_MAX, KIB,
-    PROGRAM_ERROR_BYTES_MAX, SHOWN_SPEC_BYTES_MAX,
+    CHECKPOINT_DISK_FREE_MIN, CHECKPOINT_SWEEP_PERIOD, CHECKPOINT_SWEEPS, CHECKPOINT_TIME,
+    CRIU_LOG_BYTES_MAX, KIB, PROGRAM_ERROR_BYTES_MAX, SHOWN_SPEC_BYTES_MAX,
 };
 use crate::model::Wall;
 use crate::monitor;
@@ -92,18 +92,16 @@ pub(super) fn sweep(settings: &Settings) -> bool {
 }
 
 /// Where an agent was killed, its programs may have outlived it: runc makes its directory, and `tar` its archive, after that agent's end and
-/// this one's beginning. Removes them too, until nothing comes any more.
+/// this one's beginning. Removes them too, for a while.
 pub(super) fn sweep_later(containers: &Rc<Containers>) -> smol::Task<()> {
     let of_task = containers.clone();
     let sweep_again = async move {
         let context = &of_task.context;
-        loop {
+        for _ in 0..CHECKPOINT_SWEEPS {
             context.clock.sleep(CHECKPOINT_SWEEP_PERIOD).await;
             let _turn = of_task.turn_of_checkpoint().await;
             let settings = context.settings.clone();
-            if !context.blocking(move || sweep(&settings)).await {
-                break;
-            }
+            context.blocking(move || sweep(&settings)).await;
         }
     };
     containers.context.task("rest of a checkpoint", sweep_again)

@@ -36,6 +36,9 @@ fn shared() -> Vec<u8> {
         dir("etc/"),
         entry("etc/.wh..wh..opq", b'0', b""),
         file("etc/new", b"seen"),
+        file("etc/deep/file", b"seen"),
+        file("was/dir/file", b"gone"),
+        link("was/dir", b'2', "../d"),
     ])
 }
 
@@ -55,9 +58,15 @@ fn check(store: &ImageStore, image: &str, (mode, owner, own): (u32, u32, &str)) 
     assert_eq!(attributes(&root.join("d/in")), (mode, owner, String::new()), "{image}");
     assert_eq!(attributes(&root.join("new")), (0o755, 0, String::new()), "{image}");
     assert_eq!(names(&root.join("d")), ["in"]);
-    assert_eq!(names(&root.join("etc")), ["new"]);
-    let of = |name: &str| fs::metadata(root.join(name)).unwrap().ino();
-    assert_eq!(of("d/in/file"), of("d/in/same"));
+    // The layer describes it.
+    assert_eq!(attributes(&root.join("etc")), (0o755, 0, String::new()), "{image}");
+    assert_eq!(names(&root.join("etc")), ["deep", "new"]);
+    assert_eq!(fs::read_link(root.join("was/dir")).unwrap(), Path::new("../d"));
+    let of = |name: &str| {
+        let there = fs::metadata(root.join(name)).unwrap();
+        (there.ino(), there.nlink())
+    };
+    assert_eq!((of("d/in/file"), of("d/in/file").1), (of("d/in/same"), 2));
     assert_eq!(fs::read(root.join("d/in/file")).unwrap(), b"of all");
     block_on(store.remove_rootfs("seen")).unwrap();
 }
@@ -75,18 +84,15 @@ fn each_image_has_its_own(folder: &Folder) {
     load("closed:1", &[closes.clone(), shared()]);
     check(&store, "open:1", open);
     check(&store, "closed:1", closed);
-    assert_eq!(layers_there(), 4, "a base, and the layer with directories of its own");
-    // The files are on the disk once.
-    let layers = &store.resolve("closed:1").unwrap().layers;
-    let shown = |layer: &smolet::image_store::Digest| {
-        let path = folder.0.join("images/layers").join(layer.hex()).join("fs/d/in/file");
-        let there = fs::metadata(path).unwrap();
-        (there.ino(), there.nlink())
-    };
-    assert_eq!(
-        (shown(&layers[1]), shown(&layers[1]).1),
-        (shown(&store.resolve("open:1").unwrap().layers[1]), 4)
-    );
+    assert_eq!(layers_there(), 4, "a base, and the directories");
+    // The layer is on the disk once.
+    let [closed_layers, open_layers] =
+        ["closed:1", "open:1"].map(|image| store.resolve(image).unwrap().layers);
+    assert_eq!((closed_layers.len(), open_layers.len(), closed_layers[1]), (3, 2, open_layers[1]));
+    let own = folder.0.join("images/layers").join(closed_layers[2].hex()).join("fs");
+    assert_eq!(names(&own), ["d", "etc", "new", "was"]);
+    assert_eq!(names(&own.join("d")), ["in"]);
+    assert_eq!((names(&own.join("d/in")), names(&own.join("etc"))), (Vec::new(), vec!["deep".to_owned()]));
     // Others on both of them use it, whichever came before; and where nothing lies below, nothing of others is there.
     load("more:1", &[closes.clone(), shared(), tar(&[file("more", b"more")])]);
     load("also-open:1", &[opens.clone(), shared(), tar(&[file("also", b"also")])]);
@@ -109,7 +115,7 @@ fn each_image_has_its_own(folder: &Folder) {
     for gone in ["open:1", "also-open:1", "plain:1", "like-plain:1", "more:1", "alone:1"] {
         block_on(store.remove(gone)).unwrap();
     }
-    assert_eq!(layers_there(), 2);
+    assert_eq!(layers_there(), 3);
     drop(store);
     let store = folder.store();
     check(&store, "closed:1", closed);

@@ -448,8 +448,9 @@ fn a_release_is_whole_and_the_same_again() {
         release.arg(format!("amd64={triple}={}", tested_program().display()));
         release.env("TZ", zone).env("COSIGN_KEY", &secret).env("TMPDIR", scratch).current_dir("/");
         if let Some(parts) = parts {
-            // Without the compiler.
-            release.env("PARTS", parts).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+            // Without the compiler, also where the machine has it as a package.
+            let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", own.0.join("no-compiler").display());
+            release.env("PARTS", parts).env("PATH", path);
         }
         text(&release.output().unwrap());
     };
@@ -461,6 +462,8 @@ fn a_release_is_whole_and_the_same_again() {
         out.display()
     );
     run(&["sh", "-c", &made]);
+    let refuse = "mkdir $0 && for name in cargo rustc zig; do printf '#!/bin/sh\nexit 1\n' >$0/$name && chmod 755 $0/$name; done";
+    run(&["sh", "-c", refuse, own.0.join("no-compiler").to_str().unwrap()]);
     // Another file system, whose directories have other sizes; and of parts that are there, as where a release is signed.
     let (again, scratch) =
         (own.0.join("again"), Path::new("/dev/shm").join(format!("smolet-release-{}", std::process::id())));

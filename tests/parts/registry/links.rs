@@ -75,6 +75,10 @@ fn faults() {
             }
         }
         assert_eq!(node.restarts(), restarts, "{what}");
+        if what == "a page for the rest" {
+            let last = registry.log().pop().unwrap();
+            assert!(last.headers.contains_key("range"), "it is asked for the rest still: {last:?}");
+        }
     }
 }
 
