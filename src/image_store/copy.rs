@@ -12,8 +12,8 @@ use std::path::Path;
 
 use rustix::fs::{
     AtFlags, Dir, FileType, Gid, Mode, OFlags, SeekFrom, Stat, Timestamps, Uid, XattrFlags, chmodat, chownat,
-    copy_file_range, fstat, ftruncate, futimens, ioctl_ficlone, lgetxattr, linkat, llistxattr, lsetxattr,
-    mkdirat, mknodat, openat, readlinkat, seek, statat, symlinkat, unlinkat, utimensat,
+    copy_file_range, fstat, ftruncate, futimens, ioctl_ficlone, lgetxattr, linkat, llistxattr, lremovexattr,
+    lsetxattr, mkdirat, mknodat, openat, readlinkat, seek, statat, symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
 
@@ -161,6 +161,10 @@ fn copy_directory(level: &Level, name: &CStr, there: &Stat, shift: &Shift) -> io
     if !is_dir || is_opaque {
         remove_at(&level.to, name)?;
         mkdirat(&level.to, name, Mode::from(0o700))?;
+    } else {
+        // Those of the layer below do not show through.
+        let to = through(&level.to, name);
+        each_xattr(&to, &mut |name, _| Ok(lremovexattr(&to, name)?))?;
     }
     describe((&level.from, name), (&level.to, name), there, shift)?;
     Ok(openat(&level.to, name, DIRECTORY, Mode::empty())?)

@@ -12,6 +12,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 
 use rustix::fs::{Mode, OFlags, fstat, mkdirat, openat, syncfs};
 use rustix::io::Errno;
@@ -24,10 +25,12 @@ use super::layer::{begin, directory, put};
 use super::record::{Layer, Snapshotter};
 use super::shared::Shared;
 use super::unpack::{Counts, beneath, through};
-use crate::limits::LAYERS_PER_IMAGE_MAX;
+use crate::limits::{IMPLICIT_LOOKUPS_MAX, LAYERS_PER_IMAGE_MAX};
 
 /// Of a directory that no layer describes.
 const MODE: u32 = 0o755;
+
+const TOO_MANY: &str = "its layers leave too many directories to those below";
 
 /// Describes the directories of an image's layers: by its configuration, the lowest first, and whether others have it. Returns the layers
 /// that the image has then. It is the caller's turn: no layer is removed meanwhile.
@@ -40,6 +43,7 @@ pub(super) fn describe(
     layers: &[(Digest, bool)],
 ) -> io::Result<Vec<Digest>> {
     let (mut chain, mut described, mut last) = (Hasher::default(), Vec::with_capacity(layers.len()), None);
+    let mut lookups = 0;
     chain.update(b"directories of the layers");
     for (layer, is_shared) in layers.iter().copied() {
         chain.update(&layer.bytes());
@@ -47,6 +51,10 @@ pub(super) fn describe(
         described.push(layer);
         if !state.borrow().found.layers.contains_key(&own) {
             let record = disk.layer_record(layer)?;
+            lookups += record.implicit.len() * below.len();
+            if lookups > IMPLICIT_LOOKUPS_MAX {
+                return Err(io::Error::other(TOO_MANY));
+            }
             let root = directory(&disk.files(layer))?;
             if !is_shared {
                 give(disk, &root, &record, &below)?;
@@ -57,15 +65,18 @@ pub(super) fn describe(
                 }
                 continue;
             }
-            let made = make(disk, own, (&root, &record), &below)?;
+            // No name of a part of a layer that arrives.
+            let dir = disk.path("ingest", &format!("own-{}", own.hex()));
+            let made = make(disk, (own, &dir), (&root, &record), &below).inspect_err(|_| {
+                // Of no use to anyone.
+                let _ = disk.set_aside(&dir);
+            })?;
             state.borrow_mut().arrived(made);
         }
         described.push(own);
-        if described.len() > LAYERS_PER_IMAGE_MAX {
-            return Err(io::Error::other(
-                "there are too many layers with directories that only others describe",
-            ));
-        }
+    }
+    if described.len() > LAYERS_PER_IMAGE_MAX {
+        return Err(io::Error::other(TOO_MANY));
     }
     if let Some(root) = last {
         syncfs(root)?;
@@ -73,7 +84,7 @@ pub(super) fn describe(
     Ok(described)
 }
 
-/// The directory in the highest of these layers that has it.
+/// The directory in the highest of these layers that has it, whatever hides it above (`mkparent` does not ask that either).
 fn below(disk: &Disk, layers: &[Digest], path: &[u8]) -> io::Result<Option<OwnedFd>> {
     for layer in layers.iter().rev() {
         match beneath(&directory(&disk.files(*layer))?, path) {
@@ -81,10 +92,20 @@ fn below(disk: &Disk, layers: &[Digest], path: &[u8]) -> io::Result<Option<Owned
             // This layer does not have it.
             Err(Errno::NOENT) => {}
             // It is hidden there, or something else.
-            Err(_) => break,
+            Err(Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => break,
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(None)
+}
+
+/// `None` where there is no such directory: it may have been replaced later on in the layer.
+fn there(opened: Result<OwnedFd, Errno>) -> io::Result<Option<OwnedFd>> {
+    match opened {
+        Ok(dir) => Ok(Some(dir)),
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// What counts of a directory: owner, group, mode, and the digests of its extended attributes, in whatever order they come. Those of the
@@ -112,8 +133,8 @@ impl Attributes {
 /// True when the directories have what the layers below give them.
 fn are_right(disk: &Disk, root: &OwnedFd, layer: &Layer, layers: &[Digest]) -> io::Result<bool> {
     for path in &layer.implicit {
-        let Ok(there) = within(root, path) else { continue };
-        if Attributes::of(Some(&there))? != Attributes::of(below(disk, layers, path)?.as_ref())? {
+        let Some(dir) = there(within(root, path))? else { continue };
+        if Attributes::of(Some(&dir))? != Attributes::of(below(disk, layers, path)?.as_ref())? {
             return Ok(false);
         }
     }
@@ -123,16 +144,16 @@ fn are_right(disk: &Disk, root: &OwnedFd, layer: &Layer, layers: &[Digest]) -> i
 /// Gives the directories what the layers below give them.
 fn give(disk: &Disk, root: &OwnedFd, layer: &Layer, layers: &[Digest]) -> io::Result<()> {
     for path in &layer.implicit {
-        if let Ok(there) = within(root, path)
+        if let Some(dir) = there(beneath(root, path))?
             && let Some(below) = below(disk, layers, path)?
         {
-            describe_as(&below, &there)?;
+            describe_as(&below, &dir)?;
         }
     }
     Ok(())
 }
 
-/// Opens a directory of a layer, through no link. It may have been replaced later on in the layer.
+/// Opens a directory of a layer, through no link.
 fn within(root: &OwnedFd, path: &[u8]) -> Result<OwnedFd, Errno> {
     names_of(path).try_fold(enter(root, b".")?, |dir, name| enter(&dir, name))
 }
@@ -147,44 +168,56 @@ fn names_of(path: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 /// Makes the layer of that name, with the directories of another one.
-fn make(disk: &Disk, own: Digest, (of, layer): (&OwnedFd, &Layer), layers: &[Digest]) -> io::Result<Layer> {
-    // No name of a part of a layer that arrives.
-    let dir = disk.path("ingest", &format!("own-{}", own.hex()));
-    let root = begin(disk, &dir)?;
-    let mut counts = Counts { bytes: 0, inodes: 1 };
-    if layer.implicit.first().is_none_or(|path| !path.is_empty()) {
+fn make(
+    disk: &Disk,
+    (own, dir): (Digest, &Path),
+    (of, layer): (&OwnedFd, &Layer),
+    layers: &[Digest],
+) -> io::Result<Layer> {
+    let root = begin(disk, dir)?;
+    let mut inodes = 1;
+    for path in &layer.implicit {
+        inodes += lead_to(path, (of, &root), None)?;
+    }
+    // Once all are there: what is made in one changes its times, and may inherit from it.
+    let mut implicit: Vec<&[u8]> = layer.implicit.iter().map(|path| &***path).collect();
+    implicit.sort_unstable();
+    if implicit.binary_search(&&b""[..]).is_err() {
         describe_as(of, &root)?;
     }
-    for path in &layer.implicit {
-        counts.inodes += lead_to(path, of, &root)?;
+    for path in &implicit {
+        lead_to(path, (of, &root), Some(&implicit))?;
     }
     give(disk, &root, layer, layers)?;
+    let counts = Counts { bytes: 0, inodes };
     // There are no whiteouts, so it is of either form.
     let made = Layer { diff_id: own, counts, implicit: Vec::new(), form: Snapshotter::Overlay };
-    put(disk, &dir, &made, &root)?;
+    put(disk, dir, &made, &root)?;
     Ok(made)
 }
 
-/// Makes a directory of a layer, and those above it as the layer has them: one that is among those to be described came before. Returns how
-/// many it made.
-fn lead_to(path: &[u8], of: &OwnedFd, root: &OwnedFd) -> io::Result<u64> {
-    let (mut from, mut to, mut made) = (enter(of, b".")?, enter(root, b".")?, 0);
-    let mut names = names_of(path).peekable();
-    while let Some(name) = names.next() {
-        let Ok(next) = enter(&from, name) else { break };
-        to = match enter(&to, name) {
-            Err(Errno::NOENT) => {
-                mkdirat(&to, name, Mode::from_raw_mode(MODE))?;
-                let new = enter(&to, name)?;
-                if names.peek().is_some() {
-                    describe_as(&next, &new)?;
+/// Goes to a directory of a layer, in the layer and in the one that is made: makes those that are not there, and returns how many; with the
+/// directories that are not the layer's own, describes those above it that are.
+fn lead_to(path: &[u8], (of, root): (&OwnedFd, &OwnedFd), implicit: Option<&[&[u8]]>) -> io::Result<u64> {
+    let (mut from, mut to, mut end, mut made) = (enter(of, b".")?, enter(root, b".")?, 0, 0);
+    for name in names_of(path) {
+        let Some(next) = there(enter(&from, name))? else { break };
+        end += name.len();
+        if implicit.is_none() {
+            match mkdirat(&to, name, Mode::from_raw_mode(MODE)) {
+                Err(Errno::EXIST) => {}
+                new => {
+                    new?;
+                    made += 1;
                 }
-                made += 1;
-                new
             }
-            there => there?,
-        };
-        from = next;
+        }
+        (from, to) = (next, enter(&to, name)?);
+        if implicit.is_some_and(|implicit| implicit.binary_search(&&path[..end]).is_err()) {
+            describe_as(&from, &to)?;
+        }
+        // The slash.
+        end += 1;
     }
     Ok(made)
 }

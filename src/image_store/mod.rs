@@ -356,8 +356,10 @@ impl ImageStore {
                 })
                 .collect();
             let used: SortedSet<Digest> = layers_in_use(&state.found.images, &state.found.rootfs).collect();
+            // Some of what uses layers is not known.
+            let all = state.found.has_unread || !state.found.unknown_rootfs.is_empty();
             let layers: Vec<(Digest, bool)> =
-                config.layers.iter().map(|layer| (*layer, used.contains(layer))).collect();
+                config.layers.iter().map(|layer| (*layer, all || used.contains(layer))).collect();
             (moved, layers)
         };
         let (disk, state) = (self.inner.disk.clone(), self.inner.state.clone());

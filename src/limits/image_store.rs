@@ -26,6 +26,8 @@ pub const LAYER_XATTR_BYTES_MAX: usize = 64 * KIB;
 pub const LAYER_SPARSE_PIECES_MAX: usize = 16 * KIB;
 /// Directories that a layer's entries lie in and that the layer does not describe. More: the layer is refused.
 pub const LAYER_IMPLICIT_DIRS_MAX: usize = 8 * KIB;
+/// Looks for them in layers below, of all layers of an image. More: the image is refused.
+pub const IMPLICIT_LOOKUPS_MAX: usize = 8 * MIB;
 /// Bytes of their paths. More: the layer is refused. In memory while the layer arrives, in its record afterwards.
 pub const LAYER_IMPLICIT_BYTES_MAX: usize = 3 * MIB;
 /// How many times larger than its compressed form a layer may be without its holes, beyond [`LAYER_RATIO_FREE_BYTES`]. More: the layer

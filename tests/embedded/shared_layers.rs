@@ -60,6 +60,7 @@ fn check(store: &ImageStore, image: &str, (mode, owner, own): (u32, u32, &str)) 
     assert_eq!(names(&root.join("d")), ["in"]);
     // The layer describes it.
     assert_eq!(attributes(&root.join("etc")), (0o755, 0, String::new()), "{image}");
+    assert_eq!(fs::metadata(root.join("etc")).unwrap().mtime(), 1_600_000_000);
     assert_eq!(names(&root.join("etc")), ["deep", "new"]);
     assert_eq!(fs::read_link(root.join("was/dir")).unwrap(), Path::new("../d"));
     let of = |name: &str| {
@@ -102,7 +103,9 @@ fn each_image_has_its_own(folder: &Folder) {
     load("alone:1", &[shared()]);
     let alone = store.resolve("alone:1").unwrap();
     let root = block_on(store.rootfs("alone", &alone, &RootfsOptions::default())).unwrap().path;
-    assert_eq!(attributes(&root.join("d/in")), (0o755, 0, String::new()));
+    for dir in ["d", "d/in"] {
+        assert_eq!(attributes(&root.join(dir)), (0o755, 0, String::new()));
+    }
     block_on(store.remove_rootfs("alone")).unwrap();
     // A base that says the same of them takes the layer as it is.
     let (plain, other) = (base(b"", 0o750, (3, 3)), tar(&[file("d/in/other", b"of two")]));
