@@ -164,7 +164,7 @@ fn copy_directory(level: &Level, name: &CStr, there: &Stat, shift: &Shift) -> io
     } else {
         // Those of the layer below do not show through.
         let to = through(&level.to, name);
-        each_xattr(&to, &mut |name, _| Ok(lremovexattr(&to, name)?))?;
+        each_xattr(&to, &mut |name, _| unless_refused(lremovexattr(&to, name)))?;
     }
     describe((&level.from, name), (&level.to, name), there, shift)?;
     Ok(openat(&level.to, name, DIRECTORY, Mode::empty())?)
@@ -292,7 +292,12 @@ pub(super) fn each_xattr(path: &Path, take: &mut TakeXattr<'_>) -> io::Result<()
 }
 
 fn set_xattr(path: &Path, name: &[u8], value: &[u8]) -> io::Result<()> {
-    match lsetxattr(path, name, value, XattrFlags::empty()) {
+    unless_refused(lsetxattr(path, name, value, XattrFlags::empty()))
+}
+
+/// Attributes that a file system does not have, or keeps to itself, are none of the image's.
+fn unless_refused(done: Result<(), Errno>) -> io::Result<()> {
+    match done {
         Ok(()) | Err(Errno::OPNOTSUPP | Errno::PERM) => Ok(()),
         Err(error) => Err(error.into()),
     }
